@@ -1,0 +1,117 @@
+"""The error tree.
+
+    GanglineError                 1   anything that went wrong
+    ├── UsageError                2   the command line is off
+    │   ├── SpecError             2   cluster.yaml or job.yaml is off (all mistakes at once)
+    │   ├── DataError             2   the data set is off (file, row, reason)
+    │   └── ModelError            2   the model folder is off, or asks for what is not allowed
+    ├── CheckFailed               3   a check found something that stops the start
+    ├── HostUnreachable           4   a host does not answer
+    ├── RunFailed                 5   the run ended badly
+    │   └── CheckpointError       5   a checkpoint cannot be written, or none can be used
+    └── DoesNotFit                6   the plan does not fit the machines
+
+The number is the exit code of the command. Every error has three parts: what went wrong and where, what was
+expected and what was seen, and what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class GanglineError(Exception):
+    """An error for the user, in three parts.
+
+    what: what went wrong, and where (file, key, host).
+    seen: what was expected, and what was seen instead.
+    fix: what to do next.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.seen = seen
+        self.fix = fix
+
+    def __str__(self) -> str:
+        rows = [self.what]
+        if self.seen:
+            rows.append(f"  seen  {self.seen}")
+        if self.fix:
+            rows.append(f"  fix   {self.fix}")
+        return "\n".join(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as plain data, for the files in which workers and the controller meet."""
+        return {
+            "kind": type(self).__name__,
+            "what": self.what,
+            "seen": self.seen,
+            "fix": self.fix,
+            "exit_code": self.exit_code,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> GanglineError:
+        """The error that `to_json` wrote; an unknown kind becomes a RunFailed."""
+        kind = _by_name().get(str(data.get("kind")), RunFailed)
+        return kind(str(data.get("what", "")), seen=str(data.get("seen", "")), fix=str(data.get("fix", "")))
+
+
+class UsageError(GanglineError):
+    """The command line, or a value on it, is off."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A cluster or job file is off; `what` lists every mistake."""
+
+
+class DataError(UsageError):
+    """The data set cannot be used."""
+
+
+class ModelError(UsageError):
+    """The model cannot be loaded, or asks for something that is not allowed."""
+
+
+class CheckFailed(GanglineError):
+    """A check found something that stops the start."""
+
+    exit_code = 3
+
+
+class HostUnreachable(GanglineError):
+    """A host does not answer."""
+
+    exit_code = 4
+
+
+class RunFailed(GanglineError):
+    """The run ended badly."""
+
+    exit_code = 5
+
+
+class CheckpointError(RunFailed):
+    """A checkpoint cannot be written, or none can be used."""
+
+
+class DoesNotFit(GanglineError):
+    """The plan does not fit the machines."""
+
+    exit_code = 6
+
+
+def _by_name() -> dict[str, type[GanglineError]]:
+    found: dict[str, type[GanglineError]] = {}
+    queue: list[type[GanglineError]] = [GanglineError]
+    while queue:
+        kind = queue.pop()
+        found[kind.__name__] = kind
+        queue.extend(kind.__subclasses__())
+    return found

@@ -1,0 +1,1 @@
+"""Start it: what will be started is rendered purely, then started thinly."""

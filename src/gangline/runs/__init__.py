@@ -1,0 +1,1 @@
+"""Where is it written? The run directory, and the plain data in it. Standard library only."""

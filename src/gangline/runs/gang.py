@@ -1,0 +1,64 @@
+"""The gang of one attempt: which rank runs where, with which share. Written by the controller, read by every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gangline.runs.files import read_json, write_json
+from gangline.runs.job import build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangRank:
+    """One process of the gang."""
+
+    host: str
+    share: int
+    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch."""
+    slowdown: float = 1.0
+    """Trials only: this rank sleeps after each micro-batch until it took `slowdown` times as long (simulated)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """All ranks of one attempt, by global rank; ranks of one host are adjacent."""
+
+    run_id: str
+    attempt: int
+    ranks: tuple[GangRank, ...]
+    resume_step: int | None = None
+    """Optimizer step of the committed checkpoint to start from; None: from the beginning."""
+    init_timeout_s: float = 60.0
+    """How long a rank waits for the others to join."""
+    collective_timeout_s: float = 600.0
+    strategy: Literal["ddp"] = "ddp"
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host names, head first."""
+        return tuple(dict.fromkeys(rank.host for rank in self.ranks))
+
+    def num_ranks(self, host: str) -> int:
+        """Ranks of one host."""
+        return sum(rank.host == host for rank in self.ranks)
+
+    def save(self, path: Path) -> None:
+        """Write gang.json."""
+        write_json(path, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for gang.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def load(path: Path) -> Gang:
+        """Read gang.json."""
+        return build(Gang, read_json(path))

@@ -1,0 +1,211 @@
+"""The resolved job: what `job.yaml` means, as plain data that a host can read without controller packages.
+
+`spec` checks the user's words and builds a `Job`; the worker reads it back from `job.json`. Every default is
+already filled in here, so that the file alone says what ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gangline.runs.files import read_json, write_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelJob:
+    """Which model, and how it may be loaded."""
+
+    path: str
+    """A folder (absolute once resolved) or a hub name."""
+    revision: str | None = None
+    """Hub revision; a commit is needed when remote code is allowed."""
+    trust_remote_code: bool = False
+    start: Literal["pretrained", "random"] = "pretrained"
+    """`random`: the folder's config.json and tokenizer with fresh weights seeded by `Job.seed`."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodJob:
+    """What is trained: every weight, or low-rank adapters (LoRA) over frozen ones."""
+
+    kind: Literal["full", "lora"] = "full"
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of modules that get an adapter; ("all-linear",) means every linear layer but the output head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceJob:
+    """One set of rows: local files, or a data set of the hub."""
+
+    files: tuple[str, ...] = ()
+    """Absolute paths, in order; empty for a hub data set."""
+    hub: str | None = None
+    hub_config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataJob:
+    """What the model reads, and on which tokens it is trained."""
+
+    train: SourceJob
+    evaluation: SourceJob | None = None
+    """None: no evaluation set, unless `evaluation_fraction` cuts one off the training rows."""
+    evaluation_fraction: float = 0.0
+    """This part of the training rows, chosen by a hash of (seed, row content), is set apart for evaluation."""
+    format: Literal["text", "instruction", "completion", "chat"] = "text"
+    """text: loss on every token. instruction (instruction, input, output), completion (prompt, completion) and
+    chat (messages, through the tokenizer's template): loss on the answers only."""
+    fields: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Renames: role of the format -> name of the column, such as {"prompt": "question"}."""
+    sequence_length: int = 1024
+    """Tokens in a sample at the most."""
+    packing: bool = True
+    """Fill a sample with several documents that cannot see each other."""
+    overlong: Literal["split", "truncate", "fail"] = "split"
+    """A text row longer than a sample is split; other formats know `truncate` and `fail`."""
+    skip_bad_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerJob:
+    """AdamW and its numbers."""
+
+    learning_rate: float = 2e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    """Global gradient norm at the most; None: no clipping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleJob:
+    """The learning rate over optimizer steps."""
+
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: int = 0
+    """Optimizer steps from 0 to the full rate."""
+    final_ratio: float = 0.0
+    """The rate of the last step over the full rate (linear and cosine)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationJob:
+    """When the evaluation set is read."""
+
+    every_steps: int | None = None
+    """None: only at the start (if `at_start`) and at the end."""
+    at_start: bool = True
+    max_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointJob:
+    """When state is saved and how much is kept."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    keep_last: int = 2
+    keep_best: bool = True
+    """Keep the one with the lowest evaluation loss, too."""
+    asynchronous: bool = True
+    on_failure: Literal["stop", "continue"] = "stop"
+    """What a save that fails (a full disk) does to the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportJob:
+    """Where figures go besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training job, fully resolved."""
+
+    name: str
+    model: ModelJob
+    data: DataJob
+    batch: int
+    """Samples in one optimizer step over all machines."""
+    micro_batch: int
+    """Samples in one forward-backward on one rank; divides `batch`."""
+    method: MethodJob = MethodJob()
+    epochs: float | None = 1.0
+    steps: int | None = None
+    """Optimizer steps in all; exactly one of `epochs` and `steps` is set."""
+    seed: int = 0
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = "auto"
+    """Compute dtype of the whole run; auto: what every device of the gang can do."""
+    parameters: Literal["auto", "compute", "fp32"] = "auto"
+    """Dtype of trainable weights and optimizer states; auto: fp32. `compute`: pure bf16 training."""
+    activation_checkpointing: bool = False
+    optimizer: OptimizerJob = OptimizerJob()
+    schedule: ScheduleJob = ScheduleJob()
+    evaluation: EvaluationJob = EvaluationJob()
+    checkpoint: CheckpointJob = CheckpointJob()
+    report: ReportJob = ReportJob()
+    max_skipped_steps: int = 3
+    """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for job.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Job:
+        """The job that `to_json` wrote; raises TypeError or ValueError for anything else."""
+        return build(Job, data)
+
+    def save(self, path: Path) -> None:
+        """Write job.json."""
+        write_json(path, self.to_json())
+
+    @staticmethod
+    def load(path: Path) -> Job:
+        """Read job.json."""
+        return Job.from_json(read_json(path))
+
+
+_T = typing.TypeVar("_T")
+
+
+def build(kind: type[_T], data: dict[str, Any]) -> _T:
+    """Build a dataclass from the plain data of `dataclasses.asdict`, with nested dataclasses and tuples."""
+    hints = typing.get_type_hints(kind)
+    unknown = set(data) - set(hints)
+    if unknown:
+        raise ValueError(f"{kind.__name__} does not know {sorted(unknown)}")
+    return kind(**{key: _value(hints[key], value) for key, value in data.items()})
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast("type[Any]", hint), value)
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple:
+        return tuple(_value(arguments[0], item) for item in value)
+    for argument in arguments:
+        if dataclasses.is_dataclass(argument):
+            return build(typing.cast("type[Any]", argument), value)
+        if typing.get_origin(argument) is tuple:
+            return _value(argument, value)
+    return value

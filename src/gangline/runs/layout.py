@@ -1,0 +1,111 @@
+"""Where everything of a run lies. The same tree on the controller and on every host.
+
+    <root>/runs/<id>/
+      job.json  cluster.json  inventory.json  plan.json  findings.json      what was asked, seen, decided
+      state.json                                                            where the run stands (controller)
+      inputs.json                                                           fingerprints of data and model in use
+      attempts/<n>/
+        request.json  gang.json                                             what was started
+        <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
+        rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
+        outcome.json                                                        how the attempt ended
+      metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
+      checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
+      export/
+    <root>/data/<content hash>/                                             token files
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """Paths of one run below a root (the controller's home, or a host's work folder)."""
+
+    root: Path
+    run_id: str
+
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+        return self.root / "runs" / self.run_id
+
+    @property
+    def job(self) -> Path:
+        """The resolved job."""
+        return self.folder / "job.json"
+
+    @property
+    def cluster(self) -> Path:
+        """The cluster as it was when the run was made."""
+        return self.folder / "cluster.json"
+
+    @property
+    def plan(self) -> Path:
+        """The plan."""
+        return self.folder / "plan.json"
+
+    @property
+    def inventory(self) -> Path:
+        """What the hosts said of themselves."""
+        return self.folder / "inventory.json"
+
+    @property
+    def findings(self) -> Path:
+        """What the checks found."""
+        return self.folder / "findings.json"
+
+    @property
+    def state(self) -> Path:
+        """Where the run stands."""
+        return self.folder / "state.json"
+
+    @property
+    def inputs(self) -> Path:
+        """What the run reads: {"train": content hash, "evaluation": content hash or null, "model": fingerprint}."""
+        return self.folder / "inputs.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per optimizer step and per evaluation."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """One JSON line per event."""
+        return self.folder / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.folder / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder per saved step."""
+        return self.folder / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """Where `export` writes by default."""
+        return self.folder / "export"
+
+    def attempt(self, number: int) -> Path:
+        """The folder of one attempt."""
+        return self.folder / "attempts" / str(number)
+
+    def gang(self, number: int) -> Path:
+        """The gang of one attempt."""
+        return self.attempt(number) / "gang.json"
+
+    def token_set(self, content_hash: str) -> Path:
+        """The folder of one tokenised data set."""
+        return self.root / "data" / content_hash
+
+    @staticmethod
+    def of(folder: Path) -> RunLayout:
+        """The layout whose run directory is `folder`."""
+        return RunLayout(folder.parent.parent, folder.name)
