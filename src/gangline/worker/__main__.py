@@ -1,0 +1,35 @@
+"""`python -m gangline.worker VERB ...`: what runs on a host. Talks JSON lines on stdout where a controller listens."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from gangline.errors import GanglineError
+
+# verb -> module and function taking argv; imported on use, for each costs seconds
+VERBS = {
+    "train": ("gangline.worker.train", "train_main"),
+    "inputs": ("gangline.worker.data.inputs", "inputs_main"),
+    "export": ("gangline.worker.export", "export_main"),
+    "generate": ("gangline.worker.generate", "generate_main"),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one verb and return its exit code."""
+    if not argv or argv[0] not in VERBS:
+        sys.stderr.write(f"usage: python -m gangline.worker {{{','.join(VERBS)}}} ...\n")
+        return 2
+    module, function = VERBS[argv[0]]
+    try:
+        return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
+    except GanglineError as error:
+        sys.stdout.write(json.dumps({**error.to_json(), "error_kind": error.to_json()["kind"], "kind": "error"}) + "\n")
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""What all ranks must know alike at the end of a step, in one small all-reduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gangline.worker.world import World
+
+_FLAGS = 5
+_PER_RANK = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimes:
+    """Where one rank's step went, and what memory it holds."""
+
+    data_s: float
+    compute_s: float
+    wait_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One rank's word on a step; `agree` turns all of them into one that is the same everywhere.
+
+    loss_sum: summed loss of this rank's micro-batches (agreed: of all). The flags count ranks that raised them.
+    """
+
+    loss_sum: float
+    bad: int = 0
+    """The loss or the gradient is not finite."""
+    stop: int = 0
+    save: int = 0
+    save_failed: int = 0
+    times: tuple[RankTimes, ...]
+
+
+def agree(report: StepReport, world: World) -> StepReport:
+    """Sum the reports of all ranks; `times` then has one entry per rank."""
+    if world.size == 1:
+        return report
+    vector = torch.zeros(_FLAGS + _PER_RANK * world.size, dtype=torch.float64)
+    vector[:_FLAGS] = torch.tensor(
+        [report.loss_sum, report.bad, report.stop, report.save, report.save_failed], dtype=torch.float64
+    )
+    own = report.times[0]
+    start = _FLAGS + _PER_RANK * world.rank
+    vector[start : start + _PER_RANK] = torch.tensor(
+        [own.data_s, own.compute_s, own.wait_s, float(own.memory_bytes)], dtype=torch.float64
+    )
+    dist.all_reduce(vector)
+    values = vector.tolist()
+    times = tuple(
+        RankTimes(data_s=data, compute_s=compute, wait_s=wait, memory_bytes=int(memory))
+        for data, compute, wait, memory in zip(*(iter(values[_FLAGS:]),) * _PER_RANK, strict=True)
+    )
+    flags = (int(value) for value in values[1:_FLAGS])
+    bad, stop, save, save_failed = flags
+    return StepReport(
+        loss_sum=values[0], bad=bad, stop=stop, save=save, save_failed=save_failed, times=times
+    )

@@ -1,0 +1,193 @@
+"""Find a token set by its hash, or make it: once, whoever asks, however many ask at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import DataError, GanglineError
+from gangline.worker.data.fit import Fitter
+from gangline.worker.data.formats import Document, Format, RowError
+from gangline.worker.data.hub import Hub
+from gangline.worker.data.requests import SetRequest
+from gangline.worker.data.rows import BadRow, BadRows, Position, Row
+from gangline.worker.data.tokenise import Encoder
+from gangline.worker.data.tokens import TokenSet
+from gangline.worker.data.writer import SetWriter
+
+BATCH_DOCUMENTS = 1000
+BATCH_CHARS = 1 << 20
+_LOCK_POLL_S = 0.2
+
+Tick = Callable[[int, int], None]
+"""(bytes read of this source, rows read): called often, cheap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tooling:
+    """What turns rows into tokens; loaded only if a set must be made."""
+
+    encoder: Encoder
+    format: Format
+    vocab_size: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    rows: int = 0
+    """Rows of this set, good and bad."""
+    bad: BadRows = field(default_factory=BadRows)
+
+
+def ensure_set(
+    request: SetRequest, root: Path, *, tooling: Callable[[], Tooling], hub: Hub, tick: Tick
+) -> tuple[TokenSet, bool]:
+    """(the token set of a request, whether it was there already); raises DataError.
+
+    Several processes of a host may ask at once: the first makes it under a file lock, the others wait and find it.
+    """
+    folder = root / "data" / request.content_hash
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f"{folder.name}.lock"), beat=lambda: tick(0, 0)):
+        if folder.exists():
+            try:
+                return TokenSet.open(folder), True
+            except DataError:
+                shutil.rmtree(folder)
+        try:
+            _build(request, folder, tooling(), hub=hub, tick=tick)
+        except OSError as error:
+            raise GanglineError(
+                f"{folder}: the tokens cannot be written",
+                seen=f"{type(error).__name__}: {error}",
+                fix="make room on this disk, or look at the permissions of the folder",
+            ) from error
+        return TokenSet.open(folder), False
+
+
+@contextmanager
+def _locked(path: Path, *, beat: Callable[[], None]) -> Iterator[None]:
+    # flock: the kernel drops it when its holder dies, however it dies
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                beat()
+                time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tick: Tick) -> None:
+    data, tally, position = request.data, _Tally(), Position()
+    writer = SetWriter(
+        folder,
+        vocab_size=tooling.vocab_size,
+        sequence_length=data.sequence_length,
+        masked=data.format != "text",
+    )
+    with writer:
+        fitter = Fitter(writer, data)
+        documents = _documents(request, tooling.format, request.rows(hub, position), tally)
+        for batch in _batches(documents):
+            for encoded in tooling.encoder.encode(batch):
+                _check_ids(encoded.ids, tooling.vocab_size, encoded.document.row)
+                try:
+                    fitter.take(encoded)
+                except RowError as error:
+                    row = encoded.document.row
+                    tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error)))
+            tick(position.done_bytes, tally.rows)
+        tick(position.done_bytes, tally.rows)
+        _refuse_bad(request, tally)
+        _refuse_empty(request, tally, writer)
+        writer.publish(_manifest(request, tally, fitter), packing=data.packing)
+
+
+def _documents(request: SetRequest, format_: Format, rows: Iterator[Row | BadRow], tally: _Tally) -> Iterator[Document]:
+    for row in rows:
+        # a row that says nothing readable has no side: the training set counts it
+        counted = request.side != "evaluation"
+        try:
+            if isinstance(row, BadRow):
+                raise RowError(row.reason)
+            values = format_.values(row)
+            counted = request.has(values)
+            if counted:
+                tally.rows += not row.follows
+                yield from format_.documents(row, values)
+        except RowError as error:
+            if counted:
+                tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error)))
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    chars = 0
+    for document in documents:
+        batch.append(document)
+        chars += sum(len(part.text) for part in document.parts)
+        if len(batch) >= BATCH_DOCUMENTS or chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def _check_ids(ids: list[int], vocab_size: int, row: Row) -> None:
+    if ids and max(ids) >= vocab_size:
+        raise DataError(
+            f"{row.file}:{row.number}: the tokenizer gives token {max(ids)}, which the model does not know",
+            seen=f"config.json of the model has vocab_size {vocab_size}",
+            fix="use the tokenizer that belongs to the model; tokens that were added need a model resized for them",
+        )
+
+
+def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
+    if not tally.bad.count or request.data.skip_bad_rows:
+        return
+    shown = f"the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else "they are"
+    rows = "1 row" if tally.bad.count == 1 else f"{tally.bad.count} rows"
+    raise DataError(
+        f"data.{request.purpose}: {rows} cannot be used; {shown}:\n  " + "\n  ".join(tally.bad.examples),
+        seen=f"expected {request.data.format} rows with {', '.join(map(repr, Format.of(request.data).columns))}",
+        fix="mend the rows, name the columns in data.fields, or set data.skip_bad_rows: true to leave them out",
+    )
+
+
+def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None:
+    if writer.num_label_tokens:
+        return
+    cut_off = f" after evaluation_fraction {request.data.evaluation_fraction}" if request.side else ""
+    source = request.source.hub or ", ".join(request.source.files)
+    examples = "".join(f"\n  {example}" for example in tally.bad.examples)
+    raise DataError(
+        f"data.{request.purpose}: no token to learn in {source}{cut_off}",
+        seen=f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}",
+        fix="name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else ""),
+    )
+
+
+def _manifest(request: SetRequest, tally: _Tally, fitter: Fitter) -> dict[str, Any]:
+    counts = {
+        "source_rows": tally.rows,
+        "skipped_rows": tally.bad.count,
+        "truncated_rows": fitter.num_truncated,
+    }
+    return {
+        "hash": request.content_hash,
+        "format": request.data.format,
+        "counts": counts,
+        "bad_rows": tally.bad.examples,
+    }

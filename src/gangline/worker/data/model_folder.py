@@ -1,0 +1,135 @@
+"""What the data needs to know of a model without loading it: its limits, its tokenizer files, its fingerprint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import DataError, ModelError
+from gangline.runs.job import ModelJob
+from gangline.worker.data.digests import DigestCache, combine
+
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
+    "chat_template*", "additional_chat_templates/*", "tekken.json", "spiece*", "sentencepiece*",
+)  # fmt: skip
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json")
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model on disk: a folder of the user's, or the hub's cache."""
+
+    name: str
+    path: Path
+    commit: str | None
+    """The hub's commit; None for a folder."""
+    config: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids are below this; None if config.json does not say."""
+        return self._limit(("vocab_size",))
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens in a sequence at the most; None if config.json does not say."""
+        return self._limit(POSITION_KEYS)
+
+    def tokenizer_digest(self, cache: DigestCache) -> str:
+        """One hash of everything that decides how words become tokens."""
+        files = {path for pattern in TOKENIZER_FILES for path in self.path.glob(pattern) if path.is_file()}
+        digests = {path.relative_to(self.path).as_posix(): cache.digest(path) for path in sorted(files)}
+        return combine({"files": digests, "model_type": self.config.get("model_type")})
+
+    def fingerprint(self, cache: DigestCache, *, weights: bool) -> str:
+        """One hash of config.json and all weight files, or the hub's commit.
+
+        weights: the weights count (they do not for a model that starts from random ones); raises ModelError without.
+        """
+        if self.commit:
+            return self.commit
+        patterns = WEIGHT_FILES if weights else ()
+        files = sorted({path for pattern in patterns for path in self.path.glob(pattern)})
+        if weights and not files:
+            raise ModelError(
+                f"model.path: {self.path} has no weights",
+                seen=f"expected model.safetensors or pytorch_model.bin; it holds {_names(self.path)}",
+                fix="copy the weights there, or set model.start: random to train from fresh ones",
+            )
+        return combine({path.name: cache.digest(path) for path in [self.path / "config.json", *files]})
+
+    def _limit(self, keys: tuple[str, ...]) -> int | None:
+        nested = self.config.get("text_config")
+        for config in (self.config, nested if isinstance(nested, dict) else {}):
+            for key in keys:
+                if isinstance(config.get(key), int):
+                    return int(config[key])
+        return None
+
+
+def open_model_folder(model: ModelJob) -> ModelFolder:
+    """Find the model and read its config.json; raises ModelError."""
+    path, commit = Path(model.path), None
+    if not path.is_dir():
+        if path.is_absolute() or model.path.startswith(("./", "../", "~")):
+            raise ModelError(
+                f"model.path: {model.path}: no such folder",
+                seen="expected a folder with config.json, or the name of a model on the hub",
+                fix="check the path; it is read on the head of the cluster",
+            )
+        path = _download(model)
+        commit = path.name
+    return ModelFolder(name=model.path, path=path, commit=commit, config=_read_config(path))
+
+
+def check_sequence_length(folder: ModelFolder, sequence_length: int) -> None:
+    """Raise DataError if samples would be longer than the model can read."""
+    limit = folder.max_positions
+    if limit is not None and sequence_length > limit:
+        raise DataError(
+            f"data.sequence_length: {sequence_length} is more than the model reads",
+            seen=f"{folder.path / 'config.json'} allows {limit} positions",
+            fix=f"set data.sequence_length to {limit} or less",
+        )
+
+
+def _download(model: ModelJob) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = ["config.json", *TOKENIZER_FILES]
+    try:
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
+    except (OSError, httpx.HTTPError, HFValidationError) as error:
+        raise ModelError(
+            f"model.path: {model.path} is neither a folder nor a model that the hub gives",
+            seen=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
+            fix="check the name and the network (HF_TOKEN for a gated model), or name a folder on the head",
+        ) from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"model.path: {path} has no config.json that can be read",
+            seen=f"{type(error).__name__}: {error}; the folder holds {_names(path)}",
+            fix="name the folder that save_pretrained wrote, or one downloaded from the hub",
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(
+            f"model.path: {path / 'config.json'} is not a configuration",
+            seen=f"expected a JSON object; it is a {type(config).__name__}",
+            fix="copy the model folder again",
+        )
+    return config
+
+
+def _names(path: Path) -> str:
+    return ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"

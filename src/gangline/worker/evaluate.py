@@ -1,0 +1,65 @@
+"""The loss on the evaluation set: the same number on any number of ranks."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gangline.worker.batch import TokenSource, pick
+from gangline.worker.loss import CausalLoss
+from gangline.worker.order import deal
+from gangline.worker.precision import Precision
+from gangline.worker.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Loss per trained token over the whole set."""
+
+    loss: float
+    label_tokens: int
+    duration_s: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate(
+    loss: CausalLoss,
+    source: TokenSource,
+    *,
+    world: World,
+    precision: Precision,
+    micro_batch: int,
+    max_samples: int | None,
+) -> Evaluation:
+    """Mean loss over all trained tokens of the first `max_samples` samples.
+
+    Micro-batches are the same on any number of ranks and are only dealt differently; sums are in fp64; every sample
+    counts once, for nothing is padded to equal counts.
+    """
+    started = time.perf_counter()
+    num_samples = min(len(source), max_samples or len(source))
+    starts = range(0, num_samples, micro_batch)
+    sums = torch.zeros(2, dtype=torch.float64)
+    was_training = loss.training
+    loss.eval()
+    for index in deal(len(starts), world.shares)[world.rank]:
+        batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
+        with precision.autocast(world.device):
+            sums[0] += loss(*batch.to(world.device).tensors).double().cpu()
+        sums[1] += float(source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum())
+    loss.train(was_training)
+    if world.size > 1:
+        dist.all_reduce(sums)
+    total, tokens = sums.tolist()
+    return Evaluation(
+        loss=total / max(1.0, tokens), label_tokens=int(tokens), duration_s=time.perf_counter() - started
+    )

@@ -1,0 +1,314 @@
+"""`python -m gangline.worker export RUN --checkpoint PART --to DIR [--merged]`: a trained model for others to use.
+
+LoRA gives an adapter in peft's format, or with --merged a whole model in the precision of the base model; full
+fine-tuning gives a whole model. Nothing is called done before the folder was loaded again by plain transformers and
+peft, every tensor was what it should be, and the logits were those of the trained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gangline import __version__
+from gangline.errors import RunFailed, UsageError
+from gangline.runs.files import sync_folder, write_json
+from gangline.worker.merge import adapted_layers, merge_adapter
+from gangline.worker.model import load_tokenizer
+from gangline.worker.trained import Trained, load_trained
+
+NOTE_FILE = "gangline.json"
+"""Where the folder came from: run, step, base model, and the form of its prompts."""
+
+_EXACT = 1e-4
+_SEQUENCES, _LENGTH = 2, 32
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written, and how far it is from the model in memory."""
+
+    folder: str
+    files: tuple[str, ...]
+    max_logit_difference: float
+    """Largest difference of a logit, over the largest logit."""
+    tolerance: float
+    """What the difference may be: 1e-4, or four rounding steps of the dtype where weights were rounded to it."""
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the written folder has to give back."""
+
+    logits: torch.Tensor
+    tensors: dict[str, str]
+    """Digest of every written tensor by name."""
+    tolerance: float
+    dtype: torch.dtype
+
+
+def export_main(argv: list[str]) -> int:
+    """Read the command line, export, and tell of it in JSON lines on stdout."""
+    parser = argparse.ArgumentParser(prog="gangline.worker export")
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a part of a committed checkpoint")
+    parser.add_argument("--to", type=Path, required=True, help="the folder to make")
+    parser.add_argument("--merged", action="store_true", help="a whole model with the adapter folded in")
+    words = parser.parse_args(argv)
+    done = export(words.run, words.checkpoint, words.to, merged=words.merged, say=_say)
+    _write_line({"kind": "result", **asdict(done)})
+    return 0
+
+
+def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = lambda _text: None) -> Export:
+    """Write the model of a checkpoint to the new folder `to`, load it again and compare.
+
+    say: told of each step. Raises UsageError, ModelError, CheckpointError; RunFailed when what was written is not
+    the trained model, and then `to` does not exist.
+    """
+    _refuse_existing(to)
+    say("loading the trained model")
+    trained = load_trained(run, part)
+    _refuse_useless(trained, merged=merged)
+    check_weights(trained.model)
+    lora = trained.job.method.kind == "lora" and not merged
+    with _staged(to) as folder:
+        say("writing")
+        expected = write_adapter(trained, folder) if lora else write_model(trained, folder)
+        write_json(folder / NOTE_FILE, _note(trained, merged=merged))
+        trained.model.to("meta")
+        say("loading what was written, and comparing")
+        difference = verify(folder, expected, trained)
+    files = tuple(sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()))
+    return Export(
+        folder=str(to),
+        files=files,
+        max_logit_difference=difference,
+        tolerance=expected.tolerance,
+        dtype=str(expected.dtype).removeprefix("torch."),
+    )
+
+
+def write_adapter(trained: Trained, folder: Path) -> Expected:
+    """Write the adapter in peft's format."""
+    from peft import get_peft_model_state_dict
+
+    model = trained.model
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = trained.job.model.path
+    config.revision = trained.job.model.revision
+    expected = Expected(
+        logits=probe(model),
+        tensors=_digests(get_peft_model_state_dict(model, save_embedding_layers=False)),
+        tolerance=_EXACT,
+        dtype=trained.stored,
+    )
+    # The embeddings are not trained; "auto" would ask the hub whether they were.
+    model.save_pretrained(folder, save_embedding_layers=False)
+    # peft's model card is a form with nothing filled in.
+    (folder / "README.md").unlink(missing_ok=True)
+    return expected
+
+
+def write_model(trained: Trained, folder: Path) -> Expected:
+    """Write a whole model in the dtype in which its base is stored, with the tokenizer."""
+    logits = probe(trained.model)
+    lora = trained.job.method.kind == "lora"
+    rounded = trained.stored is not torch.float32
+    base = merge_adapter(trained.model) if lora else trained.model.to(trained.stored)
+    expected = Expected(
+        logits=logits,
+        tensors=_digests(base.state_dict()),
+        tolerance=max(_EXACT, 4 * torch.finfo(trained.stored).eps) if rounded else _EXACT,
+        dtype=trained.stored,
+    )
+    base.save_pretrained(folder)
+    load_tokenizer(trained.job.model).save_pretrained(folder)
+    return expected
+
+
+def verify(folder: Path, expected: Expected, trained: Trained) -> float:
+    """Load `folder` as a stranger would, and compare; the difference of the logits. Raises RunFailed."""
+    model, tensors = _reload(folder, trained)
+    _compare_tensors(expected.tensors, tensors)
+    logits = probe(model)
+    difference = float((logits - expected.logits).abs().max() / expected.logits.abs().max())
+    # Written so that NaN fails, too.
+    if not difference <= expected.tolerance:
+        raise _wrong(
+            f"expected logits within {expected.tolerance:.1e} of the trained model's (relative to the largest, "
+            f"{expected.dtype}); seen {difference:.1e}"
+        )
+    return difference
+
+
+@torch.no_grad()
+def probe(model: Any) -> torch.Tensor:
+    """Logits [sequence, position, word] in fp32 on fixed tokens, the same in every process."""
+    config = model.config.get_text_config()
+    length = min(_LENGTH, getattr(config, "max_position_embeddings", _LENGTH))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (_SEQUENCES, length), generator=generator)
+    model.eval()
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits.float()
+
+
+def check_weights(model: Any) -> None:
+    """Raises RunFailed for weights that nobody can want: NaN, an empty tensor, an adapter that does nothing."""
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    for name, value in trained.items():
+        if value.numel() == 0:
+            raise _useless(f"{name} is empty")
+        if not torch.isfinite(value).all():
+            raise _useless(f"{name} holds values that are not finite")
+    outputs = [value for name, value in trained.items() if "lora_B" in name or "lora_embedding_B" in name]
+    if adapted_layers(model) and not any(value.any() for value in outputs):
+        raise _useless("all B matrices of the adapter are zero, so that it changes nothing")
+
+
+def _reload(folder: Path, trained: Trained) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    from peft import PeftModel, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    trust = trained.job.model.trust_remote_code
+    try:
+        if (folder / "adapter_config.json").is_file():
+            base = AutoModelForCausalLM.from_pretrained(
+                trained.job.model.path,
+                revision=trained.job.model.revision or "main",
+                dtype=trained.stored,
+                trust_remote_code=trust,
+            )
+            model = PeftModel.from_pretrained(base, folder)
+            return model, get_peft_model_state_dict(model, save_embedding_layers=False)
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
+    except Exception as error:  # whatever a broken file raises, the export is not usable
+        raise _wrong(f"it cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+    return model, model.state_dict()
+
+
+def _compare_tensors(expected: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
+    seen = _digests(tensors)
+    differing = sorted(name for name in expected.keys() | seen.keys() if expected.get(name) != seen.get(name))
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise _wrong(f"these tensors are not what was written: {', '.join(differing[:3])}{more}")
+
+
+def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Digest of dtype, shape and bytes of each tensor: equality without holding the model twice."""
+    found = {}
+    for name, tensor in tensors.items():
+        digest = hashlib.blake2b(f"{tensor.dtype} {list(tensor.shape)}".encode(), digest_size=16)
+        digest.update(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        found[name] = digest.hexdigest()
+    return found
+
+
+def _note(trained: Trained, *, merged: bool) -> dict[str, Any]:
+    job = trained.job
+    return {
+        "run": trained.run_id,
+        "step": trained.step,
+        "base_model": job.model.path,
+        "method": job.method.kind,
+        "merged": merged,
+        "format": job.data.format,
+        "gangline": __version__,
+    }
+
+
+@contextmanager
+def _staged(to: Path) -> Iterator[Path]:
+    """A folder beside `to` that becomes `to` when all went well, and vanishes otherwise."""
+    folder = to.with_name(f"{to.name}.tmp")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        raise UsageError(
+            f"{folder} is there already",
+            seen="another export is writing it, or one was interrupted",
+            fix="wait for the other one, or remove the folder",
+        ) from None
+    try:
+        yield folder
+        for path in [*folder.rglob("*"), folder]:
+            _sync(path)
+        _refuse_existing(to)
+        folder.rename(to)
+        sync_folder(to.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_existing(to: Path) -> None:
+    if to.exists() or to.is_symlink():
+        raise UsageError(
+            f"{to} is there already", seen="an export never writes over anything", fix="name another folder with --to"
+        )
+
+
+def _refuse_useless(trained: Trained, *, merged: bool) -> None:
+    method, start = trained.job.method.kind, trained.job.model.start
+    if merged and method != "lora":
+        raise UsageError(
+            "--merged: there is no adapter to merge",
+            seen="this run trained every weight, so its export is a whole model",
+            fix="leave --merged out",
+        )
+    if method == "lora" and start == "random" and not merged:
+        raise UsageError(
+            "an adapter over random weights is of no use without them",
+            seen="model.start: random with method: lora",
+            fix="export with --merged",
+        )
+
+
+def _useless(seen: str) -> RunFailed:
+    return RunFailed(
+        "the checkpoint is not worth exporting",
+        seen=f"expected finite weights, and an adapter that changes something; {seen}",
+        fix="export an earlier or a later checkpoint; metrics.jsonl shows the loss and the skipped steps",
+    )
+
+
+def _wrong(seen: str) -> RunFailed:
+    return RunFailed(
+        "what was written is not the trained model; it was removed",
+        seen=seen,
+        fix="export again; if it comes back, check the disk, and whether the base model's folder was changed",
+    )
+
+
+def _say(text: str) -> None:
+    _write_line({"kind": "progress", "text": text})
+
+
+def _write_line(value: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()

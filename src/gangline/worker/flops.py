@@ -1,0 +1,36 @@
+"""Model FLOPs of a step, for the utilisation figure (MFU)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from gangline.worker.model import base_of
+
+
+def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) -> float:
+    """FLOPs that one step's samples need, without recomputation.
+
+    Per token 2 per weight forward and 2 per weight for the activations' gradient, and 2 more for the weights'
+    gradient where they are trained; attention 4 * layers * hidden * length per token and pass (PaLM, appendix B).
+    Embedding tables are looked up, not multiplied, unless the head is tied to them.
+    """
+    core = base_of(model)
+    config = core.config.get_text_config()  # type: ignore[union-attr, operator]
+    embedding = core.get_input_embeddings()  # type: ignore[operator]
+    tied = embedding.weight is core.get_output_embeddings().weight  # type: ignore[operator]
+    weights = sum(parameter.numel() for parameter in core.parameters()) - (0 if tied else embedding.weight.numel())
+    passes = 3 if full else 2
+    attention = 4.0 * config.num_hidden_layers * config.hidden_size * float((lengths.astype(np.float64) ** 2).sum())
+    return passes * (2.0 * weights * float(lengths.sum()) + attention)
+
+
+def utilisation(flops: float, step_s: float, peaks: Sequence[float | None]) -> float | None:
+    """MFU: FLOPs done per second over the sum of the devices' peaks; None when a peak is unknown."""
+    known = [peak for peak in peaks if peak]
+    if len(known) < len(peaks) or step_s <= 0:
+        return None
+    return flops / step_s / sum(known)

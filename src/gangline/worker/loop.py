@@ -1,0 +1,289 @@
+"""The training loop: one column of steps, the same for every strategy and number of ranks."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gangline.errors import RunFailed
+from gangline.worker.agree import RankTimes, StepReport, agree
+from gangline.worker.batch import pick
+from gangline.worker.checkpoint import Saver
+from gangline.worker.evaluate import Evaluation, evaluate
+from gangline.worker.flops import step_flops, utilisation
+from gangline.worker.memory import memory_bytes
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate, state_tensors
+from gangline.worker.order import Indices, deal, micro_batch_seed
+from gangline.worker.phase import PhaseFile
+from gangline.worker.record import Recorder
+from gangline.worker.schedule import learning_rate
+from gangline.worker.session import Session
+from gangline.worker.signals import StopFlag
+
+Result = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(slots=True)
+class Progress:
+    """The few numbers of a run that are not arithmetic on the step."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    evaluation_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlets:
+    """Where a loop writes and whom it obeys. The recorder exists on rank 0, the saver on one rank of each host."""
+
+    recorder: Recorder | None
+    saver: Saver | None
+    stop: StopFlag
+    phase: PhaseFile | None = None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One step of this rank while it runs."""
+
+    loss_sum: torch.Tensor
+    data_s: float = 0.0
+
+
+class Loop:
+    """Runs a session from `progress` to its end, or until the gang is asked to stop."""
+
+    def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
+        self.session = session
+        self.progress = progress
+        self._out = outlets
+        self._parameters = list(trainable(session.model).values())
+        self._saved_step = progress.step
+        self._saved_s = time.monotonic()
+        self._micro_batch_s = 0.0
+
+    def run(self) -> Result:
+        """Train. Every rank returns the same result."""
+        session, progress = self.session, self.progress
+        if progress.step == 0 and session.job.evaluation.at_start:
+            self._evaluate()
+        while progress.step < session.total_steps:
+            report = self._train_step()
+            if report.save_failed and session.job.checkpoint.on_failure == "stop":
+                return self._give_up()
+            self._evaluate_if_due()
+            if report.stop and progress.step < session.total_steps:
+                self._save(wait=True)
+                return self._end("stopped")
+            if self._save_is_due(report):
+                self._save(wait=False)
+        self._save(wait=True)
+        return self._end("finished")
+
+    def _train_step(self) -> StepReport:
+        session, progress = self.session, self.progress
+        started = time.perf_counter()
+        step, samples = progress.step, session.order.samples(progress.step)
+        tally = self._accumulate(step, label_tokens=int(session.train_set.label_counts[samples].sum()))
+        norm = self._gradient_norm()
+        report = agree(self._report(tally, norm, started), session.world)
+        rate = learning_rate(
+            step, session.total_steps, peak=session.job.optimizer.learning_rate, schedule=session.job.schedule
+        )
+        self._update(report, norm, rate, samples=samples)
+        progress.step += 1
+        self._record(report, norm, rate, samples=samples, step_s=time.perf_counter() - started)
+        return report
+
+    def _accumulate(self, step: int, *, label_tokens: int) -> _Tally:
+        """Gradients of this rank's micro-batches, exchanged with the others' at its last one."""
+        session, world = self.session, self.session.world
+        micro_batches = session.order.micro_batches(step)
+        mine = deal(len(micro_batches), world.shares)[world.rank]
+        tally = _Tally(torch.zeros((), dtype=torch.float64, device=world.device))
+        scale = (session.scaler.get_scale() if session.scaler else 1.0) / max(1, label_tokens)
+        for index in mine:
+            self._enter("data")
+            started = time.perf_counter()
+            batch = pick(micro_batches[index], session.train_set).to(world.device)
+            tally.data_s += time.perf_counter() - started
+            last = index == mine[-1]
+            self._enter("exchange" if last else "compute")
+            self._simulate_slowness()
+            torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
+            tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
+        if not mine:
+            self._enter("exchange")
+            session.strategy.join()
+        return tally
+
+    def _gradient_norm(self) -> torch.Tensor:
+        if self.session.scaler is not None:
+            self.session.scaler.unscale_(self.session.optimizer)
+        return gradient_norm(self._parameters)
+
+    def _report(self, tally: _Tally, norm: torch.Tensor, started: float) -> StepReport:
+        session, saver = self.session, self._out.saver
+        loss_sum = float(tally.loss_sum.item())
+        wait_s = session.strategy.waited_s()
+        compute_s = max(0.0, time.perf_counter() - started - tally.data_s - wait_s)
+        num_mine = max(1, session.world.shares[session.world.rank])
+        self._micro_batch_s = compute_s / num_mine / session.world.gang.ranks[session.world.rank].slowdown
+        return StepReport(
+            loss_sum=loss_sum,
+            bad=int(not (math.isfinite(loss_sum) and bool(torch.isfinite(norm)))),
+            stop=int(self._out.stop.raised),
+            save=int(session.world.is_head and self._minutes_are_up()),
+            save_failed=int(saver is not None and saver.failure is not None),
+            times=(
+                RankTimes(
+                    data_s=tally.data_s,
+                    compute_s=compute_s,
+                    wait_s=wait_s,
+                    memory_bytes=memory_bytes(session.world.device),
+                ),
+            ),
+        )
+
+    def _update(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices) -> None:
+        session = self.session
+        self._enter("update")
+        if report.bad:
+            self._skip(report, samples)
+        else:
+            self.progress.skipped_in_a_row = 0
+            clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
+            set_learning_rate(session.optimizer, rate)
+            if session.scaler is None:
+                session.optimizer.step()
+            else:
+                session.scaler.step(session.optimizer)
+        if session.scaler is not None:
+            session.scaler.update()
+        session.optimizer.zero_grad(set_to_none=True)
+
+    def _skip(self, report: StepReport, samples: Indices) -> None:
+        """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""
+        progress, job = self.progress, self.session.job
+        progress.skipped += 1
+        searching_scale = self.session.scaler is not None and math.isfinite(report.loss_sum)
+        progress.skipped_in_a_row += 0 if searching_scale else 1
+        names = [int(sample) for sample in samples]
+        if self._out.recorder is not None:
+            self._out.recorder.event("step-skipped", step=progress.step + 1, loss=report.loss_sum, samples=names)
+        if progress.skipped_in_a_row > job.max_skipped_steps:
+            raise RunFailed(
+                f"the loss or its gradient was not finite in {progress.skipped_in_a_row} steps in a row, "
+                f"up to step {progress.step + 1}",
+                seen=f"expected finite numbers; summed loss {report.loss_sum}; samples of the last step: {names[:16]}",
+                fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set "
+                "precision: fp32; the last checkpoint is from before this step",
+            )
+
+    def _evaluate_if_due(self) -> None:
+        every = self.session.job.evaluation.every_steps
+        step = self.progress.step
+        if step == self.session.total_steps or (every and step % every == 0):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        session = self.session
+        if session.evaluation_set is None:
+            return
+        self._enter("evaluate")
+        evaluation: Evaluation = evaluate(
+            session.loss,
+            session.evaluation_set,
+            world=session.world,
+            precision=session.precision,
+            micro_batch=session.job.micro_batch,
+            max_samples=session.job.evaluation.max_samples,
+        )
+        self.progress.evaluation_loss = evaluation.loss
+        if self._out.recorder is not None:
+            self._out.recorder.evaluation(evaluation, step=self.progress.step)
+
+    def _minutes_are_up(self) -> bool:
+        minutes = self.session.job.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
+
+    def _save_is_due(self, report: StepReport) -> bool:
+        every = self.session.job.checkpoint.every_steps
+        return bool(report.save) or bool(every and self.progress.step % every == 0)
+
+    def _save(self, *, wait: bool) -> None:
+        session, progress = self.session, self.progress
+        if progress.step != self._saved_step and self._out.saver is not None:
+            self._enter("save")
+            state = {
+                "step": progress.step,
+                "skipped": progress.skipped,
+                "evaluation_loss": progress.evaluation_loss,
+                "scaler": session.scaler.state_dict() if session.scaler else None,
+            }
+            tensors = state_tensors(session.model, session.optimizer)
+            self._out.saver.save(progress.step, tensors, state, wait=wait)
+            if self._out.recorder is not None:
+                self._out.recorder.event("saving", step=progress.step)
+        self._saved_step, self._saved_s = progress.step, time.monotonic()
+        if wait and self._out.saver is not None:
+            self._out.saver.wait()
+
+    def _end(self, result: Result) -> Result:
+        """A save that failed at the very end must not look like success."""
+        saver = self._out.saver
+        if saver is not None and saver.failure is not None:
+            raise saver.failure
+        if self._out.recorder is not None:
+            self._out.recorder.event(result, step=self.progress.step, skipped=self.progress.skipped)
+        self._enter("ended")
+        return result
+
+    def _give_up(self) -> Result:
+        """The rank whose save failed says why; the others just leave."""
+        saver = self._out.saver
+        if saver is not None and saver.failure is not None:
+            raise saver.failure
+        return "failed"
+
+    def _record(
+        self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float
+    ) -> None:
+        if self._out.recorder is None:
+            return
+        session = self.session
+        lengths = session.train_set.lengths[samples]
+        label_tokens = int(session.train_set.label_counts[samples].sum())
+        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
+        self._out.recorder.step(
+            report,
+            step=self.progress.step,
+            steps=session.total_steps,
+            epoch=round(self.progress.step / session.order.steps_per_epoch, 4),
+            loss=report.loss_sum / max(1, label_tokens),
+            learning_rate=rate,
+            grad_norm=float(norm),
+            samples=len(samples),
+            tokens=int(lengths.sum()),
+            label_tokens=label_tokens,
+            step_s=round(step_s, 6),
+            tokens_per_s=round(float(lengths.sum()) / step_s, 2),
+            mfu=utilisation(flops, step_s, [rank.peak_flops for rank in session.world.gang.ranks]),
+            skipped=bool(report.bad),
+        )
+
+    def _simulate_slowness(self) -> None:
+        slowdown = self.session.world.gang.ranks[self.session.world.rank].slowdown
+        if slowdown > 1:
+            time.sleep((slowdown - 1) * self._micro_batch_s)
+
+    def _enter(self, phase: str) -> None:
+        if self._out.phase is not None:
+            self._out.phase.enter(phase, step=self.progress.step + 1)

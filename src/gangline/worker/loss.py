@@ -1,0 +1,167 @@
+"""The loss of a micro-batch: summed cross-entropy over the trained positions, without ever holding all logits.
+
+Only positions with a target go through the output head, a chunk at a time, and a chunk's gradient is computed while
+its logits are there (the idea of fused linear cross-entropy, in plain torch, so that it runs on any device).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gangline.worker.batch import IGNORE
+from gangline.worker.model import base_of
+
+# Logits held at once. A CPU is as fast with small chunks; a GPU needs large products to be busy (512 MiB in fp32).
+CHUNK_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """sum over rows of cross_entropy(hidden @ weight.T + bias, targets), chunk by chunk.
+
+    hidden [n, h], weight [V, h], bias [V] or None, targets [n]; returns a scalar in fp32 (fp64 for fp64 input).
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # noqa: PLR0913 - autograd passes tensors by position
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        compute: torch.dtype,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        """Loss now, and the gradients that backward will hand out."""
+        need_hidden, need_weight, need_bias = (with_gradients and need for need in ctx.needs_input_grad[:3])
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight) if need_weight else None
+        grad_bias = torch.zeros_like(bias) if need_bias and bias is not None else None
+        head = weight.to(compute)
+        total = hidden.new_zeros((), dtype=_wide(compute))
+        rows = max(16, CHUNK_NUMBERS.get(weight.device.type, 1 << 22) // weight.shape[0])
+        for start in range(0, hidden.shape[0], rows):
+            part = hidden[start : start + rows].to(compute)
+            goal = targets[start : start + rows, None]
+            logits = (part @ head.t()).to(_wide(compute))
+            if bias is not None:
+                logits += bias
+            chosen = logits.gather(1, goal)
+            normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
+            total += (normaliser - chosen).sum()
+            if grad_hidden is None and grad_weight is None:
+                continue
+            delta = logits.sub_(normaliser).exp_()
+            delta.scatter_add_(1, goal, torch.full_like(chosen, -1.0))
+            if grad_bias is not None:
+                grad_bias += delta.sum(0)
+            delta = delta.to(compute)
+            if grad_hidden is not None:
+                grad_hidden[start : start + rows] = delta @ head
+            if grad_weight is not None:
+                _add_product(grad_weight, delta, part)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Scale what forward prepared."""
+        grad = grad_outputs[0]
+        scaled = [None if saved is None else saved.mul_(grad.to(saved.dtype)) for saved in ctx.saved_tensors]
+        return (*scaled, None, None, None)
+
+
+def _add_product(target: torch.Tensor, delta: torch.Tensor, part: torch.Tensor) -> None:
+    if target.dtype == delta.dtype:
+        target.addmm_(delta.t(), part)
+    else:
+        target += delta.t() @ part
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+class CausalLoss(nn.Module):
+    """A causal model with its loss: what a strategy wraps, so that the whole of it runs inside DDP's forward.
+
+    forward(input_ids, targets, position_ids), all int64 [m, t], gives the loss summed over the trained positions.
+    """
+
+    def __init__(self, model: nn.Module, *, compute: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.compute = compute
+        self.fused = self._can_fuse()
+
+    def forward(self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Summed loss over the positions whose target is not IGNORE."""
+        if not self.fused:
+            logits = self.logits(input_ids, position_ids)
+            logits = logits.to(_wide(logits.dtype))
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        return self._fused_loss(input_ids, targets, position_ids)
+
+    def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """All logits [m, t, V]. use_cache=False: with a cache, packed documents would see each other."""
+        output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        return output.logits  # type: ignore[no-any-return]
+
+    def _fused_loss(self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        core = base_of(self.model)
+        decoder = core.base_model
+        hidden = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)[0]
+        trained = targets != IGNORE
+        head = core.get_output_embeddings()  # type: ignore[operator]
+        loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden[trained], head.weight, head.bias, targets[trained], self.compute, torch.is_grad_enabled()
+        )
+        return loss
+
+    @torch.no_grad()
+    def _can_fuse(self) -> bool:
+        """Whether decoder + linear head really give the model's own logits.
+
+        Some models scale or cap logits, or have no plain linear head; they take the plain path. Decided by trying,
+        on a few tokens, not by a list of names.
+        """
+        core = base_of(self.model)
+        get_head = getattr(core, "get_output_embeddings", None)
+        head = get_head() if get_head is not None else None
+        if type(head) is not nn.Linear or getattr(core, "base_model", core) is core:
+            return False
+        was_training = self.model.training
+        self.model.eval()
+        probe = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
+        positions = torch.arange(8, device=head.weight.device)[None]
+        try:
+            own = core(input_ids=probe, position_ids=positions, use_cache=False).logits
+            ours = head(core.base_model(input_ids=probe, position_ids=positions, use_cache=False)[0])  # type: ignore[operator]
+        except (TypeError, AttributeError, RuntimeError):
+            return False
+        finally:
+            self.model.train(was_training)
+        return own.shape == ours.shape and bool(torch.allclose(own.float(), ours.float(), rtol=1e-3, atol=1e-3))
+
+
+@torch.no_grad()
+def sees_other_documents(loss: CausalLoss) -> bool:
+    """Whether a token's logits change with another document packed before it: then packing would mix documents."""
+    was_training = loss.model.training
+    loss.model.eval()
+    device = next(loss.model.parameters()).device
+    vocabulary = int(base_of(loss.model).config.vocab_size)  # type: ignore[union-attr, arg-type]
+    alone = torch.arange(1, 7, device=device)[None] % vocabulary
+    packed = torch.cat([(alone + 7) % vocabulary, alone], dim=1)
+    positions = torch.arange(6, device=device)[None]
+    try:
+        one = loss.logits(alone, positions)
+        two = loss.logits(packed, torch.cat([positions, positions], dim=1))[:, 6:]
+    finally:
+        loss.model.train(was_training)
+    scale = one.float().abs().max().clamp_min(1e-6)
+    tolerance = 0.05 if one.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return bool((one.float() - two.float()).abs().max() > tolerance * scale)

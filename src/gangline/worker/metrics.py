@@ -1,0 +1,108 @@
+"""Figures of a run: JSON lines always, TensorBoard and W&B where the job asks for them. Rank 0 only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from gangline.errors import UsageError
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+
+
+class Reporter(Protocol):
+    """Somewhere that figures go."""
+
+    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
+        """Figures of one step, by slashed name."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        ...
+
+
+class Lines:
+    """A file of JSON lines, each whole: one write call with O_APPEND."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = path.open("ab", buffering=0)
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line with its kind and the time."""
+        line = {"kind": kind, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
+        self._stream.write((json.dumps(_finite(line)) + "\n").encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+class TensorBoard:
+    """TensorBoard event files."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
+        """One scalar per name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+class Wandb:
+    """Weights & Biases, as an extra."""
+
+    def __init__(self, job: Job, layout: RunLayout) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UsageError(
+                "report.wandb: the package wandb is not installed on the head",
+                seen=f"expected it beside torch; {error}",
+                fix="pip install 'gangline[wandb]' there, or remove report.wandb",
+            ) from error
+        self._run = wandb.init(
+            project=job.report.wandb_project, id=layout.run_id, name=layout.run_id, config=job.to_json(),
+            dir=str(layout.folder), resume="allow",
+        )
+
+    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
+        """One logged row."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Finish the W&B run."""
+        self._run.finish()
+
+
+def make_reporters(job: Job, layout: RunLayout) -> list[Reporter]:
+    """The reporters that the job asks for. Raises UsageError for one that is not installed."""
+    reporters: list[Reporter] = []
+    if job.report.wandb_project is not None:
+        reporters.append(Wandb(job, layout))
+    if job.report.tensorboard:
+        reporters.append(TensorBoard(layout.tensorboard))
+    return reporters
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: say it in words, so that any reader can parse the line and nobody overlooks it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

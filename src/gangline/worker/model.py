@@ -1,0 +1,172 @@
+"""Models and tokenizers from a folder or the hub; LoRA by peft."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gangline.errors import ModelError
+from gangline.runs.job import Job, MethodJob, ModelJob
+
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def load_tokenizer(model: ModelJob) -> Any:
+    """The model's own tokenizer. Raises ModelError."""
+    from transformers import AutoTokenizer
+
+    _refuse_remote_code(model)
+    try:
+        return AutoTokenizer.from_pretrained(model.path, **_source(model))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model.path: no tokenizer can be loaded from {model.path}",
+            seen=f"expected tokenizer.json or the tokenizer's own files; {_first_line(error)}",
+            fix="copy the tokenizer files into the model folder, or name a model that has them",
+        ) from error
+
+
+def load_model(job: Job, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32) -> nn.Module:
+    """The model of a job on `device`, in training mode, wrapped by peft for LoRA.
+
+    Weights that are trained have the dtype that `Precision.parameters` names (fp32 unless the job asks for pure
+    `compute`); frozen ones have `compute`. Raises ModelError.
+    """
+    full = job.method.kind == "full"
+    trained = compute if job.parameters == "compute" or compute is torch.float64 else torch.float32
+    model = _load_base(job, dtype=trained if full else compute)
+    model.to(device)
+    if not full:
+        model = _attach_lora(model, job.method, trained=trained, seed=job.seed)
+    if job.activation_checkpointing:
+        # reentrant checkpointing marks adapters ready twice under DDP
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return model
+
+
+def load_config(model: ModelJob) -> Any:
+    """The model's configuration. Raises ModelError."""
+    from transformers import AutoConfig
+
+    _refuse_remote_code(model)
+    try:
+        return AutoConfig.from_pretrained(model.path, **_source(model))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model.path: {model.path} has no configuration that transformers can read",
+            seen=f"expected a folder with config.json, or the name of a model on the hub; {_first_line(error)}",
+            fix="check the path; a hub model needs a network connection or an earlier download",
+        ) from error
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name, in the model's own order."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The transformers model inside a peft wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def _load_base(job: Job, *, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(job.model)
+    config.use_cache = False
+    options: dict[str, Any] = {"dtype": dtype}
+    if job.model.attention != "auto":
+        options["attn_implementation"] = job.model.attention
+    if job.model.start == "random":
+        torch.manual_seed(job.seed)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
+    _require_weights(job.model)
+    try:
+        return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **_source(job.model), **options)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"model.path: the weights in {job.model.path} are a pickle that holds more than tensors",
+            seen=f"expected plain tensors; {_first_line(error)}; nothing in it was executed",
+            fix="do not use this file; get the model as safetensors from a source that you trust",
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"model.path: the weights in {job.model.path} cannot be loaded",
+            seen=f"expected weights that fit config.json; {_first_line(error)}",
+            fix="copy the model folder again and compare its files with the source",
+        ) from error
+
+
+def _attach_lora(model: Any, method: MethodJob, *, trained: torch.dtype, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    targets: str | list[str] = "all-linear" if method.targets == ("all-linear",) else list(method.targets)
+    config = LoraConfig(
+        r=method.rank,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    torch.manual_seed(seed)
+    try:
+        with warnings.catch_warnings():
+            # peft 0.21 reads a name that transformers 5.23 calls old
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+            wrapped = get_peft_model(model, config)
+    except ValueError as error:
+        names = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+        raise ModelError(
+            f"method.targets: {', '.join(method.targets)} matches nothing in this model",
+            seen=f"expected names among {', '.join(names)}",
+            fix="name some of these, or set targets: all-linear",
+        ) from error
+    for parameter in trainable(wrapped).values():
+        parameter.data = parameter.data.to(trained)
+    return wrapped
+
+
+def _source(model: ModelJob) -> dict[str, Any]:
+    return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
+
+
+def _refuse_remote_code(model: ModelJob) -> None:
+    config = Path(model.path) / "config.json"
+    if model.trust_remote_code or not config.is_file():
+        return
+    try:
+        data = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(
+            f"model.path: {config} is not JSON", seen=f"{error}", fix="copy the model folder again"
+        ) from error
+    if data.get("auto_map"):
+        raise ModelError(
+            f"model.path: {model.path} wants to run its own code",
+            seen="config.json has auto_map, which loads Python files from the model; nothing of it was executed",
+            fix="read those files, then set model.trust_remote_code: true with the revision that you read, "
+            "or use a model that transformers knows",
+        )
+
+
+def _require_weights(model: ModelJob) -> None:
+    folder = Path(model.path)
+    if folder.is_dir() and not any((folder / name).exists() for name in WEIGHT_FILES):
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(
+            f"model.path: {folder} has no weights",
+            seen=f"expected {WEIGHT_FILES[0]} (or an index of parts, or pytorch_model.bin); it holds {names}",
+            fix="copy the weights there, or set model.start: random to train from fresh ones",
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"

@@ -1,0 +1,76 @@
+"""One compute dtype for the whole run: what every device of the gang can do."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import UsageError
+from gangline.runs.job import Job
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+# What `auto` picks, by the least able device of the gang.
+_BY_ABILITY = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Dtypes of a run. `compute`: matrix products; `parameters`: trainable weights and optimizer states."""
+
+    name: str
+    compute: torch.dtype
+    parameters: torch.dtype
+
+    @property
+    def mixed(self) -> bool:
+        """Whether products run in another dtype than the trainable weights have."""
+        return self.compute != self.parameters
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients need a loss scale (fp16 underflows)."""
+        return self.compute is torch.float16
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """The context of every forward pass."""
+        if not self.mixed:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.compute)
+
+
+def _ability(device: torch.device) -> int:
+    """Index into `_BY_ABILITY`. A CPU can do bf16, but slower than fp32 on most, so it asks for fp32."""
+    if device.type != "cuda":
+        return 0
+    return 2 if torch.cuda.is_bf16_supported(including_emulation=False) else 1
+
+
+def agree_precision(job: Job, device: torch.device) -> Precision:
+    """Resolve `job.precision` over the gang (one tiny all-reduce when a process group exists).
+
+    Raises UsageError for a combination that cannot train.
+    """
+    name = job.precision
+    if name == "auto":
+        ability = torch.tensor([_ability(device)], device=device)
+        if dist.is_initialized():
+            dist.all_reduce(ability, op=dist.ReduceOp.MIN)
+        name = _BY_ABILITY[int(ability.item())]
+    if name == "bf16" and device.type == "cuda" and _ability(device) < 2:
+        raise UsageError(
+            f"job.precision: this GPU ({torch.cuda.get_device_name(device)}) has no bf16",
+            seen="expected a card of compute capability 8.0 or later",
+            fix="set precision: auto (all cards then use fp16 with a loss scale) or fp32",
+        )
+    compute = _DTYPES[name]
+    parameters = compute if name == "fp64" or job.parameters == "compute" else torch.float32
+    if parameters is torch.float16:
+        raise UsageError(
+            "job.precision: fp16 weights cannot be trained",
+            seen="parameters: compute with fp16 products; updates smaller than 6e-8 vanish",
+            fix="set precision.parameters: fp32, or use bf16",
+        )
+    return Precision(name=name, compute=compute, parameters=parameters)

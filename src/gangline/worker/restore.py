@@ -1,0 +1,181 @@
+"""Loading a part: nothing of it is used before every file matched its digest."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.filesystem as dcp_files
+import torch.distributed.checkpoint.metadata as dcp_metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from gangline.errors import CheckpointError
+from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
+from gangline.worker.checkpoint import STATE_FILE
+
+_METADATA_FILE = ".metadata"
+_MAX_SHOWN = 5
+
+
+def load_part(folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str) -> dict[str, Any]:
+    """Fill `tensors` in place from a part, and give back the state that was saved with them.
+
+    digest: blake2b-256 of part.json, from the commit record (`checkpoints.find_part` gives both).
+    tensors: the template: exactly the names, shapes and dtypes that were saved, on any device.
+    Raises CheckpointError when a file is not what was committed, before any of them is interpreted; when .metadata
+    asks for anything but DCP's own records; and when the template is another. `tensors` are untouched then.
+    """
+    part = _verified(folder, digest)
+    metadata = _read_metadata(folder, part)
+    _compare(folder, tensors, metadata)
+    _read_tensors(folder, tensors, metadata)
+    state: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
+    return state
+
+
+def read_part(folder: Path, *, digest: str, prefix: str) -> dict[str, torch.Tensor]:
+    """The saved tensors whose names begin with `prefix`, by the rest of their names, in new memory on the CPU.
+
+    For whoever needs the weights and not the optimizer. Raises CheckpointError as `load_part` does.
+    """
+    metadata = _read_metadata(folder, _verified(folder, digest))
+    tensors = {
+        name: torch.empty(item.size, dtype=item.properties.dtype)
+        for name, item in metadata.state_dict_metadata.items()
+        if name.startswith(prefix)
+    }
+    _read_tensors(folder, tensors, metadata)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _verified(folder: Path, digest: str) -> Part:
+    try:
+        data = (folder / PART_FILE).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, [f"{PART_FILE} cannot be read: {error.strerror}"]) from error
+    problems = [] if digest_of(data) == digest else [f"{PART_FILE} is not the one of the commit record"]
+    problems += verify_part(folder)
+    if problems:
+        raise _damaged(folder, problems)
+    return Part.from_bytes(data)
+
+
+def _read_metadata(folder: Path, part: Part) -> Metadata:
+    try:
+        with (folder / _METADATA_FILE).open("rb") as stream:
+            metadata = _MetadataUnpickler(stream).load()
+    except Exception as error:  # a broken pickle raises almost anything
+        raise _suspicious(folder, f"{type(error).__name__}: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise _suspicious(folder, f"a {type(metadata).__name__}")
+    if strangers := [name for name, item in metadata.state_dict_metadata.items() if not _is_tensor(item)]:
+        raise _suspicious(folder, f"items that are not tensors (DCP would unpickle them): {_some(strangers)}")
+    files = {file.name for file in part.files}
+    if outside := {info.relative_path for info in metadata.storage_data.values()} - files:
+        raise _suspicious(folder, f"files that are not of the part: {_some(sorted(outside))}")
+    return metadata
+
+
+def _is_tensor(item: object) -> bool:
+    return isinstance(item, TensorStorageMetadata)
+
+
+def _read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> None:
+    """What `dcp.load` does for one process, minus its own reading of .metadata."""
+    state = dict(tensors)
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner(state, metadata, is_coordinator=True)
+    reader = dcp.FileSystemReader(folder)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    (plan,) = planner.create_global_plan([planner.create_local_plan()])
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> None:
+    saved = metadata.state_dict_metadata
+    rows = (
+        [f"missing in the checkpoint: {_some(sorted(set(tensors) - set(saved)))}"] if set(tensors) - set(saved) else []
+    )
+    if unexpected := sorted(set(saved) - set(tensors)):
+        rows.append(f"unknown to this job: {_some(unexpected)}")
+    others = [
+        f"{name} is {_form(saved[name].properties.dtype, saved[name].size)} in the checkpoint "
+        f"and {_form(tensor.dtype, tensor.shape)} in this job"
+        for name, tensor in sorted(tensors.items())
+        if name in saved and (saved[name].size != tensor.shape or saved[name].properties.dtype != tensor.dtype)
+    ]
+    rows += [_some(others)] if others else []
+    if rows:
+        raise CheckpointError(
+            f"{folder} holds the state of another model, method or precision",
+            seen="expected the names, shapes and dtypes of this job; " + "; ".join(rows),
+            fix="resume with the job that wrote it (job.json of the run), or start a new run",
+        )
+
+
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more
+
+
+def _damaged(folder: Path, problems: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} is not what was committed",
+        seen="; ".join(problems[:_MAX_SHOWN]),
+        fix="gangline resume takes a whole copy from another host, or the checkpoint before",
+    )
+
+
+def _suspicious(folder: Path, seen: str) -> CheckpointError:
+    return CheckpointError(
+        f"{folder / _METADATA_FILE} asks for what no checkpoint of gangline holds; nothing of it was executed",
+        seen=f"expected the names, shapes and places of tensors; seen {seen}",
+        fix="do not trust this folder; resume from another checkpoint, and find out who wrote it",
+    )
+
+
+def _names(*kinds: Any) -> dict[tuple[str, str], Any]:
+    return {(kind.__module__, kind.__qualname__): kind for kind in kinds}
+
+
+_DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    **_names(
+        dcp_metadata.Metadata,
+        dcp_metadata.TensorStorageMetadata,
+        dcp_metadata.BytesStorageMetadata,
+        dcp_metadata.ChunkStorageMetadata,
+        dcp_metadata.TensorProperties,
+        dcp_metadata._MEM_FORMAT_ENCODING,
+        dcp_metadata.MetadataIndex,
+        dcp_metadata.StorageMeta,
+        dcp_files._StorageInfo,
+    ),
+    **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _DTYPES},
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """DCP's .metadata is a pickle. Its hash was compared before; whoever can rewrite every hash still gets only this.
+
+    The whole pair of names is looked up, and never an attribute of a module: protocol 4 allows dotted names, and
+    through them every module that an allowed module has imported.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name}") from None

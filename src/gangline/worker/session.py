@@ -1,0 +1,115 @@
+"""Everything that a training loop needs, built once per attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gangline.errors import ModelError, RunFailed
+from gangline.runs.deal import total_steps
+from gangline.runs.files import read_json
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.worker.batch import TokenSource
+from gangline.worker.loss import CausalLoss, sees_other_documents
+from gangline.worker.model import load_model
+from gangline.worker.optimizer import make_optimizer
+from gangline.worker.order import Order
+from gangline.worker.precision import Precision, agree_precision
+from gangline.worker.strategy.base import Strategy
+from gangline.worker.strategy.ddp import Ddp, agree_weights
+from gangline.worker.strategy.single import Single
+from gangline.worker.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The built parts of one attempt on one rank."""
+
+    job: Job
+    world: World
+    precision: Precision
+    loss: CausalLoss
+    strategy: Strategy
+    optimizer: torch.optim.AdamW
+    scaler: torch.amp.GradScaler | None
+    train_set: TokenSource
+    evaluation_set: TokenSource | None
+    order: Order
+    total_steps: int
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, inside its loss."""
+        return self.loss.model
+
+
+def build_session(
+    job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None
+) -> Session:
+    """Load the model and put the parts together; collective when there are several ranks."""
+    precision = agree_precision(job, world.device)
+    loss = CausalLoss(load_model(job, device=world.device, compute=precision.compute), compute=precision.compute)
+    if job.data.packing:
+        _require_isolation(loss, job, precision, world)
+    order = Order(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed)
+    return Session(
+        job=job,
+        world=world,
+        precision=precision,
+        loss=loss,
+        strategy=_make_strategy(loss, precision, world),
+        optimizer=make_optimizer(loss.model, job.optimizer),
+        scaler=_make_scaler(world.device) if precision.scaled else None,
+        train_set=train_set,
+        evaluation_set=evaluation_set,
+        order=order,
+        total_steps=total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps),
+    )
+
+
+def _make_scaler(device: torch.device) -> torch.amp.GradScaler:
+    scaler = torch.amp.GradScaler(device.type)
+    # the loop multiplies by get_scale() itself; the scaler makes its tensors at the first call of scale()
+    scaler.scale(torch.zeros((), device=device))
+    return scaler
+
+
+def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
+    """The token sets that `inputs` prepared for this run. Raises RunFailed when they are not on this host."""
+    from gangline.worker.data.tokens import TokenSet
+
+    names = read_json(layout.inputs)
+    found: list[TokenSource | None] = []
+    for name in (names["train"], names["evaluation"]):
+        folder = layout.token_set(name) if name else None
+        if folder is not None and not folder.is_dir():
+            raise RunFailed(
+                f"the token set {name} is not on this host",
+                seen=f"expected the folder {folder}",
+                fix="start the run again: it brings the data to every host",
+            )
+        found.append(TokenSet.open(folder) if folder else None)
+    train, evaluation = found
+    assert train is not None
+    return train, evaluation
+
+
+def _make_strategy(loss: CausalLoss, precision: Precision, world: World) -> Strategy:
+    if world.size == 1:
+        return Single(loss, precision=precision, device=world.device)
+    agree_weights(loss)
+    return Ddp(loss, precision=precision, device=world.device)
+
+
+def _require_isolation(loss: CausalLoss, job: Job, precision: Precision, world: World) -> None:
+    with precision.autocast(world.device):
+        leaks = sees_other_documents(loss)
+    if leaks:
+        raise ModelError(
+            f"data.packing: {job.model.path} sees across the borders of packed documents",
+            seen="a token's logits changed when another document was put before it in the same sample",
+            fix="set data.packing: false",
+        )

@@ -1,0 +1,132 @@
+"""`python -m gangline.worker train <job.json> <gang.json> <root>`: one rank of a training run, under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.runs.checkpoints import step_folder
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.worker.checkpoint import Saver, load_part
+from gangline.worker.loop import Loop, Outlets, Progress, Result
+from gangline.worker.optimizer import state_tensors
+from gangline.worker.phase import PhaseFile
+from gangline.worker.record import Recorder
+from gangline.worker.session import Session, build_session, open_sets
+from gangline.worker.signals import StopFlag
+from gangline.worker.world import World, join, leave
+
+log = logging.getLogger(__name__)
+
+
+def train_main(argv: list[str]) -> int:
+    """Train as one rank; every failure is left in rank-<r>.error.json before the process ends."""
+    parser = argparse.ArgumentParser(prog="gangline.worker train")
+    for name in ("job", "gang", "root"):
+        parser.add_argument(name, type=Path)
+    arguments = parser.parse_args(argv)
+    gang = Gang.load(arguments.gang)
+    layout = RunLayout(arguments.root, gang.run_id)
+    rank = int(os.environ.get("RANK", "0"))
+    files = layout.attempt(gang.attempt)
+    stream = (files / f"rank-{rank}.log").open("a", buffering=1)
+    stop = StopFlag()
+    stop.install(stream)
+    _start_log(stream)
+    _write_pid(files / f"rank-{rank}.pid")
+    try:
+        result = _train(Job.load(arguments.job), gang, layout, stop=stop)
+    except GanglineError as error:
+        return _leave_error(files / f"rank-{rank}.error.json", error)
+    except Exception as error:
+        log.exception("rank %d failed", rank)
+        return _leave_error(files / f"rank-{rank}.error.json", _unexpected(error, rank))
+    return RunFailed.exit_code if result == "failed" else 0
+
+
+def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result:
+    world = join(gang)
+    log.info("joined: rank %d of %d on %s, %s", world.rank, world.size, world.host, world.device)
+    phase = PhaseFile(layout.attempt(gang.attempt) / f"rank-{world.rank}.phase")
+    recorder = Recorder(job, layout, world) if world.is_head else None
+    train_set, evaluation_set = open_sets(layout)
+    session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
+    progress = _restore(session, layout)
+    if recorder is not None:
+        recorder.event(
+            "resumed" if progress.step else "started",
+            step=progress.step, steps=session.total_steps, world_size=world.size, precision=session.precision.name,
+        )
+    outlets = Outlets(recorder=recorder, saver=_make_saver(job, layout, world), stop=stop, phase=phase)
+    try:
+        return Loop(session, outlets, progress).run()
+    finally:
+        if recorder is not None:
+            recorder.close()
+        leave()
+
+
+def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver | None:
+    if not world.is_first_of_host:
+        return None
+    description = {
+        "run_id": world.gang.run_id,
+        "attempt": world.gang.attempt,
+        "world_size": world.size,
+        "inputs": read_json(layout.inputs),
+    }
+    return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description)
+
+
+def _restore(session: Session, layout: RunLayout) -> Progress:
+    """Load the checkpoint that the controller chose; the rest of the state is arithmetic on its step."""
+    step = session.world.gang.resume_step
+    if step is None:
+        return Progress()
+    folder = step_folder(layout.checkpoints, step)
+    own = folder / f"part-{session.world.host}"
+    candidates = [own] if own.is_dir() else sorted(folder.glob("part-*[!p]"))
+    state = load_part(candidates[0], state_tensors(session.model, session.optimizer))
+    if session.scaler is not None and state.get("scaler"):
+        session.scaler.load_state_dict(state["scaler"])
+    return Progress(
+        step=int(state["step"]), skipped=int(state["skipped"]), evaluation_loss=state["evaluation_loss"]
+    )
+
+
+def _start_log(stream: TextIO) -> None:
+    logging.basicConfig(
+        stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.captureWarnings(True)
+
+
+def _write_pid(path: Path) -> None:
+    """Who this rank is, so that a signal can never reach a later process with the same pid."""
+    with open("/proc/self/stat", encoding="ascii") as stream:
+        start_ticks = int(stream.read().rpartition(")")[2].split()[19])
+    write_json(path, {"pid": os.getpid(), "start_ticks": start_ticks, "time": time.time()})
+
+
+def _leave_error(path: Path, error: GanglineError) -> int:
+    log.error("%s", error)
+    write_json(path, error.to_json())
+    return error.exit_code
+
+
+def _unexpected(error: Exception, rank: int) -> RunFailed:
+    last = "".join(traceback.format_exception(error)[-3:]).strip()
+    return RunFailed(
+        f"rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0][:500] if str(error) else ''}",
+        seen=last[-2000:],
+        fix=f"the whole story is in rank-{rank}.log of this attempt",
+    )

@@ -1,0 +1,89 @@
+"""What the ranks do in test_exact: the same step, run or evaluation on any split, against one process."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from gangline.worker.evaluate import evaluate
+from gangline.worker.loop import Loop, Outlets, Progress
+from gangline.worker.model import trainable
+from gangline.worker.signals import StopFlag
+from tests.train.small import make_job, make_session, make_world, run_loop
+
+
+def gradient(shares, *, method: str, precision: str):
+    """Relative error of one step's gradient against a single process, and whether all ranks hold the same."""
+    job = make_job(method=method, precision=precision)
+    split = _step_gradient(job, make_world(shares, rank=dist.get_rank()))
+    alone = _step_gradient(job, make_world([sum(shares)], rank=0))
+    gathered = [torch.empty_like(split) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, split)
+    return {
+        "error": float((split - alone).norm() / alone.norm()),
+        "norm": float(alone.norm()),
+        "equal": all(torch.equal(split, other) for other in gathered),
+    }
+
+
+def _step_gradient(job, world) -> torch.Tensor:
+    session = make_session(job, world)
+    _stir(session)
+    loop = Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag()), Progress())
+    samples = session.order.samples(3)
+    loop._accumulate(3, label_tokens=int(session.train_set.label_counts[samples].sum()))
+    return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
+
+
+def _stir(session) -> None:
+    """LoRA's B is 0 at the start, which would make every gradient of A zero and a comparison of it empty."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in trainable(session.model).values():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+
+
+def losses(shares, *, method: str = "full", precision: str = "fp64", steps: int = 200, warmup: int = 5):
+    """Losses of a whole run by rank 0, split and alone."""
+    from dataclasses import replace
+
+    job = make_job(method=method, precision=precision, steps=steps)
+    job = replace(job, schedule=replace(job.schedule, warmup_steps=warmup))
+    _, split = run_loop(make_session(job, make_world(shares, rank=dist.get_rank())))
+    if dist.get_rank() > 0:
+        return None
+    _, alone = run_loop(make_session(job, make_world([sum(shares)], rank=0)))
+    return {"split": split.steps, "alone": alone.steps, "evaluations": [split.evaluations, alone.evaluations]}
+
+
+def evaluation(shares, *, precision: str):
+    """The evaluation loss, split and alone."""
+    found = []
+    for world in (make_world(shares, rank=dist.get_rank()), make_world([sum(shares)], rank=0)):
+        session = make_session(make_job(precision=precision), world)
+        result = evaluate(
+            session.loss,
+            session.evaluation_set,
+            world=world,
+            precision=session.precision,
+            micro_batch=2,
+            max_samples=None,
+        )
+        found.append({"loss": result.loss, "label_tokens": result.label_tokens})
+    return found
+
+
+def audit(shares, *, num_samples: int, epochs: int):
+    """Which samples this rank read, as (step, sample)."""
+    job = make_job(steps=None, epochs=float(epochs), precision="fp32")
+    session = make_session(job, make_world(shares, rank=dist.get_rank()), num_samples=num_samples, num_evaluation=0)
+    read, progress = [], Progress()
+    plain = session.train_set.sample
+
+    def sample(index):
+        read.append((progress.step, int(index)))
+        return plain(index)
+
+    session.train_set.sample = sample
+    run_loop(session, progress=progress)
+    return read

@@ -1,0 +1,164 @@
+"""Small models and sets of tokens in memory, and sessions built from them, for cases that run in ranks."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import (
+    CheckpointJob,
+    DataJob,
+    EvaluationJob,
+    Job,
+    MethodJob,
+    ModelJob,
+    OptimizerJob,
+    ScheduleJob,
+    SourceJob,
+)
+from gangline.worker.loop import Loop, Outlets, Progress
+from gangline.worker.session import Session, build_session
+from gangline.worker.signals import StopFlag
+from gangline.worker.world import World
+
+VOCABULARY = 96
+
+
+class MemorySet:
+    """Rows of a noisy counting language: learnable, of unequal lengths and numbers of trained tokens."""
+
+    def __init__(self, num_samples: int, *, seed: int = 0, longest: int = 20) -> None:
+        draw = np.random.default_rng(seed)
+        self._samples = [self._row(draw, longest) for _ in range(num_samples)]
+        self.label_counts = np.array([(row.targets != -100).sum() for row in self._samples])
+        self.lengths = np.array([len(row.input_ids) for row in self._samples])
+
+    @staticmethod
+    def _row(draw, longest):
+        length = int(draw.integers(4, longest))
+        tokens = (np.arange(length) * int(draw.integers(1, 4)) + int(draw.integers(VOCABULARY))) % VOCABULARY
+        targets = np.append(tokens[1:], -100)
+        targets[: int(draw.integers(0, length // 2))] = -100
+        return SimpleNamespace(input_ids=tokens, targets=targets, position_ids=np.arange(length))
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def sample(self, index: int):
+        return self._samples[index]
+
+
+def model_folder() -> str:
+    """A Llama of 28 k weights as a folder without weights; made once per process."""
+    global _FOLDER
+    if _FOLDER is None:
+        from transformers import LlamaConfig
+
+        _FOLDER = tempfile.TemporaryDirectory()
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+        ).save_pretrained(_FOLDER.name)
+    return _FOLDER.name
+
+
+_FOLDER: tempfile.TemporaryDirectory | None = None
+
+
+def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 0.1, **changes) -> Job:
+    """A job over a MemorySet: batch 10 of single rows, 40 steps, learning rate 3e-4."""
+    job = Job(
+        name="small",
+        model=ModelJob(path=model_folder(), start="random"),
+        method=MethodJob(kind=method, rank=4, dropout=dropout),
+        data=DataJob(train=SourceJob()),
+        batch=10,
+        micro_batch=1,
+        epochs=None,
+        steps=40,
+        seed=7,
+        precision=precision,
+        optimizer=OptimizerJob(learning_rate=3e-4, weight_decay=0.01),
+        schedule=ScheduleJob(kind="cosine", warmup_steps=5),
+        evaluation=EvaluationJob(every_steps=None),
+        checkpoint=CheckpointJob(every_minutes=None),
+    )
+    return replace(job, **changes)
+
+
+def make_world(shares, *, rank: int, hosts=None, resume_step: int | None = None, attempt: int = 1) -> World:
+    """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more."""
+    hosts = hosts or [f"pc{index}" for index in range(len(shares))]
+    ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
+    gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=ranks, resume_step=resume_step)
+    return World(gang=gang, rank=rank, device=torch.device("cpu"))
+
+
+def make_session(job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23) -> Session:
+    """A built session over MemorySets. A job in fp64 computes its norms in fp64, too."""
+    if job.precision == "fp64":
+        norms_in_own_dtype()
+    evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None
+    return build_session(job, world, train_set=MemorySet(num_samples), evaluation_set=evaluation_set)
+
+
+def norms_in_own_dtype() -> None:
+    """transformers computes RMSNorm in fp32 whatever the model's dtype; exactness in fp64 needs it in fp64."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    def forward(self, hidden):
+        scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * hidden * scale
+
+    LlamaRMSNorm.forward = forward
+
+
+@dataclass
+class Captured:
+    """A recorder that keeps what it is told."""
+
+    steps: list
+    evaluations: list
+    events: list
+    samples: list
+
+    def step(self, report, *, step, **figures) -> None:
+        self.steps.append((step, figures["loss"], figures["grad_norm"]))
+
+    def evaluation(self, evaluation, *, step) -> None:
+        self.evaluations.append((step, evaluation.loss))
+
+    def event(self, event, **details) -> None:
+        self.events.append({"event": event, **details})
+
+
+def run_loop(session: Session, *, saver=None, progress: Progress | None = None, stop_after: int | None = None):
+    """Train to the end, or ask for a stop once `stop_after` steps are done; returns (result, Captured)."""
+    stop = StopFlag()
+    captured = Captured([], [], [], [])
+    if stop_after is not None:
+        plain = captured.step
+
+        def step_and_stop(report, *, step, **figures):
+            plain(report, step=step, **figures)
+            stop.raised = step + 1 >= stop_after
+
+        captured.step = step_and_stop
+    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=stop), progress or Progress())
+    return loop.run(), captured
+
+
+def scratch(path: str) -> Path:
+    """A folder that the test made."""
+    return Path(path)
