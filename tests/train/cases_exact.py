@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
 from gangline.worker.evaluate import evaluate
-from gangline.worker.loop import Loop, Outlets, Progress
+from gangline.worker.loop import Loop, Outlets
 from gangline.worker.model import trainable
+from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
 from tests.train.small import make_job, make_session, make_world, run_loop
 
@@ -45,8 +48,6 @@ def _stir(session) -> None:
 
 def losses(shares, *, method: str = "full", precision: str = "fp64", steps: int = 200, warmup: int = 5):
     """Losses of a whole run by rank 0, split and alone."""
-    from dataclasses import replace
-
     job = make_job(method=method, precision=precision, steps=steps)
     job = replace(job, schedule=replace(job.schedule, warmup_steps=warmup))
     _, split = run_loop(make_session(job, make_world(shares, rank=dist.get_rank())))

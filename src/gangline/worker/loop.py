@@ -20,23 +20,13 @@ from gangline.worker.model import trainable
 from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate, state_tensors
 from gangline.worker.order import Indices, deal, micro_batch_seed
 from gangline.worker.phase import PhaseFile
+from gangline.worker.progress import Progress
 from gangline.worker.record import Recorder
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
 
 Result = Literal["finished", "stopped", "failed"]
-
-
-@dataclass(slots=True)
-class Progress:
-    """The few numbers of a run that are not arithmetic on the step."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    evaluation_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,14 +212,8 @@ class Loop:
         session, progress = self.session, self.progress
         if progress.step != self._saved_step and self._out.saver is not None:
             self._enter("save")
-            state = {
-                "step": progress.step,
-                "skipped": progress.skipped,
-                "evaluation_loss": progress.evaluation_loss,
-                "scaler": session.scaler.state_dict() if session.scaler else None,
-            }
             tensors = state_tensors(session.model, session.optimizer)
-            self._out.saver.save(progress.step, tensors, state, wait=wait)
+            self._out.saver.save(progress.step, tensors, progress.to_json(session.scaler), wait=wait)
             if self._out.recorder is not None:
                 self._out.recorder.event("saving", step=progress.step)
         self._saved_step, self._saved_s = progress.step, time.monotonic()

@@ -28,12 +28,16 @@ def load_part(folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str)
     digest: blake2b-256 of part.json, from the commit record (`checkpoints.find_part` gives both).
     tensors: the template: exactly the names, shapes and dtypes that were saved, on any device.
     Raises CheckpointError when a file is not what was committed, before any of them is interpreted; when .metadata
-    asks for anything but DCP's own records; and when the template is another. `tensors` are untouched then.
+    asks for anything but DCP's own records; and when the template is another. `tensors` are untouched then; they
+    are not when a forged part with right digests turns out unreadable half-way, which raises CheckpointError, too.
     """
     part = _verified(folder, digest)
     metadata = _read_metadata(folder, part)
     _compare(folder, tensors, metadata)
-    _read_tensors(folder, tensors, metadata)
+    try:
+        _read_tensors(folder, tensors, metadata)
+    except Exception as error:  # only a forger gets here: torch's weights-only loading refuses, or a place is wrong
+        raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
     return state
 
@@ -70,7 +74,7 @@ def _read_metadata(folder: Path, part: Part) -> Metadata:
         with (folder / _METADATA_FILE).open("rb") as stream:
             metadata = _MetadataUnpickler(stream).load()
     except Exception as error:  # a broken pickle raises almost anything
-        raise _suspicious(folder, f"{type(error).__name__}: {error}") from error
+        raise _suspicious(folder, f"{_METADATA_FILE}, {type(error).__name__}: {_first_line(error)}") from error
     if not isinstance(metadata, Metadata):
         raise _suspicious(folder, f"a {type(metadata).__name__}")
     if strangers := [name for name, item in metadata.state_dict_metadata.items() if not _is_tensor(item)]:
@@ -118,6 +122,10 @@ def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metada
         )
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
 def _form(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
@@ -137,7 +145,7 @@ def _damaged(folder: Path, problems: list[str]) -> CheckpointError:
 
 def _suspicious(folder: Path, seen: str) -> CheckpointError:
     return CheckpointError(
-        f"{folder / _METADATA_FILE} asks for what no checkpoint of gangline holds; nothing of it was executed",
+        f"{folder} asks for what no checkpoint of gangline holds; nothing of it was executed",
         seen=f"expected the names, shapes and places of tensors; seen {seen}",
         fix="do not trust this folder; resume from another checkpoint, and find out who wrote it",
     )

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TextIO
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.runs.checkpoints import step_folder
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.worker.checkpoint import Saver, load_part
-from gangline.worker.loop import Loop, Outlets, Progress, Result
-from gangline.worker.optimizer import state_tensors
+from gangline.worker.checkpoint import Saver
+from gangline.worker.loop import Loop, Outlets, Result
 from gangline.worker.phase import PhaseFile
 from gangline.worker.record import Recorder
-from gangline.worker.session import Session, build_session, open_sets
+from gangline.worker.progress import restore
+from gangline.worker.session import build_session, open_sets
 from gangline.worker.signals import StopFlag
 from gangline.worker.world import World, join, leave
 
@@ -60,7 +59,7 @@ def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result
     recorder = Recorder(job, layout, world) if world.is_head else None
     train_set, evaluation_set = open_sets(layout)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
-    progress = _restore(session, layout)
+    progress = restore(session, layout.checkpoints)
     if recorder is not None:
         recorder.event(
             "resumed" if progress.step else "started",
@@ -79,28 +78,12 @@ def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver | None:
     if not world.is_first_of_host:
         return None
     description = {
-        "run_id": world.gang.run_id,
         "attempt": world.gang.attempt,
-        "world_size": world.size,
-        "inputs": read_json(layout.inputs),
+        "hosts": world.gang.hosts,
+        "num_ranks": world.size,
+        "fingerprints": read_json(layout.inputs),
     }
     return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description)
-
-
-def _restore(session: Session, layout: RunLayout) -> Progress:
-    """Load the checkpoint that the controller chose; the rest of the state is arithmetic on its step."""
-    step = session.world.gang.resume_step
-    if step is None:
-        return Progress()
-    folder = step_folder(layout.checkpoints, step)
-    own = folder / f"part-{session.world.host}"
-    candidates = [own] if own.is_dir() else sorted(folder.glob("part-*[!p]"))
-    state = load_part(candidates[0], state_tensors(session.model, session.optimizer))
-    if session.scaler is not None and state.get("scaler"):
-        session.scaler.load_state_dict(state["scaler"])
-    return Progress(
-        step=int(state["step"]), skipped=int(state["skipped"]), evaluation_loss=state["evaluation_loss"]
-    )
 
 
 def _start_log(stream: TextIO) -> None:

@@ -1,0 +1,305 @@
+"""`python -m gangline.worker generate FOLDER | --run RUN --checkpoint PART`: talk with a model.
+
+With --prompt one answer, streamed to stdout; without, a line from stdin is a turn. Ctrl-C ends an answer, Ctrl-D the
+chat. A tokenizer's chat template is used where there is one (not with --plain); a model that was tuned on instruction
+rows gets its lines in that form; any other goes on with the text as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import torch
+from transformers import TextStreamer
+
+from gangline.errors import ModelError, UsageError
+from gangline.runs.files import read_json
+from gangline.runs.job import ModelJob
+from gangline.worker.data.formats import instruction_prompt
+from gangline.worker.export import NOTE_FILE
+from gangline.worker.model import load_tokenizer
+from gangline.worker.trained import load_trained
+
+Form = Literal["chat", "instruction", "plain"]
+Message = dict[str, str]
+
+_INTERRUPTED = 130
+# What could steer a terminal, line breaks and tabs excepted.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    max_tokens: int = 256
+    temperature: float = 0.7
+    """0: always the likeliest."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """A model ready to answer, and how it wants to be spoken to."""
+
+    model: Any
+    tokenizer: Any
+    form: Form
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling, write: Callable[[str], None]) -> str:
+        """Answer the last of `messages`, giving words to `write` as they come; the whole answer.
+
+        Ctrl-C ends the answer and raises Interrupted with what was said. Raises UsageError for a prompt that leaves
+        no room for an answer.
+        """
+        tokens = self._fit(messages, sampling.max_tokens)
+        streamer = WordStreamer(self.tokenizer, write)
+        mask = torch.ones_like(tokens)
+        try:
+            with torch.inference_mode():
+                self.model.generate(
+                    input_ids=tokens,
+                    attention_mask=mask,
+                    streamer=streamer,
+                    max_new_tokens=self._room(tokens, sampling.max_tokens),
+                    pad_token_id=_pad_token(self.tokenizer),
+                    **_drawing(sampling.temperature),
+                )
+        except KeyboardInterrupt:
+            streamer.end()
+            raise Interrupted(streamer.text) from None
+        return streamer.text
+
+    def _fit(self, messages: Sequence[Message], max_tokens: int) -> torch.Tensor:
+        """The tokens of the conversation; the oldest turns are left out while the answer would have no room."""
+        limit = self._limit()
+        start = 0
+        while True:
+            tokens = self._tokens(messages[start:])
+            if limit is None or tokens.shape[1] + min(max_tokens, limit // 4) <= limit:
+                return tokens.to(self.model.device)
+            if start + 2 >= len(messages):
+                break
+            start += 2
+        if tokens.shape[1] < limit:
+            return tokens.to(self.model.device)
+        raise UsageError(
+            "the prompt is too long for this model",
+            seen=f"expected fewer than {limit} tokens, with room for an answer; seen {tokens.shape[1]}",
+            fix="shorten it",
+        )
+
+    def _tokens(self, messages: Sequence[Message]) -> torch.Tensor:
+        if self.form == "chat":
+            encoded = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            return encoded["input_ids"]
+        text = messages[-1]["content"]
+        if self.form == "instruction":
+            text = instruction_prompt(text)
+        return self.tokenizer(text, return_tensors="pt")["input_ids"]
+
+    def _limit(self) -> int | None:
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def _room(self, tokens: torch.Tensor, max_tokens: int) -> int:
+        limit = self._limit()
+        return max_tokens if limit is None else max(1, min(max_tokens, limit - tokens.shape[1]))
+
+
+class Interrupted(Exception):
+    """Ctrl-C ended an answer; the text is what had been said."""
+
+
+class WordStreamer(TextStreamer):
+    """Hands out whole words as soon as they are certain, without what could steer a terminal."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.text = ""
+        self._write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Called by the base class with the next words."""
+        clean = _CONTROLS.sub("", text)
+        self.text += clean
+        if clean:
+            self._write(clean)
+
+
+def generate_main(argv: list[str]) -> int:
+    """Read the command line, load the model, and answer once or chat."""
+    words = _parse(argv)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if words.run:
+        speaker = open_run(words.run, words.checkpoint, plain=words.plain)
+    else:
+        speaker = open_folder(words.folder, adapter=words.adapter, plain=words.plain)
+    if words.chat and speaker.form != "chat":
+        raise UsageError(
+            "--chat: this model's tokenizer has no chat template",
+            seen="expected chat_template.jinja beside the tokenizer",
+            fix="leave --chat out",
+        )
+    sampling = Sampling(max_tokens=words.max_tokens, temperature=words.temperature, seed=words.seed)
+    torch.manual_seed(sampling.seed)
+    if words.prompt is None:
+        return chat(speaker, sampling, source=sys.stdin, answers=sys.stdout, talk=sys.stderr)
+    return answer_once(speaker, words.prompt, sampling, answers=sys.stdout)
+
+
+def answer_once(speaker: Speaker, prompt: str, sampling: Sampling, *, answers: TextIO) -> int:
+    """Stream one answer; the exit code."""
+    try:
+        speaker.answer([{"role": "user", "content": prompt}], sampling, _writer(answers))
+    except Interrupted:
+        return _INTERRUPTED
+    finally:
+        _writer(answers)("\n")
+    return 0
+
+
+def chat(speaker: Speaker, sampling: Sampling, *, source: TextIO, answers: TextIO, talk: TextIO) -> int:
+    """One answer per line of `source` until it ends; answers go to `answers`, everything else to `talk`."""
+    write, say = _writer(answers), _writer(talk)
+    say("Ctrl-C ends an answer, Ctrl-D the chat.\n")
+    messages: list[Message] = []
+    for line in _lines(source, say):
+        messages.append({"role": "user", "content": line})
+        try:
+            said = speaker.answer(messages, sampling, write)
+        except Interrupted as stop:
+            said = str(stop)
+        except UsageError as error:
+            say(f"{error}\n")
+            messages.pop()
+            continue
+        write("\n")
+        messages.append({"role": "assistant", "content": said})
+    return 0
+
+
+def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = False) -> Speaker:
+    """A model folder, an adapter's folder, or a model folder with an adapter beside it. Raises ModelError."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    if adapter is None and (folder / "adapter_config.json").is_file():
+        folder, adapter = _base_of_adapter(folder), folder
+    with _loading(folder, adapter):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, adapter)
+    tokenizer = load_tokenizer(ModelJob(path=str(folder)))
+    note = (adapter or folder) / NOTE_FILE
+    data_format = read_json(note).get("format", "text") if note.is_file() else "text"
+    return _speaker(model, tokenizer, data_format=data_format, plain=plain)
+
+
+def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
+    """The model of a checkpoint that was not exported. Raises UsageError, ModelError, CheckpointError."""
+    trained = load_trained(run, part)
+    tokenizer = load_tokenizer(trained.job.model)
+    return _speaker(trained.model, tokenizer, data_format=trained.job.data.format, plain=plain)
+
+
+def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Speaker:
+    form: Form = "plain"
+    if not plain and data_format == "instruction":
+        form = "instruction"
+    elif not plain and data_format in {"text", "chat"} and tokenizer.chat_template:
+        form = "chat"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Speaker(model=model.to(device).eval(), tokenizer=tokenizer, form=form)
+
+
+def _base_of_adapter(folder: Path) -> Path:
+    return Path(read_json(folder / "adapter_config.json")["base_model_name_or_path"])
+
+
+@contextmanager
+def _loading(folder: Path, adapter: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        place = f"{folder} with the adapter {adapter}" if adapter else f"{folder}"
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
+        raise ModelError(
+            f"no model can be loaded from {place}",
+            seen=f"expected a folder that `gangline export` or transformers wrote; {first_line}",
+            fix="check the path; an adapter needs its base model where it was trained, or name both: "
+            "the base folder and --adapter",
+        ) from error
+
+
+def _lines(source: TextIO, say: Callable[[str], None]) -> Iterator[str]:
+    while True:
+        say("> ")
+        try:
+            line = source.readline()
+        except KeyboardInterrupt:
+            say("\n")
+            continue
+        if not line:
+            say("\n")
+            return
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+def _writer(stream: TextIO) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return write
+
+
+def _drawing(temperature: float) -> dict[str, Any]:
+    """Arguments of `generate`; the None values take back what a model's generation_config.json proposes."""
+    if temperature > 0:
+        return {"do_sample": True, "temperature": temperature}
+    return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+
+
+def _pad_token(tokenizer: Any) -> int | None:
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gangline.worker generate")
+    parser.add_argument("folder", type=Path, nargs="?", help="a model folder, or an adapter's")
+    parser.add_argument("--adapter", type=Path, help="an adapter for the model folder")
+    parser.add_argument("--run", type=Path, help="a run directory, instead of a folder")
+    parser.add_argument("--checkpoint", type=Path, help="a part of a committed checkpoint of that run")
+    parser.add_argument("--prompt", help="answer this and end")
+    parser.add_argument("--max-tokens", type=int, default=Sampling.max_tokens)
+    parser.add_argument("--temperature", type=float, default=Sampling.temperature)
+    parser.add_argument("--seed", type=int, default=Sampling.seed)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--chat", action="store_true", help="insist on the chat template")
+    form.add_argument("--plain", action="store_true", help="go on with the text as it is")
+    words = parser.parse_args(argv)
+    if bool(words.run) == bool(words.folder) or bool(words.run) != bool(words.checkpoint):
+        raise UsageError(
+            "generate needs one model",
+            seen="expected FOLDER, or --run with --checkpoint",
+            fix="python -m gangline.worker generate --help",
+        )
+    if words.max_tokens < 1 or words.temperature < 0:
+        raise UsageError(
+            "--max-tokens or --temperature is out of range",
+            seen=f"expected at least 1, and at least 0; seen {words.max_tokens} and {words.temperature}",
+            fix="--max-tokens 256 --temperature 0.7 are the defaults",
+        )
+    return words

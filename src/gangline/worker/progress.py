@@ -1,0 +1,49 @@
+"""The few numbers of a run that are not arithmetic on the step, and how a checkpoint brings them back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gangline.runs.checkpoints import find_part
+from gangline.worker.optimizer import state_tensors
+from gangline.worker.restore import load_part
+from gangline.worker.session import Session
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands. Schedule, sample order and randomness follow from `step`; nothing else needs saving."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    evaluation_loss: float | None = None
+    """The last one."""
+
+    def to_json(self, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+        """The state that is saved beside the tensors."""
+        return {
+            "step": self.step,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "evaluation_loss": self.evaluation_loss,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+        }
+
+
+def restore(session: Session, checkpoints: Path) -> Progress:
+    """Load the checkpoint that the controller chose for this attempt, if any. Raises CheckpointError."""
+    step = session.world.gang.resume_step
+    if step is None:
+        return Progress()
+    folder, digest = find_part(checkpoints, step, host=session.world.host)
+    state = load_part(folder, state_tensors(session.model, session.optimizer), digest=digest)
+    scaler = state.pop("scaler")
+    if session.scaler is not None and scaler:
+        session.scaler.load_state_dict(scaler)
+    return Progress(**state)

@@ -1,0 +1,200 @@
+"""What happens in the process of test_export: runs are made, exported, and loaded as a stranger would."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gangline.errors import GanglineError
+from gangline.worker import export as export_module
+from gangline.worker.export import export
+from tests.train.tiny import make_job, write_model, write_run, write_tokenizer
+
+TOKENS = torch.arange(2, 42).reshape(2, 20)
+
+
+def prepare(folder, *, kind="llama", method="lora", dtype="float32", model=None, **changes):
+    base = Path(folder) / "base"
+    write_model(base, kind, dtype=getattr(torch, dtype), **(model or {}))
+    write_tokenizer(base)
+    job = make_job(base, method=method, **changes)
+    return base, job, *write_run(Path(folder) / "root", job)
+
+
+@torch.no_grad()
+def logits(model):
+    return model.eval()(input_ids=TOKENS, use_cache=False).logits.float()
+
+
+def reference(base, job, tensors):
+    """The trained model, put together here without any code of the project."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    if job.method.kind == "lora":
+        method = job.method
+        targets = "all-linear" if method.targets == ("all-linear",) else list(method.targets)
+        model = get_peft_model(
+            model, LoraConfig(r=method.rank, lora_alpha=method.alpha, target_modules=targets, task_type="CAUSAL_LM")
+        )
+    state = model.state_dict()
+    for name, value in tensors.items():
+        state[name] = value
+    model.load_state_dict(state)
+    return logits(model)
+
+
+def relative(seen, expected):
+    return float((seen - expected).abs().max() / expected.abs().max())
+
+
+def stranger(base, folder):
+    if (folder / "adapter_config.json").exists():
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def exported(folder, *, merged=False, **how):
+    """Export; what was written, and how far a stranger's logits are from the trained model's and from the base's."""
+    base, job, run, part, tensors = prepare(folder, **how)
+    said = []
+    done = export(run, part, Path(folder) / "out", merged=merged, say=said.append)
+    seen = logits(stranger(base, Path(done.folder)))
+    return {
+        **dataclasses.asdict(done),
+        "difference": relative(seen, reference(base, job, tensors)),
+        "from_base": relative(seen, logits(AutoModelForCausalLM.from_pretrained(base))),
+        "said": said,
+        "left": sorted(path.name for path in Path(folder).iterdir()),
+    }
+
+
+def dtypes(folder):
+    with safe_open(Path(folder) / "out" / "model.safetensors", "pt") as file:
+        return sorted({str(file.get_tensor(name).dtype) for name in file.keys()})  # noqa: SIM118 - not a dict
+
+
+def tokenizer_and_settings(folder, **how):
+    base, _, run, part, _ = prepare(folder, **how)
+    done = export(run, part, Path(folder) / "out", merged=True)
+    model = AutoModelForCausalLM.from_pretrained(done.folder)
+    text = "a kettle, 3 cups & the tea"
+    return {
+        "tokens": AutoTokenizer.from_pretrained(done.folder)(text)["input_ids"],
+        "expected_tokens": AutoTokenizer.from_pretrained(base)(text)["input_ids"],
+        "use_cache": model.config.use_cache,
+        "eos": model.generation_config.eos_token_id,
+    }
+
+
+def refused(folder, *, damage=None, to_exists=False, merged=False, change=None, **how):
+    """The error of an export that must not succeed, and what lies in the folder afterwards."""
+    base, job, run, part, _ = prepare(folder, **how)
+    to = Path(folder) / "out"
+    if to_exists:
+        to.mkdir()
+    if change:
+        globals()[change](base)
+    kept = {name: getattr(export_module, name) for name in ("write_adapter", "write_model")}
+
+    def writing(name):
+        def write(trained, target):
+            expected = kept[name](trained, target)
+            globals()[damage](target)
+            return expected
+
+        return write
+
+    try:
+        if damage:
+            for name in kept:
+                setattr(export_module, name, writing(name))
+        export(run, part, to, merged=merged)
+    except GanglineError as error:
+        return {**error.to_json(), "left": sorted(path.name for path in Path(folder).iterdir())}
+    finally:
+        for name, function in kept.items():
+            setattr(export_module, name, function)
+    raise AssertionError("the export was not refused")
+
+
+def _weights(folder):
+    return next(path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors")
+
+
+def one_value_changed(folder):
+    tensors = load_file(_weights(folder))
+    name = sorted(tensors)[-1]
+    tensors[name].view(-1)[0] += 1e-3
+    save_file(tensors, _weights(folder), {"format": "pt"})
+
+
+def one_tensor_missing(folder):
+    tensors = load_file(_weights(folder))
+    del tensors[sorted(tensors)[0]]
+    save_file(tensors, _weights(folder), {"format": "pt"})
+
+
+def file_cut(folder):
+    path = _weights(folder)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def scale_changed(folder):
+    path = folder / "adapter_config.json"
+    path.write_text(path.read_text().replace('"lora_alpha": 8.0', '"lora_alpha": 9.0'))
+
+
+def no_change(folder):
+    pass
+
+
+def of_useless_weights(folder, *, what):
+    base = Path(folder) / "base"
+    write_model(base)
+    job = make_job(base)
+    from tests.train import tiny
+
+    model = export_module_model(job, what)
+    try:
+        export_module.check_weights(model)
+    except GanglineError as error:
+        return error.to_json()
+    del tiny
+    raise AssertionError("these weights were accepted")
+
+
+def export_module_model(job, what):
+    from gangline.worker.model import load_model, trainable
+
+    model = load_model(job)
+    if what == "nan":
+        with torch.no_grad():
+            next(iter(trainable(model).values()))[0, 0] = float("nan")
+    return model
+
+
+def other_part(folder):
+    """Exporting a folder that is no part of a committed checkpoint."""
+    _, _, run, part, _ = prepare(folder)
+    (part.parent / "COMMITTED").unlink()
+    try:
+        export(run, part, Path(folder) / "out")
+    except GanglineError as error:
+        return error.to_json()
+    raise AssertionError("an uncommitted checkpoint was exported")
+
+
+def on_the_command_line(folder):
+    """What the controller reads."""
+    import contextlib
+    import io
+    import json
+
+    _, _, run, part, _ = prepare(folder)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = export_module.export_main([str(run), "--checkpoint", str(part), "--to", str(Path(folder) / "out")])
+    return {"code": code, "lines": [json.loads(line) for line in out.getvalue().splitlines()]}

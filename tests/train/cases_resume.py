@@ -1,0 +1,62 @@
+"""What the ranks do in test_resume: run a piece of a training, save, and go on in another gang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.manifest import PART_FILE, commit_record
+from gangline.worker.checkpoint import Saver
+from gangline.worker.model import trainable
+from gangline.worker.progress import restore
+from tests.train.small import make_job, make_session, make_world, run_loop
+
+
+def piece(folder: str, *, shares, steps: int, resume_step: int | None, stop_after: int | None, job: dict):
+    """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights."""
+    rank = dist.get_rank()
+    hosts = [f"pc{index}" for index in range(len(shares))]
+    world = make_world(shares, rank=rank, resume_step=resume_step)
+    words = dict(job)
+    warmup = words.pop("warmup", 5)
+    made = make_job(steps=steps, **words)
+    made = replace(made, schedule=replace(made.schedule, warmup_steps=warmup))
+    session = make_session(made, world, num_evaluation=0)
+    checkpoints = Path(folder)
+    description = {"attempt": 1, "hosts": tuple(hosts), "num_ranks": len(shares), "fingerprints": {"train": "t"}}
+    saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
+    progress = restore(session, checkpoints)
+    read = _listen(session, progress)
+    result, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)
+    saver.wait()
+    dist.barrier()
+    if rank == 0:
+        parts = {
+            host: (part_folder(checkpoints, progress.step, host) / PART_FILE).read_bytes() for host in hosts
+        }
+        place_commit(checkpoints, commit_record(parts))
+    dist.barrier()
+    weights = torch.cat([parameter.detach().flatten() for parameter in trainable(session.model).values()])
+    return {
+        "result": result,
+        "step": progress.step,
+        "losses": captured.steps,
+        "samples": read,
+        "digest": str(torch.hash_tensor(weights).item()),
+    }
+
+
+def _listen(session, progress) -> list[tuple[int, int]]:
+    read: list[tuple[int, int]] = []
+    plain = session.train_set.sample
+
+    def sample(index):
+        read.append((progress.step, int(index)))
+        return plain(index)
+
+    session.train_set.sample = sample
+    return read

@@ -1,0 +1,238 @@
+"""Ranks for tests, forked from one process that has imported everything.
+
+    pool(3).run("tests.train.cases_loop:gradient", shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
+
+- `pool(n)`: one set of n ranks per session, with a gloo group that is set up once. A case that fails in any rank, or
+  takes too long, ends these ranks; the next call makes new ones.
+- `gang(n, function, kwargs)`: n fresh ranks of one's own, to be killed.
+- `fork(function, ...)`: one fresh process without a group.
+
+Arguments and results are JSON. This module and pytest's process need no torch.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.train.zygote import receive, send
+
+ROOT = Path(__file__).parents[2]
+_LOG_TAIL = 6000
+
+
+class RankFailure(AssertionError):
+    """A rank raised, died or took too long; the text says which, and shows its traceback or its stacks."""
+
+
+class Child:
+    """One process forked from the zygote. It serves one call after the other."""
+
+    def __init__(self, zygote: "Zygote", *, name: str, group: dict | None = None) -> None:
+        self.name = name
+        self.returncode: int | None = None
+        self._zygote = zygote
+        self._log = zygote.folder / f"{name}.log"
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self.pid = zygote.request_fork({"log": str(self._log), "group": group}, theirs)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def call(self, function: str, kwargs: dict) -> None:
+        """Begin `package.module:function` with these arguments."""
+        try:
+            send(self._channel, {"function": function, "kwargs": kwargs})
+        except BrokenPipeError:
+            raise RankFailure(self._died()) from None
+
+    def result(self, *, timeout_s: float = 60.0):
+        """What the call returned; raises RankFailure."""
+        if not select.select([self._channel], [], [], max(0.0, timeout_s))[0]:
+            raise RankFailure(f"{self.name} did not answer in time; it was here:\n{self._stacks()}")
+        try:
+            answer = receive(self._channel)
+        except EOFError:
+            raise RankFailure(self._died()) from None
+        if "error" in answer:
+            raise RankFailure(f"{self.name}: {answer['error']}{self.output()}")
+        return answer["value"]
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has been reaped."""
+        if self.returncode is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.signal(signal.SIGKILL)
+
+    def wait(self, *, timeout_s: float = 10.0) -> int:
+        """Wait for the end; the exit status, or minus the number of the signal. Raises TimeoutError."""
+        if self.returncode is None:
+            if not select.select([self._pidfd], [], [], timeout_s)[0]:
+                raise TimeoutError(f"{self.name} (pid {self.pid}) still runs after {timeout_s} s")
+            self.returncode = self._zygote.request_reap(self.pid)
+            os.close(self._pidfd)
+        return self.returncode
+
+    def close(self) -> None:
+        """Kill and reap."""
+        self.kill()
+        self.wait()
+        self._channel.close()
+
+    def output(self) -> str:
+        """The end of what it wrote to stdout and stderr."""
+        return self._log.read_text(errors="replace")[-_LOG_TAIL:] if self._log.exists() else ""
+
+    def _died(self) -> str:
+        return f"{self.name} died, exit status {self.wait()}:\n{self.output()}"
+
+    def _stacks(self) -> str:
+        """Stacks of all its threads, by faulthandler; what is there after 2 s, for a stopped process writes none."""
+        self.signal(signal.SIGUSR1)
+        deadline = time.monotonic() + 2.0
+        while "(most recent call first)" not in self.output() and time.monotonic() < deadline:
+            select.select([self._pidfd], [], [], 0.05)
+        return self.output()
+
+
+class Ranks:
+    """Processes that share a gloo group."""
+
+    def __init__(self, zygote: "Zygote", world_size: int, *, timeout_s: float = 60.0) -> None:
+        number = zygote.next_number()
+        group = {"world_size": world_size, "store": str(zygote.folder / f"store-{number}"), "timeout_s": timeout_s}
+        self.is_open = True
+        self.children = [
+            Child(zygote, name=f"gang-{number}-rank-{rank}", group={**group, "rank": rank})
+            for rank in range(world_size)
+        ]
+
+    def start(self, function: str, kwargs: dict) -> None:
+        """Begin `function` on every rank."""
+        for child in self.children:
+            child.call(function, kwargs)
+
+    def results(self, *, timeout_s: float = 60.0) -> list:
+        """What each rank returned. When one fails, all are ended, and RankFailure tells of each one that failed."""
+        deadline = time.monotonic() + timeout_s
+        values, failures = {}, []
+        waiting = dict(enumerate(self.children))
+        while waiting:
+            ready = self._next(waiting, deadline)
+            child = waiting.pop(ready)
+            try:
+                values[ready] = child.result(timeout_s=deadline - time.monotonic())
+            except RankFailure as error:
+                failures.append(str(error))
+                # The others may wait for this rank in a collective: they get a moment to tell of their own failure.
+                deadline = min(deadline, time.monotonic() + 2.0)
+        if failures:
+            self.close()
+            raise RankFailure("\n".join(failures))
+        return [values[rank] for rank in range(len(self.children))]
+
+    def run(self, function: str, *, timeout_s: float = 60.0, **kwargs) -> list:
+        """Call `package.module:function` with the same arguments on every rank; the results by rank."""
+        try:
+            self.start(function, kwargs)
+            return self.results(timeout_s=timeout_s)
+        except BaseException:
+            # Also for pytest's own timeout and Ctrl-C: an answer that comes late must not reach the next case.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kill and reap every rank."""
+        if self.is_open:
+            self.is_open = False
+            for child in self.children:
+                child.kill()
+            for child in self.children:
+                child.close()
+
+    def _next(self, waiting: dict, deadline: float) -> int:
+        by_channel = {child._channel: rank for rank, child in waiting.items()}
+        ready, _, _ = select.select(list(by_channel), [], [], max(0.0, deadline - time.monotonic()))
+        return by_channel[ready[0]] if ready else next(iter(waiting))
+
+
+class Zygote:
+    """The process that has imported everything, and the ranks forked from it."""
+
+    def __init__(self) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="gangline-ranks-")
+        self.folder = Path(self._temporary.name)
+        self._number = 0
+        self._pools: dict[int, Ranks] = {}
+        self._others: list[Child | Ranks] = []
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.train.zygote", str(theirs.fileno())],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C is pytest's to handle.
+                start_new_session=True,
+            )
+        receive(self._control)
+        self.process_id = self._process.pid
+
+    def pool(self, world_size: int) -> Ranks:
+        """The shared ranks of this size, made on first use and after a failure."""
+        ranks = self._pools.get(world_size)
+        if ranks is None or not ranks.is_open:
+            ranks = self._pools[world_size] = Ranks(self, world_size)
+        return ranks
+
+    def gang(self, world_size: int, function: str, kwargs: dict | None = None) -> Ranks:
+        """Fresh ranks that already run `function`; they end with the session at the latest."""
+        ranks = Ranks(self, world_size)
+        self._others.append(ranks)
+        ranks.start(function, kwargs or {})
+        return ranks
+
+    def fork(self, function: str, **kwargs) -> Child:
+        """A fresh process that already runs `function`; it ends with the session at the latest."""
+        child = Child(self, name=f"fork-{self.next_number()}")
+        self._others.append(child)
+        child.call(function, kwargs)
+        return child
+
+    def next_number(self) -> int:
+        """A number that was not given out before, for names of files."""
+        self._number += 1
+        return self._number
+
+    def request_fork(self, request: dict, channel: socket.socket) -> int:
+        """Fork; the child serves `channel`. Its process id."""
+        send(self._control, request)
+        socket.send_fds(self._control, [b"."], [channel.fileno()])
+        return int(receive(self._control)["pid"])
+
+    def request_reap(self, pid: int) -> int:
+        """The exit status of a child that has ended."""
+        send(self._control, {"reap": pid})
+        return int(receive(self._control)["returncode"])
+
+    def close_others(self) -> None:
+        """End what `gang` and `fork` made."""
+        while self._others:
+            self._others.pop().close()
+
+    def close(self) -> None:
+        """End everything."""
+        self.close_others()
+        for ranks in self._pools.values():
+            ranks.close()
+        self._control.close()
+        self._process.wait(timeout=10)
+        self._temporary.cleanup()

@@ -1,0 +1,111 @@
+"""What `export` writes is the trained model, and it says done only then."""
+
+import pytest
+
+CASES = "tests.train.cases_export"
+
+
+def run(pool, tmp_path, case, **arguments):
+    return pool(1).run(f"{CASES}:{case}", folder=str(tmp_path), **arguments)[0]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_lora_run_gives_the_logits_of_the_trained_model_in_plain_peft_and_transformers(pool, tmp_path, kind, merged):
+    done = run(pool, tmp_path, "exported", kind=kind, merged=merged)
+    assert done["difference"] <= 1e-4
+    assert done["from_base"] > 0.05
+    assert done["max_logit_difference"] <= done["tolerance"] == 1e-4
+    assert done["left"] == ["base", "out", "root"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_full_run_gives_a_whole_model_folder(pool, tmp_path, kind):
+    done = run(pool, tmp_path, "exported", kind=kind, method="full")
+    assert done["difference"] <= 1e-4
+    assert done["from_base"] > 0.05
+    assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= set(done["files"])
+
+
+def test_an_adapter_is_a_folder_in_pefts_format(pool, tmp_path):
+    done = run(pool, tmp_path, "exported")
+    assert done["files"] == ["adapter_config.json", "adapter_model.safetensors", "gangline.json"]
+
+
+def test_tied_embeddings_stay_tied(pool, tmp_path):
+    done = run(pool, tmp_path, "exported", merged=True, model={"tie_word_embeddings": True})
+    assert done["difference"] <= 1e-4
+
+
+def test_a_merged_model_has_the_precision_of_its_base(pool, tmp_path):
+    done = run(pool, tmp_path, "exported", merged=True, dtype="bfloat16")
+    assert done["dtype"] == "bfloat16"
+    assert done["tolerance"] == 4 * 2**-7
+    assert done["max_logit_difference"] <= done["tolerance"]
+    assert run(pool, tmp_path, "dtypes") == ["torch.bfloat16"]
+
+
+def test_an_adapter_over_a_bf16_base_is_exact(pool, tmp_path):
+    done = run(pool, tmp_path, "exported", dtype="bfloat16")
+    assert done["difference"] <= 1e-4
+
+
+def test_a_merged_model_brings_tokenizer_and_settings_of_its_base(pool, tmp_path):
+    done = run(pool, tmp_path, "tokenizer_and_settings")
+    assert done["tokens"] == done["expected_tokens"]
+    assert done["use_cache"] is True
+    assert done["eos"] == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "merged", "words"),
+    [
+        ("one_value_changed", False, "these tensors are not what was written"),
+        ("one_value_changed", True, "these tensors are not what was written"),
+        ("one_tensor_missing", False, ""),
+        ("file_cut", False, "it cannot be loaded"),
+        ("file_cut", True, "it cannot be loaded"),
+        ("scale_changed", False, "expected logits within 1.0e-04"),
+    ],
+)
+def test_a_damaged_export_is_refused_and_removed(pool, tmp_path, damage, merged, words):
+    error = run(pool, tmp_path, "refused", damage=damage, merged=merged)
+    assert error["kind"] == "RunFailed"
+    assert words in error["seen"]
+    assert error["left"] == ["base", "root"]
+
+
+def test_a_folder_that_exists_is_never_written_to(pool, tmp_path):
+    error = run(pool, tmp_path, "refused", to_exists=True)
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_merging_needs_an_adapter(pool, tmp_path):
+    assert "no adapter to merge" in run(pool, tmp_path, "refused", method="full", merged=True)["what"]
+
+
+def test_an_adapter_of_a_weight_that_two_layers_share_is_not_merged(pool, tmp_path):
+    error = run(
+        pool, tmp_path, "refused", merged=True, targets=["lm_head"], model={"tie_word_embeddings": True}
+    )
+    assert "cannot be merged" in error["what"]
+    assert error["left"] == ["base", "root"]
+
+
+@pytest.mark.parametrize(("what", "words"), [("nan", "not finite"), ("fresh", "all B matrices")])
+def test_weights_that_nobody_can_want_are_refused(pool, tmp_path, what, words):
+    assert words in run(pool, tmp_path, "of_useless_weights", what=what)["seen"]
+
+
+def test_a_checkpoint_without_commit_record_is_refused(pool, tmp_path):
+    assert run(pool, tmp_path, "other_part")["kind"] == "CheckpointError"
+
+
+def test_the_controller_reads_progress_and_a_result(pool, tmp_path):
+    done = run(pool, tmp_path, "on_the_command_line")
+    *progress, result = done["lines"]
+    assert done["code"] == 0
+    assert {line["kind"] for line in progress} == {"progress"}
+    assert result["kind"] == "result"
+    assert {"folder", "files", "max_logit_difference", "tolerance"} <= result.keys()

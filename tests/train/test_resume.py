@@ -1,0 +1,57 @@
+"""Promise 3: a resumed run is the run that was not interrupted."""
+
+import random
+
+import pytest
+
+
+def run(pool, folder, shares, **changes):
+    """One attempt over these shares."""
+    arguments = {"steps": 24, "resume_step": None, "stop_after": None, "job": {}, **changes}
+    return pool(len(shares)).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
+
+
+@pytest.mark.parametrize("job", [{"method": "full", "precision": "fp32"}, {"method": "lora", "precision": "bf16"}])
+def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_path, job):
+    whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
+    stop_after = random.Random(str(job)).randrange(2, 23)
+    first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=stop_after)
+    assert [(rank["result"], rank["step"]) for rank in first] == [("stopped", stop_after)] * 3
+    second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=stop_after)
+    for rank in range(3):
+        assert first[rank]["losses"] + second[rank]["losses"] == whole[rank]["losses"]
+        assert first[rank]["samples"] + second[rank]["samples"] == whole[rank]["samples"]
+        assert second[rank]["digest"] == whole[rank]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("job", "tolerance"),
+    [
+        ({"precision": "fp64"}, 1e-9),
+        ({"precision": "fp64", "method": "lora"}, 1e-9),
+        ({"precision": "fp32", "warmup": 50}, 1e-4),
+    ],
+)
+def test_three_then_two_then_four_ranks_have_the_losses_of_one_gang(pool, tmp_path, job, tolerance):
+    whole = run(pool, tmp_path / "whole", [4, 3, 3], job=job)
+    first = run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=7)
+    second = run(pool, tmp_path / "cut", [7, 3], job=job, resume_step=7, stop_after=15)
+    third = run(pool, tmp_path / "cut", [1, 2, 3, 4], job=job, resume_step=15)
+    pieces = first[0]["losses"] + second[0]["losses"] + third[0]["losses"]
+    assert [step for step, _, _ in pieces] == list(range(1, 25))
+    for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
+        assert loss == pytest.approx(expected, rel=tolerance)
+    order = sample_order(first, second, third)
+    assert order == sample_order(whole)
+    # 64 samples in steps of 10: the seventh step of an epoch is short
+    assert [len(order[step]) for step in range(8)] == [10, 10, 10, 10, 10, 10, 4, 10]
+
+
+def sample_order(*attempts):
+    """The samples of every step in order: ranks read adjacent parts of it."""
+    order = {}
+    for ranks in attempts:
+        for rank in ranks:
+            for step, sample in rank["samples"]:
+                order.setdefault(step, []).append(sample)
+    return order

@@ -1,0 +1,182 @@
+"""The process from which every rank of the tests is forked, so that imports are paid for once.
+
+It imports torch, transformers and peft, starts no thread and touches no GPU, then answers two requests on the socket
+whose descriptor is its argument: fork a child that serves a channel of its own, and reap one that has ended.
+It ends when pytest does.
+"""
+
+import ctypes
+import datetime
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import traceback
+import warnings
+
+_HEADER = struct.Struct("!Q")
+_PR_SET_PDEATHSIG = 1
+
+
+def send(channel: socket.socket, message) -> None:
+    """One JSON document with its length before it."""
+    data = json.dumps(message).encode()
+    channel.sendall(_HEADER.pack(len(data)) + data)
+
+
+def receive(channel: socket.socket):
+    """The next document; raises EOFError when the other side has closed, or died."""
+    (length,) = _HEADER.unpack(_read(channel, _HEADER.size))
+    return json.loads(_read(channel, length))
+
+
+def _read(channel: socket.socket, length: int) -> bytes:
+    pieces = []
+    while length:
+        try:
+            piece = channel.recv(min(length, 1 << 20))
+        except ConnectionResetError:
+            piece = b""
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        length -= len(piece)
+    return b"".join(pieces)
+
+
+def main() -> None:
+    """Import everything, then serve until the socket closes."""
+    _die_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    _import_everything()
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads != 1:
+        raise RuntimeError(f"the zygote must not have threads when it forks, but it has {num_threads}")
+    # Objects that live for ever are kept out of every later collection, and their pages stay shared.
+    gc.collect()
+    gc.freeze()
+    send(control, {"ready": os.getpid()})
+    while True:
+        try:
+            request = receive(control)
+        except EOFError:
+            return
+        if "reap" in request:
+            _, status = os.waitpid(request["reap"], 0)
+            send(control, {"returncode": os.waitstatus_to_exitcode(status)})
+        else:
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            send(control, {"pid": _fork(control, descriptors[0], request)})
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _import_everything() -> None:
+    import peft
+    import safetensors.torch
+    import tokenizers
+    import torch
+    import torch.distributed
+    import torch.distributed.checkpoint
+    import torch.nn.parallel
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.llama.modeling_llama
+
+    torch.set_num_threads(1)
+    del peft, safetensors, tokenizers, transformers
+
+
+def _fork(control: socket.socket, descriptor: int, request) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        return pid
+    code = 1
+    try:
+        control.close()
+        _die_with_parent()
+        _redirect(request["log"])
+        _serve(socket.socket(fileno=descriptor), request.get("group"))
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may return into the zygote's loop
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: str) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    faulthandler.enable(sys.stderr)
+    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
+
+
+def _serve(channel: socket.socket, group) -> None:
+    if group:
+        _join(group)
+    while True:
+        try:
+            request = receive(channel)
+        except EOFError:
+            return
+        send(channel, _answer(request))
+
+
+def _join(group) -> None:
+    import torch.distributed
+
+    rank, world_size = group["rank"], group["world_size"]
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    torch.distributed.init_process_group(
+        "gloo",
+        store=torch.distributed.FileStore(group["store"], world_size),
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=group["timeout_s"]),
+    )
+
+
+def _answer(request) -> dict:
+    try:
+        _reset()
+        module, _, name = request["function"].partition(":")
+        with warnings.catch_warnings():
+            # What the libraries say to each other is theirs to mend; what they say to our code is an error.
+            warnings.simplefilter("default")
+            warnings.filterwarnings("error", module=r"(gangline|tests)\b")
+            value = getattr(importlib.import_module(module), name)(**request["kwargs"])
+        answer = {"value": value}
+        json.dumps(answer)
+    except BaseException:  # noqa: BLE001 - the test is told, whatever it was
+        return {"error": traceback.format_exc()}
+    return answer
+
+
+def _reset() -> None:
+    """What one case changed must not reach the next."""
+    import torch
+
+    gc.collect()
+    random.seed(0)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+if __name__ == "__main__":
+    main()
