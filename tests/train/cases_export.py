@@ -1,6 +1,9 @@
 """What happens in the process of test_export: runs are made, exported, and loaded as a stranger would."""
 
+import contextlib
 import dataclasses
+import io
+import json
 from pathlib import Path
 
 import torch
@@ -12,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gangline.errors import GanglineError
 from gangline.worker import export as export_module
 from gangline.worker.export import export
+from gangline.worker.model import load_model, trainable
 from tests.train.tiny import make_job, write_model, write_run, write_tokenizer
 
 TOKENS = torch.arange(2, 42).reshape(2, 20)
@@ -89,14 +93,12 @@ def tokenizer_and_settings(folder, **how):
     }
 
 
-def refused(folder, *, damage=None, to_exists=False, merged=False, change=None, **how):
+def refused(folder, *, damage=None, to_exists=False, merged=False, **how):
     """The error of an export that must not succeed, and what lies in the folder afterwards."""
-    base, job, run, part, _ = prepare(folder, **how)
+    _, _, run, part, _ = prepare(folder, **how)
     to = Path(folder) / "out"
     if to_exists:
         to.mkdir()
-    if change:
-        globals()[change](base)
     kept = {name: getattr(export_module, name) for name in ("write_adapter", "write_model")}
 
     def writing(name):
@@ -126,14 +128,14 @@ def _weights(folder):
 
 def one_value_changed(folder):
     tensors = load_file(_weights(folder))
-    name = sorted(tensors)[-1]
+    name = max(tensors)
     tensors[name].view(-1)[0] += 1e-3
     save_file(tensors, _weights(folder), {"format": "pt"})
 
 
 def one_tensor_missing(folder):
     tensors = load_file(_weights(folder))
-    del tensors[sorted(tensors)[0]]
+    del tensors[min(tensors)]
     save_file(tensors, _weights(folder), {"format": "pt"})
 
 
@@ -147,33 +149,37 @@ def scale_changed(folder):
     path.write_text(path.read_text().replace('"lora_alpha": 8.0', '"lora_alpha": 9.0'))
 
 
-def no_change(folder):
-    pass
-
-
 def of_useless_weights(folder, *, what):
+    """The error for a fresh adapter, or for one with a value that is no number."""
     base = Path(folder) / "base"
     write_model(base)
-    job = make_job(base)
-    from tests.train import tiny
-
-    model = export_module_model(job, what)
+    model = load_model(make_job(base))
+    if what == "nan":
+        with torch.no_grad():
+            next(iter(trainable(model).values()))[0, 0] = float("nan")
     try:
         export_module.check_weights(model)
     except GanglineError as error:
         return error.to_json()
-    del tiny
     raise AssertionError("these weights were accepted")
 
 
-def export_module_model(job, what):
-    from gangline.worker.model import load_model, trainable
-
-    model = load_model(job)
-    if what == "nan":
-        with torch.no_grad():
-            next(iter(trainable(model).values()))[0, 0] = float("nan")
-    return model
+def merged_weights_that_differ(folder):
+    """Names of merged bf16 weights that are not W + scale * B A in fp32, rounded once."""
+    base, job, run, part, tensors = prepare(folder, dtype="bfloat16")
+    export(run, part, Path(folder) / "out", merged=True)
+    stored, merged = load_file(_weights(base)), load_file(_weights(Path(folder) / "out"))
+    wrong, changed = [], 0
+    for name in stored:
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        expected = stored[name]
+        if f"{stem}.lora_A.default.weight" in tensors:
+            product = tensors[f"{stem}.lora_B.default.weight"] @ tensors[f"{stem}.lora_A.default.weight"]
+            expected = (expected.float() + job.method.alpha / job.method.rank * product).bfloat16()
+            changed += 1
+        if not torch.equal(merged[name], expected):
+            wrong.append(name)
+    return {"wrong": wrong, "changed": changed}
 
 
 def other_part(folder):
@@ -189,10 +195,6 @@ def other_part(folder):
 
 def on_the_command_line(folder):
     """What the controller reads."""
-    import contextlib
-    import io
-    import json
-
     _, _, run, part, _ = prepare(folder)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

@@ -32,7 +32,7 @@ VOCABULARY = 96
 
 
 class MemorySet:
-    """Rows of a noisy counting language: learnable, of unequal lengths and numbers of trained tokens."""
+    """Rows of a counting language: learnable, of unequal lengths and numbers of trained tokens; the last token is unused."""
 
     def __init__(self, num_samples: int, *, seed: int = 0, longest: int = 20) -> None:
         draw = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ class MemorySet:
     @staticmethod
     def _row(draw, longest):
         length = int(draw.integers(4, longest))
-        tokens = (np.arange(length) * int(draw.integers(1, 4)) + int(draw.integers(VOCABULARY))) % VOCABULARY
+        tokens = (np.arange(length) * int(draw.integers(1, 4)) + int(draw.integers(VOCABULARY))) % (VOCABULARY - 1)
         targets = np.append(tokens[1:], -100)
         targets[: int(draw.integers(0, length // 2))] = -100
         return SimpleNamespace(input_ids=tokens, targets=targets, position_ids=np.arange(length))

@@ -45,6 +45,10 @@ def test_a_merged_model_has_the_precision_of_its_base(pool, tmp_path):
     assert run(pool, tmp_path, "dtypes") == ["torch.bfloat16"]
 
 
+def test_a_merge_rounds_once(pool, tmp_path):
+    assert run(pool, tmp_path, "merged_weights_that_differ") == {"wrong": [], "changed": 14}
+
+
 def test_an_adapter_over_a_bf16_base_is_exact(pool, tmp_path):
     done = run(pool, tmp_path, "exported", dtype="bfloat16")
     assert done["difference"] <= 1e-4
@@ -86,9 +90,7 @@ def test_merging_needs_an_adapter(pool, tmp_path):
 
 
 def test_an_adapter_of_a_weight_that_two_layers_share_is_not_merged(pool, tmp_path):
-    error = run(
-        pool, tmp_path, "refused", merged=True, targets=["lm_head"], model={"tie_word_embeddings": True}
-    )
+    error = run(pool, tmp_path, "refused", merged=True, targets=["lm_head"], model={"tie_word_embeddings": True})
     assert "cannot be merged" in error["what"]
     assert error["left"] == ["base", "root"]
 

@@ -36,7 +36,9 @@ def write_model(folder: Path, kind: str = "llama", *, dtype: torch.dtype = torch
     if kind == "llama":
         shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
         model = LlamaForCausalLM(
-            LlamaConfig(**sizes, **shape, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, **more)
+            LlamaConfig(
+                **sizes, **shape, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, **more
+            )
         )
     else:
         model = GPT2LMHeadModel(
@@ -64,10 +66,11 @@ def write_run(root: Path, job: Job, *, step: int = 3) -> tuple[Path, Path, dict[
     layout = RunLayout(root, "calm-otter-7")
     layout.folder.mkdir(parents=True)
     job.save(layout.job)
-    tensors = {name: value.detach().clone() for name, value in trainable(load_model(job)).items()}
     generator = torch.Generator().manual_seed(7)
-    for value in tensors.values():
-        value += 0.1 * torch.randn(value.shape, generator=generator)
+    tensors = {
+        name: value.detach() + 0.1 * torch.randn(value.shape, generator=generator)
+        for name, value in trainable(load_model(job)).items()
+    }
     saved = {f"model.{name}": value for name, value in tensors.items()}
     saved["optimizer.first.exp_avg"] = torch.ones(3)
     description = {"attempt": 1, "hosts": ["here"], "num_ranks": 1, "fingerprints": {}}

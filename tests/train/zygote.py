@@ -19,6 +19,7 @@ import struct
 import sys
 import traceback
 import warnings
+from pathlib import Path
 
 _HEADER = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +56,7 @@ def main() -> None:
     _die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     _import_everything()
-    num_threads = len(os.listdir("/proc/self/task"))
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
     if num_threads != 1:
         raise RuntimeError(f"the zygote must not have threads when it forks, but it has {num_threads}")
     # Objects that live for ever are kept out of every later collection, and their pages stay shared.

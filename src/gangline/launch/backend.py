@@ -28,6 +28,8 @@ class HostRequest:
     """The command that starts the guard; it reads this request as JSON from stdin."""
     grace_s: float = 120.0
     """How long ranks may take to save and leave after an orderly stop."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks of this host; empty: every one whose files appear in `rank_files`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,13 @@ class HostStatus:
     returncode: int | None = None
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of the first rank of this host that failed with one."""
+    reason: str | None = None
+    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled."""
+    failures: tuple[dict[str, Any], ...] = ()
+    """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
+    still runs, only those that left an error."""
+    console_tail: tuple[str, ...] = ()
+    """Last lines of console.log, if the host ended badly."""
 
 
 class Backend(Protocol):

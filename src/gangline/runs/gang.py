@@ -20,6 +20,8 @@ class GangRank:
     """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps after each micro-batch until it took `slowdown` times as long (simulated)."""
+    peak_flops: float | None = None
+    """Dense peak of the device at the run's dtype, in FLOP/s; None: unknown, and then there is no MFU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,9 @@ class Sampling:
     seed: int = 0
 
 
+_DEFAULT = Sampling()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
     """A model ready to answer, and how it wants to be spoken to."""
@@ -105,7 +108,10 @@ class Speaker:
         text = messages[-1]["content"]
         if self.form == "instruction":
             text = instruction_prompt(text)
-        return self.tokenizer(text, return_tensors="pt")["input_ids"]
+        tokens = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        # Some tokenizers end every text; a prompt that has ended has no answer.
+        ended = tokens.shape[1] > 1 and tokens[0, -1] == self.tokenizer.eos_token_id
+        return tokens[:, :-1] if ended else tokens
 
     def _limit(self) -> int | None:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -127,7 +133,7 @@ class WordStreamer(TextStreamer):
         self.text = ""
         self._write = write
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002 - the base class gives it
         """Called by the base class with the next words."""
         clean = _CONTROLS.sub("", text)
         self.text += clean
@@ -194,13 +200,14 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    source = ModelJob(path=str(folder))
     if adapter is None and (folder / "adapter_config.json").is_file():
-        folder, adapter = _base_of_adapter(folder), folder
-    with _loading(folder, adapter):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        source, adapter = _base_of_adapter(folder), folder
+    tokenizer = load_tokenizer(source)
+    with _loading(source.path, adapter):
+        model = AutoModelForCausalLM.from_pretrained(source.path, revision=source.revision or "main", dtype="auto")
         if adapter is not None:
             model = PeftModel.from_pretrained(model, adapter)
-    tokenizer = load_tokenizer(ModelJob(path=str(folder)))
     note = (adapter or folder) / NOTE_FILE
     data_format = read_json(note).get("format", "text") if note.is_file() else "text"
     return _speaker(model, tokenizer, data_format=data_format, plain=plain)
@@ -223,16 +230,17 @@ def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Sp
     return Speaker(model=model.to(device).eval(), tokenizer=tokenizer, form=form)
 
 
-def _base_of_adapter(folder: Path) -> Path:
-    return Path(read_json(folder / "adapter_config.json")["base_model_name_or_path"])
+def _base_of_adapter(folder: Path) -> ModelJob:
+    config = read_json(folder / "adapter_config.json")
+    return ModelJob(path=config["base_model_name_or_path"], revision=config.get("revision"))
 
 
 @contextmanager
-def _loading(folder: Path, adapter: Path | None) -> Iterator[None]:
+def _loading(model: str, adapter: Path | None) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        place = f"{folder} with the adapter {adapter}" if adapter else f"{folder}"
+        place = f"{model} with the adapter {adapter}" if adapter else model
         first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
             f"no model can be loaded from {place}",
@@ -283,9 +291,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--run", type=Path, help="a run directory, instead of a folder")
     parser.add_argument("--checkpoint", type=Path, help="a part of a committed checkpoint of that run")
     parser.add_argument("--prompt", help="answer this and end")
-    parser.add_argument("--max-tokens", type=int, default=Sampling.max_tokens)
-    parser.add_argument("--temperature", type=float, default=Sampling.temperature)
-    parser.add_argument("--seed", type=int, default=Sampling.seed)
+    parser.add_argument("--max-tokens", type=int, default=_DEFAULT.max_tokens)
+    parser.add_argument("--temperature", type=float, default=_DEFAULT.temperature)
+    parser.add_argument("--seed", type=int, default=_DEFAULT.seed)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat", action="store_true", help="insist on the chat template")
     form.add_argument("--plain", action="store_true", help="go on with the text as it is")

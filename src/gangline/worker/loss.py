@@ -135,16 +135,32 @@ class CausalLoss(nn.Module):
             return False
         was_training = self.model.training
         self.model.eval()
-        probe = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
-        positions = torch.arange(8, device=head.weight.device)[None]
         try:
-            own = core(input_ids=probe, position_ids=positions, use_cache=False).logits
-            ours = head(core.base_model(input_ids=probe, position_ids=positions, use_cache=False)[0])  # type: ignore[operator]
+            return _head_is_plain(core, head)
         except (TypeError, AttributeError, RuntimeError):
             return False
         finally:
             self.model.train(was_training)
-        return own.shape == ours.shape and bool(torch.allclose(own.float(), ours.float(), rtol=1e-3, atol=1e-3))
+
+
+def _head_is_plain(core: Any, head: nn.Linear) -> bool:
+    """Compare on hidden states made so large that logits reach about 100: a cap is the identity near zero."""
+    probe = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
+    positions = torch.arange(8, device=head.weight.device)[None]
+    inputs = {"input_ids": probe, "position_ids": positions, "use_cache": False}
+    hidden = core.base_model(**inputs)[0]
+    hidden = hidden * (100 / head(hidden).abs().max().clamp_min(1e-6))
+
+    def enlarge(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = hidden
+        return output
+
+    hook = core.base_model.register_forward_hook(enlarge)
+    try:
+        own = core(**inputs).logits.float()
+    finally:
+        hook.remove()
+    return own.shape == (1, 8, head.weight.shape[0]) and torch.allclose(own, head(hidden).float(), rtol=1e-2, atol=0.1)
 
 
 @torch.no_grad()

@@ -1,0 +1,47 @@
+# The same verbs for people and for CI. Each makes .venv first, if it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS ?= tests/unit tests/train
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
+
+demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume, tune, export, generate
+	$(BIN)/gangline demo
+
+test: .venv/dev.stamp ## unit tests, and training tests with real ranks
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: .venv/dev.stamp ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.stamp ## put the style right
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.stamp ## our loop against others on the same model, data and threads
+	$(BIN)/python -m benchmarks
+
+clean: ## remove .venv and the caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+
+# pip comes last into a new .venv: an interrupted one is made again.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}; gangline needs 3.10 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+
+# torch first and alone: the largest download is not repeated when a later row fails to install.
+.venv/train.stamp: pyproject.toml constraints.txt | .venv/bin/pip
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train]"
+	@touch $@
+
+.venv/dev.stamp: .venv/train.stamp
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,dev]"
+	@touch $@

@@ -1,0 +1,481 @@
+"""The main path: what `train` and `resume` do, as a column of named steps.
+
+load     files and key=value        -> Job, Cluster
+gather   every host                 -> Inventory
+plan     Job, Cluster               -> Plan
+judge    Inventory                  -> findings; a failure stops here
+create   the run directory
+sync     job, inputs, checkpoints   -> every host
+render   Plan                       -> Request (a dry run prints it and ends)
+start    a detached supervisor; whoever follows it may leave at any time
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gangline.checks.finding import Finding
+from gangline.checks.judge import judge, require
+from gangline.errors import CheckpointError, GanglineError, UsageError
+from gangline.inventory.facts import Inventory
+from gangline.inventory.gather import gather
+from gangline.launch.backend import Backend, Request
+from gangline.launch.local import free_port
+from gangline.launch.registry import backend
+from gangline.planning.explain import explain, length
+from gangline.planning.plan import DataCount, Plan, make_plan
+from gangline.remote.connect import connect_all
+from gangline.remote.transport import Transport
+from gangline.runs.checkpoints import Choice, choose
+from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json
+from gangline.runs.ids import new_id
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.registry import find_run, run_ids
+from gangline.runs.state import RunState
+from gangline.serve.model import (
+    chat_with_folder,
+    chat_with_saved,
+    export_argv,
+    export_model,
+    find_saved,
+    is_model_folder,
+)
+from gangline.supervise.detached import is_alive, spawn, stop_run
+from gangline.sync.checkpoints import Place, bring, find_checkpoint, rejected_error, survey_places
+from gangline.sync.inputs import Inputs, distribute, prepare_inputs, require_same
+from gangline.sync.place import (
+    carry_history,
+    create_folder,
+    host_layout,
+    place_documents,
+    place_gang,
+    write_documents,
+)
+from gangline.units import format_bytes
+from gangline.watch.follow import View
+from gangline.watch.logs import LogFile, last_step, log_files
+
+Transports = dict[str, Transport]
+
+
+class Talk(Protocol):
+    """Where the path tells what it does."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        ...
+
+    def tick(self, line: str) -> None:
+        """How a long step is getting on; the next line takes its place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seams:
+    """What touches the world; tests put fakes here."""
+
+    connect: Callable[[Cluster], Transports] = connect_all
+    backend: Callable[[], Backend] = backend
+    spawn: Callable[[Path, int], None] = spawn
+    is_alive: Callable[[RunLayout], bool] = is_alive
+    free_port: Callable[[], int] = free_port
+
+
+REAL = Seams()
+"""This computer, real processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the user asked to be started."""
+
+    home: Path
+    job: Path
+    overrides: tuple[str, ...] = ()
+    cluster: Path | None = None
+    """None: this computer alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was asked, seen and decided before anything is changed."""
+
+    job: Job
+    cluster: Cluster
+    inventory: Inventory
+    plan: Plan
+    findings: tuple[Finding, ...]
+
+    def documents(self) -> dict[str, Any]:
+        """The files of the run directory that say so."""
+        return {
+            "job": self.job.to_json(),
+            "cluster": self.cluster.to_json(),
+            "inventory": self.inventory.to_json(),
+            "plan": self.plan.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+# --- the verbs that start, end or show a run
+
+
+def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
+    """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
+    job, cluster = load(start)
+    with reach(cluster, seams) as transports:
+        decision = decide(job, cluster, transports, talk=talk)
+        require(decision.findings)
+        layout = create_folder(start.home)
+        with preparing(layout, RunState(name=job.name, supervisor=ProcessId.current())):
+            write_documents(layout, decision.documents())
+            place_documents(cluster, transports, layout.run_id, {"job": job.to_json()})
+            inputs = bring_inputs(layout.run_id, cluster, transports, talk=talk)
+            plan = settle(layout, decision, inputs, talk=talk)
+            place_documents(cluster, transports, layout.run_id, {"inputs": inputs.record})
+            start_attempt(layout, cluster, transports, plan, seams=seams)
+    talk.say(f"run {layout.run_id} started")
+    return layout
+
+
+def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: Talk, seams: Seams = REAL) -> RunLayout:
+    """Go on with a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
+
+    Raises UsageError for a run that is alive or finished, CheckpointError where none of its checkpoints can be used,
+    DataError or ModelError where what it reads has changed.
+    """
+    layout = find_run(home, prefix)
+    state = _resumable(layout, seams)
+    before, job = Cluster.from_json(read_json(layout.cluster)), Job.load(layout.job)
+    cluster = before if cluster_path is None else load_cluster(cluster_path, home)
+    with reach(cluster, seams) as transports, reach(before, seams) as old_transports:
+        decision = decide(job, cluster, transports, talk=talk)
+        require(decision.findings)
+        state = dataclasses.replace(
+            state, attempt=state.attempt + 1, phase="preparing", error=None, supervisor=ProcessId.current()
+        )
+        with preparing(layout, state):
+            places = _places(before, old_transports, cluster, transports)
+            choice = choose_checkpoint(places, layout.run_id, talk=talk)
+            carry_history(before.head, cluster.head, transports[cluster.head.name], layout.run_id)
+            place_documents(cluster, transports, layout.run_id, {"job": job.to_json()})
+            inputs = bring_inputs(layout.run_id, cluster, transports, talk=talk)
+            _require_same_inputs(layout, inputs)
+            for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
+                talk.say(f"step {choice.step} brought to {label}")
+            write_documents(layout, decision.documents())
+            plan = settle(layout, decision, inputs, talk=talk)
+            place_documents(cluster, transports, layout.run_id, {"inputs": inputs.record})
+            start_attempt(layout, cluster, transports, plan, resume_step=choice.step, seams=seams)
+    talk.say(f"run {layout.run_id} resumed, attempt {state.attempt}")
+    return layout
+
+
+def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
+    """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
+    job, cluster = load(start)
+    with reach(cluster, seams) as transports:
+        decision = decide(job, cluster, transports, talk=talk)
+        require(decision.findings)
+    gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
+    return printed(seams.backend().render(cluster, gang, port=seams.free_port()))
+
+
+def rehearse_resume(
+    prefix: str, *, home: Path, cluster_path: Path | None = None, talk: Talk, seams: Seams = REAL
+) -> list[str]:
+    """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
+    layout = find_run(home, prefix)
+    state = _resumable(layout, seams)
+    before, job = Cluster.from_json(read_json(layout.cluster)), Job.load(layout.job)
+    cluster = before if cluster_path is None else load_cluster(cluster_path, home)
+    with reach(cluster, seams) as transports, reach(before, seams) as old_transports:
+        decision = decide(job, cluster, transports, talk=talk)
+        require(decision.findings)
+        choice = choose(survey_places(_places(before, old_transports, cluster, transports), layout.run_id))
+    step = max(choice.adoptable, default=choice.step)
+    gang = decision.plan.gang(layout.run_id, state.attempt + 1, resume_step=step)
+    talk.say(f"resuming from {'the beginning' if step is None else f'step {step}'}")
+    return printed(seams.backend().render(cluster, gang, port=seams.free_port()))
+
+
+def plan(start: Start, *, talk: Talk, seams: Seams = REAL) -> Decision:
+    """What `train` would decide. Changes nothing."""
+    job, cluster = load(start)
+    with reach(cluster, seams) as transports:
+        return decide(job, cluster, transports, talk=talk)
+
+
+def check(cluster_path: Path | None, *, home: Path, seams: Seams = REAL) -> tuple[Inventory, tuple[Finding, ...]]:
+    """Look at every host of a cluster. Changes nothing."""
+    cluster = load_cluster(cluster_path, home)
+    with reach(cluster, seams) as transports:
+        inventory = gather(cluster, transports)
+    return inventory, judge(inventory, cluster)
+
+
+def stop(prefix: str, *, home: Path, now: bool = False) -> tuple[RunLayout, bool]:
+    """Order a run to end and return it, and whether it was alive; `now`: without saving."""
+    layout = find_run(home, prefix)
+    alive = is_alive(layout)
+    if alive:
+        stop_run(layout, Cluster.from_json(read_json(layout.cluster)), now=now)
+    return layout, alive
+
+
+def rehearse_stop(layout: RunLayout, *, now: bool) -> list[str]:
+    """What `stop` would order, host by host. Orders nothing."""
+    if not is_alive(layout):
+        return [f"nothing: {layout.run_id} has ended"]
+    request = Request.from_json(read_json(layout.attempt(RunState.load(layout).attempt) / "request.json"))
+    deed = (
+        "end the ranks without saving" if now else f"save, leave, and be ended after {request.hosts[0].grace_s:.0f} s"
+    )
+    return [f"{part.host}: {deed} (through {part.folder}/order.json)" for part in request.hosts]
+
+
+def view(layout: RunLayout, *, seams: Seams = REAL) -> View:
+    """Where a run is read, to follow it."""
+    cluster = Cluster.from_json(read_json(layout.cluster))
+    head = cluster.head
+    return View(layout=layout, head=seams.connect(cluster)[head.name], head_layout=host_layout(head, layout.run_id))
+
+
+def logs(layout: RunLayout, *, attempt: int | None, console: bool, seams: Seams = REAL) -> list[LogFile]:
+    """The log files of an attempt, by default the last one."""
+    cluster = Cluster.from_json(read_json(layout.cluster))
+    number = attempt or RunState.load(layout).attempt
+    return log_files(layout.run_id, cluster, seams.connect(cluster), attempt=number, console=console)
+
+
+def progress(layout: RunLayout, *, seams: Seams = REAL) -> dict[str, Any] | None:
+    """The last step in the metrics of a run; None before the first, or where its cluster cannot be read."""
+    try:
+        cluster = Cluster.from_json(read_json(layout.cluster))
+    except (OSError, ValueError, TypeError):
+        return None
+    head = cluster.head
+    return last_step(seams.connect(cluster)[head.name], host_layout(head, layout.run_id).metrics)
+
+
+def export(
+    prefix: str, *, home: Path, step: int | None, to: Path | None, merged: bool, talk: Talk, seams: Seams = REAL
+) -> dict[str, Any]:
+    """Write the model of a run's checkpoint for transformers and peft; the worker's record of it."""
+    layout = find_run(home, prefix)
+    cluster = Cluster.from_json(read_json(layout.cluster))
+    with reach(cluster, seams) as transports:
+        talk.tick("verifying the checkpoint")
+        saved = find_saved(layout.run_id, cluster, transports, step=step)
+        talk.say(f"exporting step {saved.step} of {layout.run_id}")
+        return export_model(saved, to=to, merged=merged, on_text=talk.tick)
+
+
+def rehearse_export(
+    prefix: str, *, home: Path, step: int | None, to: Path | None, merged: bool, seams: Seams = REAL
+) -> tuple[str, ...]:
+    """The exact command that `export` would run."""
+    layout = find_run(home, prefix)
+    cluster = Cluster.from_json(read_json(layout.cluster))
+    with reach(cluster, seams) as transports:
+        saved = find_saved(layout.run_id, cluster, transports, step=step)
+    return (saved.place.host.python, "-m", "gangline.worker", *export_argv(saved, to=to, merged=merged))
+
+
+def chat(target: str, *, options: Sequence[str], home: Path, seams: Seams = REAL) -> int:
+    """Talk in this terminal with the model of a folder or of a run; the exit code of the talk."""
+    if is_model_folder(Path(target)):
+        return chat_with_folder(Path(target), options)
+    layout = find_run(home, target)
+    cluster = Cluster.from_json(read_json(layout.cluster))
+    with reach(cluster, seams) as transports:
+        return chat_with_saved(find_saved(layout.run_id, cluster, transports), options)
+
+
+# --- the steps
+
+
+def load(start: Start) -> tuple[Job, Cluster]:
+    """The user's words as a job and a cluster; raises SpecError with every mistake."""
+    # pydantic costs 0.2 s, which only verbs that read the user's files pay
+    from gangline.spec.load import load_job
+
+    return load_job(start.job, start.overrides), load_cluster(start.cluster, start.home)
+
+
+def load_cluster(path: Path | None, home: Path) -> Cluster:
+    """The cluster of a file; None: this computer."""
+    from gangline.spec.load import load_cluster as from_file
+
+    return from_file(path, home=home)
+
+
+@contextlib.contextmanager
+def reach(cluster: Cluster, seams: Seams) -> Iterator[Transports]:
+    """Transports to all hosts, closed at the end."""
+    transports = seams.connect(cluster)
+    try:
+        yield transports
+    finally:
+        for transport in transports.values():
+            transport.close()
+
+
+def decide(job: Job, cluster: Cluster, transports: Transports, *, talk: Talk) -> Decision:
+    """Gather, plan, judge; everything that is found is told. Changes nothing."""
+    talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
+    inventory = gather(cluster, transports)
+    drafted = make_plan(job, cluster)
+    findings = judge(inventory, cluster)
+    for line in (*explain(drafted), *(line for finding in findings for line in finding.lines())):
+        talk.say(line)
+    return Decision(job=job, cluster=cluster, inventory=inventory, plan=drafted, findings=findings)
+
+
+@contextlib.contextmanager
+def preparing(layout: RunLayout, state: RunState) -> Iterator[None]:
+    """Keep state.json true while the run is prepared: what stops that is written down before it is raised."""
+    state.save(layout)
+    try:
+        yield
+    except GanglineError as error:
+        dataclasses.replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
+        raise
+    except BaseException:
+        dataclasses.replace(state, phase="stopped", supervisor=None).save(layout)
+        raise
+
+
+def bring_inputs(run_id: str, cluster: Cluster, transports: Transports, *, talk: Talk) -> Inputs:
+    """Tokenise on the head what is not there yet, and bring it to every host."""
+    inputs = prepare_inputs(cluster, transports, run_id, on_progress=lambda record: talk.tick(_tokenising(record)))
+    for name in distribute(cluster, transports, inputs):
+        talk.say(f"data brought to {name}")
+    return inputs
+
+
+def settle(layout: RunLayout, decision: Decision, inputs: Inputs, *, talk: Talk) -> Plan:
+    """The plan now that the samples are counted."""
+    counts = inputs.record["counts"]["train"]
+    settled = decision.plan.with_data(
+        decision.job, DataCount(num_samples=counts["samples"], num_tokens=counts.get("tokens"))
+    )
+    write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
+    if counts.get("skipped_rows"):
+        talk.say(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
+    talk.say(f"length     {length(settled)}")
+    return settled
+
+
+def start_attempt(
+    layout: RunLayout,
+    cluster: Cluster,
+    transports: Transports,
+    settled: Plan,
+    *,
+    resume_step: int | None = None,
+    seams: Seams,
+) -> None:
+    """Write down exactly what will be started, and have a detached supervisor start it."""
+    attempt = RunState.load(layout).attempt
+    gang = settled.gang(layout.run_id, attempt, resume_step=resume_step)
+    place_gang(cluster, transports, gang)
+    request = seams.backend().render(cluster, gang, port=seams.free_port())
+    layout.attempt(attempt).mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_documents(layout, {f"attempts/{attempt}/request": request.to_json()})
+    seams.spawn(layout.folder, attempt)
+
+
+def choose_checkpoint(places: dict[str, Place], run_id: str, *, talk: Talk) -> Choice:
+    """The checkpoint to go on from; what was passed over is told with the reason."""
+    talk.tick("looking for checkpoints")
+    choice = find_checkpoint(places, run_id)
+    for rejection in choice.rejected:
+        talk.say(f"passed over: {rejection}")
+    if choice.step is None and choice.rejected:
+        raise rejected_error(run_id, choice)
+    start = "from the beginning: no checkpoint was saved" if choice.step is None else f"from step {choice.step}"
+    talk.say(f"resuming {run_id} {start}")
+    return choice
+
+
+def printed(request: Request) -> list[str]:
+    """A request as commands to paste; values of variables that look secret are left out."""
+    lines = []
+    for part in request.hosts:
+        env = [f"{name}={'***' if _SECRET.search(name) else shlex.quote(value)}" for name, value in part.env.items()]
+        lines += [f"# {part.host}", " ".join([*env, shlex.join(part.argv)])]
+    return lines
+
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY", re.IGNORECASE)
+
+
+# --- what the steps need
+
+
+def _resumable(layout: RunLayout, seams: Seams) -> RunState:
+    name = layout.run_id
+    try:
+        state = RunState.load(layout)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
+        ) from error
+    if seams.is_alive(layout):
+        raise UsageError(
+            f"{name} is running",
+            seen=f"expected a run that has ended, found one that is {state.phase}",
+            fix=f"follow it: gangline attach {name}, or end it first: gangline stop {name}",
+        )
+    if state.phase == "finished":
+        raise UsageError(
+            f"{name} has finished",
+            seen="expected a run that was stopped or has failed",
+            fix=f"use it: gangline export {name}, or start a new run: gangline train",
+        )
+    return state
+
+
+def _places(before: Cluster, old: Transports, cluster: Cluster, new: Transports) -> dict[str, Place]:
+    """Every place where checkpoints may lie; hosts of the new cluster under their own names."""
+    places = {host.name: Place(host=host, transport=new[host.name]) for host in cluster.hosts}
+    workdirs = {host.workdir for host in cluster.hosts}
+    for host in before.hosts:
+        if host.workdir not in workdirs:
+            label = host.name if host.name not in places else f"{host.name} (before)"
+            places[label] = Place(host=host, transport=old[host.name])
+    return places
+
+
+def _require_same_inputs(layout: RunLayout, inputs: Inputs) -> None:
+    if layout.inputs.exists():  # a run that failed before it was tokenised has none
+        require_same(layout.run_id, Inputs.from_json(read_json(layout.inputs)), inputs)
+
+
+def _tokenising(record: dict[str, Any]) -> str:
+    done, total = record.get("done_bytes", 0), record.get("total_bytes", 0)
+    if not total:
+        return f"tokenising: {record.get('rows', 0)} rows"
+    return f"tokenising: {100 * done // total} % of {format_bytes(total)}, {record.get('rows', 0)} rows"
+
+
+def default_home() -> Path:
+    """Where the controller keeps its runs: $GANGLINE_HOME, or the user's state folder."""
+    if named := os.environ.get("GANGLINE_HOME"):
+        return Path(named).expanduser().absolute()
+    # 30 ms that a set variable saves
+    import platformdirs
+
+    return platformdirs.user_state_path("gangline")

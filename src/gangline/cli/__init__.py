@@ -1,0 +1,1 @@
+"""What do I type? One file per verb, and the table of them."""

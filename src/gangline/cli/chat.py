@@ -1,0 +1,27 @@
+"""`gangline chat RUN|FOLDER`: talk to a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gangline import app
+
+
+def command(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|FOLDER", help="a run, or a folder with a model or adapter", show_default=False)
+    ],
+    prompt: Annotated[str | None, typer.Option(help="answer this and end", show_default=False)] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="length of an answer at the most")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token")] = 0.7,
+) -> None:
+    """Talk to the newest checkpoint of a run, or to a model folder. Ctrl-C ends an answer, Ctrl-D the talk."""
+    options = ["--max-tokens", str(max_tokens), "--temperature", str(temperature)]
+    if prompt is not None:
+        # one word, so that a prompt that begins with "-" is not an option
+        options.append(f"--prompt={prompt}")
+    code = app.chat(target, options=options, home=app.default_home())
+    if code != 0:
+        raise typer.Exit(code)

@@ -1,0 +1,34 @@
+"""`gangline export RUN`: write the model for transformers and peft."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline import app
+from gangline.cli.output import Terminal, print_data
+
+
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
+    merged: Annotated[bool, typer.Option("--merged", help="a whole model with the adapter folded in")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="new folder; by default below the run directory", show_default=False),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="by default the newest checkpoint", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact command and write nothing")] = False,
+) -> None:
+    """Write the model of a run, load it again and compare its logits. The folder is printed on stdout."""
+    talk = Terminal()
+    home = app.default_home()
+    if dry_run:
+        print_data([shlex.join(app.rehearse_export(run, home=home, step=step, to=to, merged=merged))])
+        return
+    record = app.export(run, home=home, step=step, to=to, merged=merged, talk=talk)
+    talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
+    print_data([record["folder"]])
+    talk.say(f"talk to it: gangline chat {shlex.quote(record['folder'])}")

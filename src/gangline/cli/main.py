@@ -1,0 +1,161 @@
+"""`gangline VERB ...`: the table of verbs, and how errors become exit codes.
+
+A verb's module is imported when the verb is typed, and typer with it: `gangline --help` needs neither.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gangline
+from gangline.errors import GanglineError, UsageError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "check": ("gangline.cli.check", "look at every host; every failure has evidence, meaning and fix"),
+    "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
+    "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
+    "ps": ("gangline.cli.ps", "list the runs"),
+    "attach": ("gangline.cli.attach", "follow a run from where it stands"),
+    "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),
+    "stop": ("gangline.cli.stop", "end a run; it saves first"),
+    "resume": ("gangline.cli.resume", "go on with a run from its newest valid checkpoint"),
+    "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
+    "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
+    "schema": ("gangline.cli.schema", "JSON Schema of job.yaml or cluster.yaml, for editors"),
+}
+"""Verb -> the module that has it as `command`, and one line for the list of verbs."""
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = words[:1] == ["--debug"]
+    words = words[1:] if debug else words
+    try:
+        return _dispatch(words)
+    except GanglineError as error:
+        _say_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has seen enough; without this Python complains once more at exit
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    except Exception as error:  # the last line of defence: a bug becomes a line, not a screenful
+        _say_bug(error, words, debug=debug)
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in {"--help", "-h", "help"}:
+        sys.stdout.write(help_text())
+        return 0
+    if words[0] in {"--version", "-V"}:
+        sys.stdout.write(f"gangline {gangline.__version__}\n")
+        return 0
+    if words[0] not in VERBS:
+        raise _unknown(words[0])
+    verb, rest = words[0], words[1:]
+    try:
+        command_of(verb)(rest, prog_name=f"gangline {verb}")
+    except SystemExit as end:  # typer ends so, also after its own usage errors
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def help_text() -> str:
+    """What `gangline --help` prints."""
+    width = max(map(len, VERBS))
+    rows = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(
+        [
+            "Hitch the machines you have to one training run.",
+            "",
+            "usage: gangline VERB ...        gangline VERB --help        gangline --version",
+            "",
+            *rows,
+            "",
+            "Runs are named by id (calm-otter-7) or by the beginning of one. Ctrl-C never ends a run.",
+            "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 check failed, 4 host unreachable, 5 run failed,",
+            "6 plan does not fit, 130 interrupted. gangline --debug VERB ... shows the traceback of a bug.",
+            "",
+        ]
+    )
+
+
+def command_of(verb: str) -> Any:
+    """The typer application of one verb."""
+    import typer
+
+    application = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    command = importlib.import_module(VERBS[verb][0]).command
+    application.command(context_settings={"help_option_names": ["--help", "-h"]})(_interruptible(command))
+    return application
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """As it is, typer would end Ctrl-C with "Aborted." and exit code 1."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            sys.stderr.write("\ninterrupted\n")
+            raise SystemExit(INTERRUPTED) from None
+
+    return run
+
+
+def _unknown(word: str) -> UsageError:
+    near = difflib.get_close_matches(word, VERBS, n=1)
+    hint = f"did you mean gangline {near[0]}?" if near else "gangline --help lists the verbs"
+    return UsageError(f"no such verb: {word!r}", seen=f"known: {', '.join(VERBS)}", fix=hint)
+
+
+def _say_error(error: GanglineError) -> None:
+    # an error may quote what a host or a data set said
+    from gangline.watch.text import clean
+
+    sys.stderr.write(f"error: {clean(str(error), keep_newlines=True)}\n")
+
+
+def _say_bug(error: Exception, words: list[str], *, debug: bool) -> None:
+    text = traceback.format_exc()
+    if debug:
+        sys.stderr.write(text)
+        return
+    _say_error(
+        GanglineError(
+            f"this is a bug in gangline: {type(error).__name__}: {error}",
+            seen=f"the traceback is in {_keep(text)}",
+            fix=f"report it, or look closer: gangline --debug {' '.join(words[:1])} ...",
+        )
+    )
+
+
+def _keep(text: str) -> Path | str:
+    from gangline.app import default_home
+
+    path = default_home() / "last-traceback.txt"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        return f"nothing: {path}: {error.strerror}"
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

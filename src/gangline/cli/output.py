@@ -1,0 +1,94 @@
+"""The terminal: data on stdout, talk on stderr, and nothing live where nobody watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.runs.registry import RunRecord
+from gangline.watch.follow import View
+from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
+from gangline.watch.text import clean
+
+
+def print_data(lines: Iterable[str]) -> None:
+    """Lines for the next program, or for people."""
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON document with its `schema_version`."""
+    sys.stdout.write(json.dumps({"schema_version": 1, **value}, indent=2) + "\n")
+
+
+def is_live() -> bool:
+    """Whether somebody watches stderr on a terminal that can overwrite a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Terminal:
+    """`app.Talk` on stderr; `quiet` shows nothing but the ticks of a live terminal."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = is_live()
+        self._ticking = False
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.clear()
+        if not self._quiet:
+            sys.stderr.write(clean(line) + "\n")
+            sys.stderr.flush()
+
+    def tick(self, line: str) -> None:
+        """A line that the next one overwrites; nothing where stderr is a file."""
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{clean(line)[:width]}")
+            sys.stderr.flush()
+            self._ticking = True
+
+    def clear(self) -> None:
+        """Take the last tick away."""
+        if self._ticking:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._ticking = False
+
+
+def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
+    """Follow a run until it ends, then say how it went; raises its error if it failed.
+
+    Ctrl-C leaves: the run goes on, and the exit code is 130.
+    """
+    run_id = view.layout.run_id
+    sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
+    try:
+        watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"left {run_id}: it goes on. gangline attach {run_id} · gangline stop {run_id}\n")
+        raise SystemExit(130) from None
+    plain = not speaks_braille(sys.stderr)
+    for line in summary(view, watched, width=terminal_width(), plain=plain):
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    _raise_failure(watched.run)
+
+
+def _raise_failure(run: RunRecord) -> None:
+    if run.phase == "failed" and run.state and run.state.error:
+        raise GanglineError.from_json(run.state.error)
+    if run.phase in {"failed", "lost", "unknown"}:
+        raise RunFailed(
+            f"{run.id} is {run.phase}",
+            seen="nobody looks after it any more" if run.phase == "lost" else "state.json says no more",
+            fix=f"gangline logs {run.id}, then: gangline resume {run.id}",
+        )

@@ -1,0 +1,31 @@
+"""`gangline resume RUN`: go on from the newest valid checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline import app
+from gangline.cli.output import Terminal, follow_to_the_end, print_data
+
+
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="go on with these hosts and shares; the batch stays the same", show_default=False),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
+) -> None:
+    """Go on with a run from its newest valid checkpoint, wherever it lies; data and model must be unchanged."""
+    home, talk = app.default_home(), Terminal()
+    if dry_run:
+        print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, talk=talk))
+        return
+    layout = app.resume(run, home=home, cluster_path=cluster, talk=talk)
+    print_data([layout.run_id])
+    if not detach:
+        follow_to_the_end(app.view(layout), from_start=False)

@@ -1,0 +1,34 @@
+"""`gangline train JOB`: check, plan, tokenise, start, follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline import app
+from gangline.cli.output import Terminal, follow_to_the_end, print_data
+
+
+def command(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="laid over the file", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="cluster.yaml or a hostfile; without it, this computer", show_default=False)
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
+) -> None:
+    """Check, plan, tokenise, start, follow. The run goes on when you leave; its id is printed on stdout."""
+    start = app.Start(home=app.default_home(), job=job, overrides=tuple(overrides or ()), cluster=cluster)
+    talk = Terminal()
+    if dry_run:
+        print_data(app.rehearse(start, talk=talk))
+        return
+    layout = app.train(start, talk=talk)
+    print_data([layout.run_id])
+    if not detach:
+        follow_to_the_end(app.view(layout))

@@ -1,0 +1,1 @@
+"""What is there? What the hosts said of themselves. Standard library only."""

@@ -1,0 +1,42 @@
+"""The environment of ranks: what every backend sets, and why."""
+
+from __future__ import annotations
+
+from gangline.runs.cluster import Cluster, Host
+
+
+def is_one_machine(cluster: Cluster) -> bool:
+    """Whether all hosts of the cluster are this one computer."""
+    return all(host.transport == "local" for host in cluster.hosts)
+
+
+def num_threads(cluster: Cluster, *, num_cpus: int | None) -> int:
+    """Threads of one rank's CPU kernels.
+
+    Where all hosts are one machine, its cores are dealt evenly to all ranks on it (more threads than cores make
+    CPU training several times slower); else 1, which is torchrun's own choice and enough for ranks on a GPU.
+    """
+    if num_cpus is None or not is_one_machine(cluster):
+        return 1
+    return max(1, num_cpus // sum(host.slots for host in cluster.hosts))
+
+
+def rank_env(cluster: Cluster, host: Host, *, num_cpus: int | None = None) -> dict[str, str]:
+    """Variables of the ranks on one host, on top of the host's own; `host.env` has the last word.
+
+    HF_HUB_OFFLINE and tokens stay as the host has them: nothing secret is read or written here.
+    """
+    env = {
+        "GANGLINE_HOST": host.name,
+        "OMP_NUM_THREADS": str(num_threads(cluster, num_cpus=num_cpus)),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Stale keys in the agent's store break a second process group (torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if host.interface is not None:
+        env |= {"GLOO_SOCKET_IFNAME": host.interface, "NCCL_SOCKET_IFNAME": host.interface}
+    elif is_one_machine(cluster):
+        # The host name may resolve to an address that no interface has; loopback always works.
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    return env | host.env

@@ -1,0 +1,1 @@
+"""What will happen? Pure decisions from what was asked and seen. Standard library only, no I/O."""

@@ -1,0 +1,131 @@
+"""The plan: what will be done, by whom, and why. It says only what was computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gangline.planning.shares import rank_hosts, rank_shares
+from gangline.runs.cluster import Cluster
+from gangline.runs.deal import total_steps
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import Job, build
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """What one rank does in every full step."""
+
+    host: str
+    share: int
+    """Micro-batches."""
+    percent: float
+    """Part of the batch."""
+    slowdown: float = 1.0
+    """Trials only: see `Host.slowdown`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCount:
+    """How much there is to read, known once the data is tokenised."""
+
+    num_samples: int
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The decision about one job on one cluster."""
+
+    job: str
+    strategy: Literal["ddp"]
+    reason: str
+    """Why this strategy."""
+    method: str
+    precision: str
+    batch: int
+    micro_batch: int
+    ranks: tuple[PlannedRank, ...]
+    """By global rank."""
+    epochs: float | None
+    steps: int | None
+    """Optimizer steps in all; None until the samples are counted."""
+    data: DataCount | None
+    """None until the data is tokenised."""
+    checkpoint_every_steps: int | None
+    checkpoint_every_minutes: float | None
+    evaluation_every_steps: int | None
+    notes: tuple[str, ...] = ()
+    """What the user may want to know or change."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a full step, over all ranks."""
+        return self.batch // self.micro_batch
+
+    def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
+        """The gang of one attempt under this plan."""
+        ranks = tuple(GangRank(host=rank.host, share=rank.share, slowdown=rank.slowdown) for rank in self.ranks)
+        return Gang(run_id=run_id, attempt=attempt, ranks=ranks, resume_step=resume_step, strategy=self.strategy)
+
+    def with_data(self, job: Job, data: DataCount) -> Plan:
+        """The same plan once the samples are counted."""
+        steps = total_steps(data.num_samples, job.batch, epochs=job.epochs, steps=job.steps)
+        return dataclasses.replace(self, data=data, steps=steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for plan.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Plan:
+        """The plan that `to_json` wrote."""
+        return build(Plan, data)
+
+
+def make_plan(job: Job, cluster: Cluster) -> Plan:
+    """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples."""
+    ranks = _planned_ranks(job, cluster)
+    return Plan(
+        job=job.name,
+        strategy="ddp",
+        reason=_reason(len(ranks)),
+        method=job.method.kind if job.method.kind == "full" else f"lora, rank {job.method.rank}",
+        precision=job.precision,
+        batch=job.batch,
+        micro_batch=job.micro_batch,
+        ranks=ranks,
+        epochs=job.epochs,
+        steps=job.steps,
+        data=None,
+        checkpoint_every_steps=job.checkpoint.every_steps,
+        checkpoint_every_minutes=job.checkpoint.every_minutes,
+        evaluation_every_steps=job.evaluation.every_steps,
+        notes=_notes(ranks),
+    )
+
+
+def _planned_ranks(job: Job, cluster: Cluster) -> tuple[PlannedRank, ...]:
+    count = job.batch // job.micro_batch
+    shares = rank_shares(cluster, count)
+    return tuple(
+        PlannedRank(host=host.name, share=share, percent=round(100 * share / count, 1), slowdown=host.slowdown)
+        for host, share in zip(rank_hosts(cluster), shares, strict=True)
+    )
+
+
+def _reason(num_ranks: int) -> str:
+    if num_ranks == 1:
+        return "one rank holds the model and does the whole batch"
+    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
+
+
+def _notes(ranks: tuple[PlannedRank, ...]) -> tuple[str, ...]:
+    idle = [str(number) for number, rank in enumerate(ranks) if rank.share == 0]
+    if not idle:
+        return ()
+    return (f"no work for rank {', '.join(idle)}: raise batch / micro_batch above {len(ranks)}, or use fewer slots",)

@@ -1,0 +1,297 @@
+"""Checkpoints on disk: where they lie, what a host has of them, and which one a run starts from.
+
+    checkpoints/step-00000100/COMMITTED             the record: host -> digest of its part.json
+    checkpoints/step-00000100/part-<host>/          DCP's files, state.json, part.json
+    checkpoints/step-00000100/part-<host>.tmp/      being written, or left by a crash
+    checkpoints/.trash-step-00000100/               being removed, or left by a crash
+
+A checkpoint is valid if a commit record and one whole part that it lists are found anywhere. "The latest" is
+computed from that and never from names. On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import CheckpointError
+from gangline.runs.files import write_atomic
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, Part, commit_record, digest_of, verify_part
+
+POINTS = (
+    "save: begin",
+    "save: folder made",
+    "save: within tensors",
+    "save: tensors written",
+    "save: state written",
+    "save: files on disk",
+    "save: part described",
+    "save: old part gone",
+    "save: part renamed",
+    "save: end",
+    "commit: begin",
+    "commit: end",
+    "retention: begin",
+    "retention: record removed",
+    "retention: step renamed",
+    "retention: within removal",
+    "retention: end",
+)
+"""Where a crash test may end the process."""
+
+at_point: Callable[[str], None] = lambda _point: None  # noqa: E731  (a hook that tests replace)
+"""Called at every one of POINTS; crash tests put a kill here."""
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+Surveys = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Host -> its `survey`."""
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    """The folder of one saved step."""
+    return checkpoints / f"step-{step:08d}"
+
+
+def part_folder(checkpoints: Path, step: int, host: str) -> Path:
+    """The folder of one host's part of a step."""
+    return step_folder(checkpoints, step) / f"part-{host}"
+
+
+def saved_steps(checkpoints: Path) -> list[int]:
+    """Steps that have a folder here, whatever is in it, oldest first."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted(int(found[1]) for path in checkpoints.iterdir() if (found := _STEP.fullmatch(path.name)))
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """The parts in a step's folder, without those that are still being written."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.startswith("part-") and path.suffix != ".tmp")
+
+
+def place_commit(checkpoints: Path, record: bytes) -> None:
+    """Write a commit record on this host: the last act of a save."""
+    folder = step_folder(checkpoints, Commit.from_bytes(record).step)
+    at_point("commit: begin")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / COMMIT_FILE, record)
+    at_point("commit: end")
+
+
+def read_commit(checkpoints: Path, step: int) -> Commit | None:
+    """The commit record of a step on this host; None where there is none, or none that can be used."""
+    try:
+        commit = Commit.from_bytes((step_folder(checkpoints, step) / COMMIT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return commit if commit.step == step else None
+
+
+def find_part(checkpoints: Path, step: int, *, host: str) -> tuple[Path, str]:
+    """The part to load on this host, and the digest that its part.json must have.
+
+    Its own part if it is listed in the commit record, else any that is. Raises CheckpointError when there is none;
+    `load_part` verifies the content.
+    """
+    commit = read_commit(checkpoints, step)
+    if commit is None:
+        raise CheckpointError(
+            f"step {step} on {host} has no commit record that can be used",
+            seen=f"expected {step_folder(checkpoints, step) / COMMIT_FILE}",
+            fix="resume from the newest valid checkpoint: gangline resume looks for it on every host",
+        )
+    own = part_folder(checkpoints, step, host)
+    for folder in sorted(part_folders(step_folder(checkpoints, step)), key=lambda path: path != own):
+        digest = commit.parts.get(folder.name.removeprefix("part-"))
+        if digest and (folder / PART_FILE).is_file() and digest_of((folder / PART_FILE).read_bytes()) == digest:
+            return folder, digest
+    raise CheckpointError(
+        f"step {step} on {host}: no part here is the one that was committed",
+        seen=f"expected a part of one of {', '.join(commit.parts)} in {step_folder(checkpoints, step)}",
+        fix="gangline resume brings a whole part from another host, or takes the checkpoint before",
+    )
+
+
+def survey(checkpoints: Path, *, verify: bool = True) -> list[dict[str, Any]]:
+    """Everything that this host has, step by step, as JSON data; `verify` reads and hashes every file.
+
+    [{"step", "record": text or null, "parts": [{"host", "text": of part.json or null, "problems": [...]}]}]
+    """
+    return [_survey_step(checkpoints, step, verify=verify) for step in saved_steps(checkpoints)]
+
+
+def _survey_step(checkpoints: Path, step: int, *, verify: bool) -> dict[str, Any]:
+    folder = step_folder(checkpoints, step)
+    parts = [
+        {
+            "host": part.name.removeprefix("part-"),
+            "text": _text(part / PART_FILE),
+            "problems": verify_part(part, hashes=verify),
+        }
+        for part in part_folders(folder)
+    ]
+    return {"step": step, "record": _text(folder / COMMIT_FILE), "parts": parts}
+
+
+def _text(path: Path) -> str | None:
+    # A flipped byte may not be UTF-8 any more: replaced, it still differs from its digest.
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A checkpoint, or a copy of one, that is not used, and why."""
+
+    step: int
+    host: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"step {self.step} on {self.host}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A whole part of the chosen step: `host` has it, in `part_folder(.., step, part)`."""
+
+    host: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The checkpoint to start from, and what was seen on the way to it."""
+
+    step: int | None = None
+    """None: nothing valid was found."""
+    record: bytes | None = None
+    """The commit record of `step`, for hosts that lack it."""
+    sources: tuple[Source, ...] = ()
+    """Every whole part of `step`, for hosts that lack one."""
+    rejected: tuple[Rejection, ...] = ()
+    """Newer checkpoints, and damaged copies of the chosen one, newest first."""
+    adoptable: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    """Newer steps that are whole on all hosts of their attempt but were never committed -> the record to place."""
+
+
+def choose(surveys: Surveys) -> Choice:
+    """The newest valid checkpoint over what all hosts reported."""
+    rejected: list[Rejection] = []
+    adoptable: dict[int, bytes] = {}
+    steps = {entry["step"] for entries in surveys.values() for entry in entries}
+    for step in sorted(steps, reverse=True):
+        found = {host: entry for host, entries in surveys.items() for entry in entries if entry["step"] == step}
+        commits, notes = _commits(step, found)
+        for commit in commits:
+            sources, damaged = _match(commit, found)
+            notes += damaged
+            if sources:
+                return Choice(
+                    step=step,
+                    record=commit.to_bytes(),
+                    sources=sources,
+                    rejected=(*rejected, *notes),
+                    adoptable=adoptable,
+                )
+        record, reasons = _adopt(step, found, after_attempt=max((commit.attempt for commit in commits), default=0))
+        if record:
+            adoptable[step] = record
+        rejected += dict.fromkeys([*notes, *reasons])
+    return Choice(rejected=tuple(rejected), adoptable=adoptable)
+
+
+def _commits(step: int, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Commit], list[Rejection]]:
+    """The different commit records of a step, of the newest attempt first."""
+    commits: dict[bytes, Commit] = {}
+    rejected = []
+    for host, entry in found.items():
+        if entry["record"] is None:
+            continue
+        data = entry["record"].encode()
+        try:
+            commit = Commit.from_bytes(data)
+            if commit.step != step:
+                raise ValueError(f"it is the record of step {commit.step}")
+            commits[data] = commit
+        except ValueError as error:
+            rejected.append(Rejection(step=step, host=host, reason=f"{COMMIT_FILE} cannot be used: {error}"))
+    return sorted(commits.values(), key=lambda commit: -commit.attempt), rejected
+
+
+def _match(commit: Commit, found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Source, ...], list[Rejection]]:
+    """The whole parts that the record lists, and what is wrong with the others."""
+    sources: list[Source] = []
+    rejected: list[Rejection] = []
+    for host, part in _parts(found):
+        name = part["host"]
+        problems = list(part["problems"])
+        if part["text"] is not None and digest_of(part["text"].encode()) != commit.parts.get(name):
+            problems.append(f"{PART_FILE} is not the one of the commit record (attempt {commit.attempt})")
+        if not problems:
+            sources.append(Source(host=host, part=name))
+        rejected += [_part_rejection(commit.step, host, name, problem) for problem in problems]
+    have = {part["host"] for _, part in _parts(found)}
+    rejected += [
+        Rejection(step=commit.step, host=host, reason=f"part-{host} was not found on any host")
+        for host in commit.parts
+        if host not in have
+    ]
+    return tuple(sources), rejected
+
+
+def _adopt(
+    step: int, found: Mapping[str, Mapping[str, Any]], *, after_attempt: int
+) -> tuple[bytes | None, list[Rejection]]:
+    """The commit record that nobody lived to write, or why there cannot be one."""
+    whole: dict[int, dict[str, bytes]] = {}
+    rejected = []
+    for host, part in _parts(found):
+        rejected += [_part_rejection(step, host, part["host"], problem) for problem in part["problems"]]
+        if not part["problems"]:
+            data = part["text"].encode()
+            whole.setdefault(Part.from_bytes(data).attempt, {})[part["host"]] = data
+    newest = max(whole, default=0)
+    if newest <= after_attempt:
+        if after_attempt == 0:
+            hosts = ", ".join(found)
+            rejected.append(Rejection(step=step, host=hosts, reason="it was not committed, and no part is whole"))
+        return None, rejected
+    try:
+        record = commit_record(whole[newest])
+        if Commit.from_bytes(record).step == step:
+            return record, rejected
+        reason = "its parts were written for another step"
+    except CheckpointError as error:
+        reason = f"it was not committed: {error.seen}"
+    return None, [*rejected, Rejection(step=step, host=", ".join(whole[newest]), reason=reason)]
+
+
+def _parts(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((host, part) for host, entry in found.items() for part in entry["parts"])
+
+
+def _part_rejection(step: int, host: str, part: str, problem: str) -> Rejection:
+    return Rejection(step=step, host=host, reason=f"part-{part}/{problem}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`survey FOLDER [--verify]`: the survey of this host as one line of JSON on stdout."""
+    words = [word for word in argv if word != "--verify"]
+    if len(words) != 2 or words[0] != "survey":
+        sys.stderr.write("usage: python -m gangline.runs.checkpoints survey FOLDER [--verify]\n")
+        return 2
+    sys.stdout.write(json.dumps(survey(Path(words[1]), verify="--verify" in argv)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""Which runs there are in a home, and which one a prefix means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.errors import UsageError
+from gangline.runs.ids import PATTERN
+from gangline.runs.layout import RunLayout
+from gangline.runs.state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Where one run stands, as its state.json and the life of its supervisor say."""
+
+    id: str
+    state: RunState | None
+    """None where state.json cannot be read."""
+    lost: bool = False
+    """The state says that it runs, but nobody looks after it any more."""
+
+    @property
+    def phase(self) -> str:
+        """The phase of its state, or `lost`, or `unknown`."""
+        if self.state is None:
+            return "unknown"
+        return "lost" if self.lost else self.state.phase
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes of it by itself."""
+        return self.phase in {"finished", "stopped", "failed", "lost", "unknown"}
+
+    @property
+    def created(self) -> str:
+        """ISO time, "" where it is not known."""
+        return self.state.created if self.state else ""
+
+
+def run_ids(home: Path) -> list[str]:
+    """Ids of all runs, sorted."""
+    folder = home / "runs"
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if PATTERN.fullmatch(path.name))
+
+
+def read_record(layout: RunLayout) -> RunRecord:
+    """Where a run stands now; a run without a readable state.json is `unknown`."""
+    state = _read_state(layout)
+    if _is_lost(state):
+        # its supervisor may have written the end and left between our two looks
+        state = _read_state(layout)
+    return RunRecord(id=layout.run_id, state=state, lost=_is_lost(state))
+
+
+def _read_state(layout: RunLayout) -> RunState | None:
+    try:
+        return RunState.load(layout)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_lost(state: RunState | None) -> bool:
+    if state is None or state.phase in {"finished", "stopped", "failed"} or state.supervisor is None:
+        return False
+    return not state.supervisor.is_alive
+
+
+def list_runs(home: Path) -> list[RunRecord]:
+    """All runs, newest first."""
+    records = [read_record(RunLayout(home, run_id)) for run_id in run_ids(home)]
+    return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+
+
+def find_run(home: Path, prefix: str) -> RunLayout:
+    """The run that `prefix` means: a whole id, or the only one that starts so. Raises UsageError otherwise."""
+    known = run_ids(home)
+    if prefix in known:
+        return RunLayout(home, prefix)
+    matches = [run_id for run_id in known if prefix and run_id.startswith(prefix)]
+    if len(matches) == 1:
+        return RunLayout(home, matches[0])
+    if matches:
+        raise UsageError(
+            f"ambiguous prefix {prefix!r}",
+            seen=f"it fits {_listed(matches)}",
+            fix="give more letters of the id",
+        )
+    raise UsageError(
+        f"no such run: {prefix!r}",
+        seen=f"in {home}: {_listed([record.id for record in list_runs(home)]) or 'no run yet'}",
+        fix="gangline ps lists all runs" if known else "start one: gangline train job.yaml",
+    )
+
+
+def _listed(ids: list[str], most: int = 8) -> str:
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(ids[:most]) + more

@@ -1,0 +1,94 @@
+"""Where a run stands (state.json), how an attempt ended (outcome.json), and what the user ordered (order.json)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from gangline.runs.events import now_iso
+from gangline.runs.files import read_json, write_json
+from gangline.runs.job import build
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+
+Phase = Literal["preparing", "running", "stopping", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """state.json of the controller. `train` writes it until the supervisor does."""
+
+    name: str
+    phase: Phase = "preparing"
+    attempt: int = 1
+    created: str = field(default_factory=now_iso)
+    updated: str = field(default_factory=now_iso)
+    supervisor: ProcessId | None = None
+    """The supervisor of this attempt; it may be gone."""
+    error: dict[str, Any] | None = None
+    """`GanglineError.to_json` of what ended the run."""
+
+    def save(self, layout: RunLayout) -> None:
+        """Write state.json, with the time of now."""
+        write_json(layout.state, dataclasses.asdict(dataclasses.replace(self, updated=now_iso())))
+
+    @staticmethod
+    def load(layout: RunLayout) -> RunState:
+        """Read state.json; raises FileNotFoundError."""
+        return build(RunState, read_json(layout.state))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOutcome:
+    """How one host's part of an attempt ended."""
+
+    phase: str
+    returncode: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """outcome.json of one attempt."""
+
+    result: Literal["finished", "stopped", "failed"]
+    hosts: dict[str, HostOutcome]
+    error: dict[str, Any] | None = None
+    """The first cause: `GanglineError.to_json` and, where known, "host", "rank", "log" and "log_tail"."""
+    failures: tuple[dict[str, Any], ...] = ()
+    """Every rank that ended badly, as the guards saw it, with its host."""
+    ended: str = field(default_factory=now_iso)
+
+    def save(self, path: Path) -> None:
+        """Write outcome.json."""
+        write_json(path, dataclasses.asdict(self))
+
+    @staticmethod
+    def load(path: Path) -> Outcome:
+        """Read outcome.json; raises FileNotFoundError."""
+        data = read_json(path)
+        hosts = {name: build(HostOutcome, host) for name, host in data.pop("hosts").items()}
+        return Outcome(**{**data, "hosts": hosts, "failures": tuple(data["failures"])})
+
+
+Order = Literal["stop", "kill"]
+
+
+def write_order(layout: RunLayout, order: Order) -> None:
+    """Ask the run to end: `stop` saves first, `kill` does not."""
+    write_json(layout.folder / "order.json", {"order": order})
+
+
+def read_order(layout: RunLayout) -> Order | None:
+    """What was ordered, if anything."""
+    try:
+        order = read_json(layout.folder / "order.json").get("order")
+    except FileNotFoundError:
+        return None
+    return order if order in {"stop", "kill"} else None
+
+
+def clear_order(layout: RunLayout) -> None:
+    """Forget an order that was for an earlier attempt."""
+    (layout.folder / "order.json").unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""The model of a run: its checkpoints, its export, a talk with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import GanglineError, UsageError
+from gangline.remote.terminal import interactive
+from gangline.remote.transport import Transport
+from gangline.runs.checkpoints import Choice, choose, part_folder
+from gangline.runs.cluster import Cluster, Host
+from gangline.sync.ask import ask_worker
+from gangline.sync.checkpoints import Place, Survey, at_step, rejected_error, survey_places
+from gangline.sync.place import host_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A whole part of a committed checkpoint, on the host that has it."""
+
+    place: Place
+    run_folder: Path
+    part: Path
+    step: int
+
+
+def find_saved(run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, step: int | None = None) -> Saved:
+    """The newest valid checkpoint of a run, or that of one step. Reads every byte of it; changes nothing."""
+    places = {host.name: Place(host=host, transport=transports[host.name]) for host in cluster.hosts}
+    surveys = survey_places(places, run_id)
+    choice = choose(surveys) if step is None else at_step(surveys, step)
+    if choice.step is None:
+        raise _nothing_saved(run_id, choice, committed=_committed(surveys), step=step)
+    # the head's copy if it has one: that is where the model and the caches are warm
+    source = next((source for source in choice.sources if source.host == cluster.head.name), choice.sources[0])
+    place = places[source.host]
+    return Saved(
+        place=place,
+        run_folder=host_layout(place.host, run_id).folder,
+        part=part_folder(place.checkpoints(run_id), choice.step, source.part),
+        step=choice.step,
+    )
+
+
+def export_argv(saved: Saved, *, to: Path | None, merged: bool) -> tuple[str, ...]:
+    """The worker's words that export a checkpoint; by default into the run directory."""
+    target = to or saved.run_folder / "export" / f"step-{saved.step}{'-merged' if merged else ''}"
+    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(target.absolute()))
+    return (*words, "--merged") if merged else words
+
+
+def export_model(
+    saved: Saved, *, to: Path | None = None, merged: bool = False, on_text: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the model of a checkpoint for transformers and peft, loaded again and compared: the worker's record."""
+    return ask_worker(
+        saved.place.host,
+        saved.place.transport,
+        export_argv(saved, to=to, merged=merged),
+        on_progress=lambda record: on_text(str(record.get("text", ""))),
+    )
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter that can be talked with."""
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def chat_with_folder(folder: Path, options: Sequence[str]) -> int:
+    """Talk in this terminal with the model of a folder; the exit code of the talk."""
+    here = Host(name="local", workdir=str(folder), python=sys.executable)
+    return interactive(here, (here.python, "-m", "gangline.worker", "generate", str(folder), *options))
+
+
+def chat_with_saved(saved: Saved, options: Sequence[str]) -> int:
+    """Talk in this terminal with the model of a checkpoint; the exit code of the talk."""
+    words = ("generate", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
+    return interactive(saved.place.host, (saved.place.host.python, "-m", "gangline.worker", *words))
+
+
+def _committed(surveys: Mapping[str, Survey]) -> list[int]:
+    return sorted({entry["step"] for survey in surveys.values() for entry in survey if entry["record"]})
+
+
+def _nothing_saved(run_id: str, choice: Choice, *, committed: list[int], step: int | None) -> GanglineError:
+    if choice.rejected:
+        return rejected_error(run_id, choice)
+    return UsageError(
+        f"{run_id} has no checkpoint{'' if step is None else f' of step {step}'}",
+        seen=f"committed steps: {', '.join(map(str, committed)) or 'none'}",
+        fix="name a step that is there" if committed else "wait for the first save, or let the run finish",
+    )

@@ -1,0 +1,97 @@
+"""Types of fields that more than one file knows: names, shorthands, "none"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
+
+PATTERNS = {
+    NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",
+    MODULE: "a module name, such as q_proj",
+    ADDRESS: "an IP address or a computer's name",
+}
+"""What a pattern means, for messages and for the reference."""
+
+Name = Annotated[str, Field(pattern=NAME)]
+ModuleName = Annotated[str, Field(pattern=MODULE)]
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """One mapping of the user's words: unknown keys fail, and a value has the type that YAML gave it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """A bare value in place of a mapping: `model: ./path` for `model: {path: ./path}`."""
+
+    key: str
+    number_key: str | None = None
+    """The key that a bare number stands for, where that is another one."""
+
+    def expand(self, value: Any) -> Any:
+        """The mapping that a bare value stands for."""
+        if value is None or isinstance(value, dict):
+            return value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {self.number_key if self.number_key and is_number else self.key: value}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        whole = handler(schema)
+        fields = handler.resolve_ref_schema(whole)["properties"]
+        keys = [self.key, *([self.number_key] if self.number_key else [])]
+        bare = [_bare(fields[key]) for key in keys]
+        return {"anyOf": [*bare, whole]}
+
+
+@dataclass(frozen=True, slots=True)
+class OneOrMore:
+    """A bare text in place of a list of one."""
+
+    def expand(self, value: Any) -> Any:
+        """The list that a bare text stands for."""
+        return [value] if isinstance(value, str) else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        whole = handler(schema)
+        return {"anyOf": [whole["items"], whole]}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNone:
+    """`none` in place of YAML's `null`, which few people know."""
+
+    def expand(self, value: Any) -> Any:
+        """None for the word."""
+        return None if value == "none" else value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        whole = handler(schema)
+        kinds = whole.get("anyOf", [whole])
+        return {"anyOf": [*kinds, {"const": "none"}]}
+
+
+def _bare(fragment: JsonSchemaValue) -> JsonSchemaValue:
+    return {key: value for key, value in fragment.items() if key not in {"default", "description", "title", "examples"}}

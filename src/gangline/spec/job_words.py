@@ -1,0 +1,272 @@
+"""The words of `job.yaml`: every key, its type, its default and what it is for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gangline.spec.fields import (
+    Count,
+    ModuleName,
+    Name,
+    NotNegative,
+    OneOrMore,
+    OrNone,
+    Positive,
+    Section,
+    Shorthand,
+    Text,
+)
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
+NONE = OrNone()
+
+
+class ModelWords(Section):
+    """Which model, and how it may be loaded. `model: ./path` is short for `model: {path: ./path}`."""
+
+    path: Annotated[Text, Field(examples=["./llama"])]
+    """A folder, or the name of a model on the Hugging Face hub (`owner/name`)."""
+    revision: Annotated[Text | None, NONE] = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. A hub model then needs `revision` to be a full commit."""
+    start: Literal["pretrained", "random"] = "pretrained"
+    """`random` takes the configuration and the tokenizer of the model and fresh weights, seeded by `seed`."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    """How attention is computed; `auto` is the fastest that the machines have."""
+
+
+class MethodWords(Section):
+    """What is trained. `method: lora` is short for `method: {kind: lora}`."""
+
+    kind: Literal["full", "lora"] = "full"
+    """Every weight, or low-rank adapters (LoRA) over frozen weights."""
+    rank: Count = 16
+    """Rank of the adapters (lora)."""
+    alpha: Positive = 32.0
+    """The output of an adapter is scaled by alpha / rank (lora)."""
+    dropout: Probability = 0.0
+    """Dropout before an adapter (lora)."""
+    targets: Annotated[Annotated[list[ModuleName], Field(min_length=1)], OneOrMore()] = Field(default=["all-linear"])
+    """Names of the modules that get an adapter; `all-linear` is every linear layer but the output head (lora)."""
+
+
+class SourceWords(Section):
+    """Where rows come from: files, or a data set of the hub. A bare path or list of paths stands for `files`."""
+
+    files: Annotated[Annotated[list[Text], Field(min_length=1)], OneOrMore()] | None = None
+    """Paths and globs (`data/*.jsonl`). A file that is named twice is read once.
+    `hub:owner/name[/config][@revision][#split]` is short for the keys below."""
+    hub: Annotated[Text | None, NONE] = None
+    """Name of a data set on the Hugging Face hub (`owner/name`)."""
+    config: Annotated[Text | None, NONE] = None
+    """Configuration of the hub data set."""
+    split: Annotated[Text | None, NONE] = None
+    """Split of the hub data set; `train` for training rows, to be named for evaluation rows."""
+    revision: Annotated[Text | None, NONE] = None
+    """Branch, tag or commit of the hub data set."""
+
+
+class EvaluationSourceWords(SourceWords):
+    """Rows set apart for evaluation. A bare number stands for `fraction`."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """This part of the training rows, chosen by content, is evaluated on and never trained on."""
+
+
+class DataWords(Section):
+    """What the model reads, and on which tokens it is trained."""
+
+    train: Annotated[SourceWords, Shorthand("files"), Field(examples=["train.jsonl"])]
+    """Rows to train on: a path, paths and globs, or `hub:owner/name[/config][@revision][#split]`."""
+    eval: Annotated[
+        Annotated[EvaluationSourceWords, Shorthand("files", number_key="fraction")] | None,
+        NONE,
+        Field(examples=[0.05]),
+    ] = None
+    """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
+    format: Literal["text", "instruction", "completion", "chat"] = "text"
+    """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion)
+    and `chat` (messages, through the tokenizer's template): loss on the answers only."""
+    fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})
+    """Names of the columns, where they are not called like the format's roles: `{prompt: question}`."""
+    sequence_length: Annotated[int, Field(ge=2, le=10**9)] = 1024
+    """Tokens in a sample at the most."""
+    packing: bool = True
+    """Fill a sample with several rows, which cannot see each other."""
+    overlong: Literal["split", "truncate", "fail"] | None = None
+    """What to do with a row that is longer than a sample; `split` is for text only.
+    Left out: `split` for text, `truncate` for the other formats."""
+    skip_bad_rows: bool = False
+    """Go on without rows that cannot be read (they are counted) instead of stopping."""
+
+
+class OptimizerWords(Section):
+    """AdamW and its numbers."""
+
+    learning_rate: Positive = 2e-4
+    """The full learning rate, after the warm-up."""
+    betas: Annotated[
+        Annotated[list[Probability], Field(min_length=2, max_length=2)] | None, Field(examples=[[0.9, 0.999]])
+    ] = None
+    """`[0.9, 0.999]` is short for `beta1: 0.9` and `beta2: 0.999`."""
+    beta1: Probability = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Probability = 0.999
+    """Decay of the mean of squared gradients."""
+    epsilon: Positive = 1e-8
+    """Added to the denominator of the update."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    clip_norm: Annotated[Positive | None, NONE] = 1.0
+    """Norm of the whole gradient at the most; `none`: no clipping."""
+
+
+class ScheduleWords(Section):
+    """The learning rate over optimizer steps. `schedule: linear` is short for `schedule: {kind: linear}`."""
+
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the rate falls after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Optimizer steps from 0 to the full rate."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The rate of the last step over the full rate (linear and cosine)."""
+
+
+class PrecisionWords(Section):
+    """Number formats. `precision: bf16` is short for `precision: {compute: bf16}`."""
+
+    compute: Precision = "auto"
+    """Number format of the computation in the whole run; `auto` is what every device of the run can do well."""
+    parameters: Literal["auto", "compute", "fp32"] = "auto"
+    """Number format of the trained weights and of the optimizer's states. `auto` is fp32;
+    `compute` takes the one of the computation: less memory, less exact."""
+
+
+class EvaluationWords(Section):
+    """When the evaluation rows are read."""
+
+    every_steps: Annotated[Count | None, NONE] = None
+    """Evaluate every so many optimizer steps; `none`: at the start and at the end only."""
+    at_start: bool = True
+    """Evaluate before the first step, too."""
+    max_samples: Annotated[Count | None, NONE] = None
+    """Samples to evaluate at the most; `none`: all."""
+
+
+class CheckpointWords(Section):
+    """When the state is saved, and how much is kept."""
+
+    every_steps: Annotated[Count | None, NONE] = None
+    """Save every so many optimizer steps."""
+    every_minutes: Annotated[Positive | None, NONE] = 10.0
+    """Save after so many minutes; `none`: by steps only, or at the end only."""
+    keep_last: Count = 2
+    """Checkpoints that are kept, newest first."""
+    keep_best: bool = True
+    """Keep the one with the lowest evaluation loss, too."""
+    asynchronous: bool = True
+    """Go on training while a checkpoint is written."""
+    on_failure: Literal["stop", "continue"] = "stop"
+    """What a save that fails, such as on a full disk, does to the run."""
+
+
+class ReportWords(Section):
+    """Where figures go besides the run's own metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files into the run's folder."""
+    wandb: Annotated[Name | None, NONE, Field(examples=["my-project"])] = None
+    """Project on Weights & Biases to report to; `none`: do not."""
+
+
+class JobWords(Section):
+    """A training job. Only `model`, `data.train` and `batch` are required."""
+
+    name: Name | None = None
+    """What the job is called; left out: the name of the file."""
+    model: Annotated[ModelWords, Shorthand("path"), Field(examples=["./llama"])]
+    """The model: a folder, a hub name, or the keys below."""
+    method: Annotated[MethodWords, Shorthand("kind")] = MethodWords()
+    """What is trained: `full`, `lora`, or the keys below."""
+    data: Annotated[DataWords, Field(examples=[{"train": "train.jsonl"}])]
+    """What the model reads."""
+    batch: Annotated[Count, Field(examples=[32])]
+    """Samples in one optimizer step, over all machines together."""
+    micro_batch: Count = 1
+    """Samples that one device computes at once; divides `batch`. More is faster and takes more memory."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
+    steps: Count | None = None
+    """Optimizer steps in all, in place of `epochs`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides the order of samples, dropout and fresh weights."""
+    precision: Annotated[PrecisionWords, Shorthand("compute")] = PrecisionWords()
+    """Number formats: `bf16` and the like, or the keys below."""
+    activation_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    optimizer: OptimizerWords = OptimizerWords()
+    """AdamW and its numbers."""
+    schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
+    """The learning rate over optimizer steps: `cosine` and the like, or the keys below."""
+    evaluation: EvaluationWords = EvaluationWords()
+    """When the evaluation rows are read."""
+    checkpoint: CheckpointWords = CheckpointWords()
+    """When the state is saved, and how much is kept."""
+    report: ReportWords = ReportWords()
+    """Where figures go."""
+    max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3
+    """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
+
+
+FOREIGN = {
+    "adam_beta1": "optimizer.beta1",
+    "adam_beta2": "optimizer.beta2",
+    "adam_epsilon": "optimizer.epsilon",
+    "adapter": "method",
+    "base_model": "model",
+    "bf16": "precision",
+    "datasets": "data.train",
+    "dataset": "data.train",
+    "dtype": "precision",
+    "eval_dataset": "data.eval",
+    "eval_steps": "evaluation.every_steps",
+    "fp16": "precision",
+    "global_batch_size": "batch",
+    "gradient_accumulation_steps": "batch",
+    "gradient_checkpointing": "activation_checkpointing",
+    "logging_steps": "report",
+    "lora": "method",
+    "lora_alpha": "method.alpha",
+    "lora_dropout": "method.dropout",
+    "lora_r": "method.rank",
+    "lora_rank": "method.rank",
+    "lora_target_modules": "method.targets",
+    "lr": "optimizer.learning_rate",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "max_grad_norm": "optimizer.clip_norm",
+    "max_length": "data.sequence_length",
+    "max_seq_length": "data.sequence_length",
+    "max_steps": "steps",
+    "micro_batch_size": "micro_batch",
+    "mixed_precision": "precision",
+    "model_name_or_path": "model",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "output_dir": "name",
+    "per_device_train_batch_size": "micro_batch",
+    "sample_packing": "data.packing",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep_last",
+    "sequence_len": "data.sequence_length",
+    "test": "data.eval",
+    "train_batch_size": "batch",
+    "validation": "data.eval",
+    "wandb_project": "report.wandb",
+    "warmup": "schedule.warmup_steps",
+}
+"""What a key is called in other trainers, and what to write here."""

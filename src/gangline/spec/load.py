@@ -1,0 +1,108 @@
+"""Words in, types out: read `job.yaml` and `cluster.yaml`, lay `key=value` over them, check, resolve."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.errors import SpecError
+from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
+from gangline.spec.cluster import resolve_cluster
+from gangline.spec.cluster_words import ClusterWords
+from gangline.spec.document import Document, read_document
+from gangline.spec.hostfile import looks_like_hostfile, parse_hostfile
+from gangline.spec.job import resolve_job
+from gangline.spec.job_words import FOREIGN, JobWords
+from gangline.spec.mistakes import Mistakes, Position
+from gangline.spec.overrides import apply_overrides, drop_rivals
+from gangline.spec.paths import folder_content, what_was_meant
+from gangline.spec.validate import check
+
+MAX_BYTES = 4 << 20
+"""A job or cluster file is short; anything larger was named by mistake."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """The job that a file and `key=value` overrides mean. Reads no model and no data, but finds the files.
+
+    Relative paths in the file begin at its folder, those on the command line at the current folder.
+    Raises SpecError with all mistakes at once.
+    """
+    document = read_document(_read(path, kind="job"), str(path))
+    apply_overrides(document, overrides, JobWords)
+    drop_rivals(document, rivals=("epochs", "steps"))
+    checked = check(JobWords, document, foreign=FOREIGN)
+    return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
+
+
+def load_cluster(path: Path | None, overrides: Sequence[str] = (), *, home: Path) -> Cluster:
+    """The cluster that a cluster file or a hostfile means; None: this computer alone, with `home` to work in.
+
+    home: the controller's own folder; a host without a work folder gets `<home>/hosts/<name>`.
+    Raises SpecError with all mistakes at once.
+    """
+    if path is None:
+        return _this_computer(overrides, home=home)
+    text = _read(path, kind="cluster")
+    name = _name(path, otherwise="cluster")
+    document = parse_hostfile(text, str(path)) if _is_hostfile(path, text) else read_document(text, str(path))
+    apply_overrides(document, overrides, ClusterWords)
+    checked = check(ClusterWords, document)
+    return resolve_cluster(checked, folder=path.absolute().parent, home=home.absolute(), default_name=name)
+
+
+def _this_computer(overrides: Sequence[str], *, home: Path) -> Cluster:
+    document = Document(source="this computer", mistakes=Mistakes("the command line"))
+    host = {"name": "local", "transport": "local", "workdir": str(home.absolute())}
+    document.values = {"name": "local", "hosts": [host]}
+    for path in (("name",), ("hosts",), ("hosts", 0), *(("hosts", 0, key) for key in host)):
+        document.mark(path, Position(source=document.source))
+    apply_overrides(document, overrides, ClusterWords)
+    checked = check(ClusterWords, document)
+    return resolve_cluster(checked, folder=Path.cwd(), home=home.absolute(), default_name="local")
+
+
+def _is_hostfile(path: Path, text: str) -> bool:
+    if path.suffix.lower() == ".json":
+        return False
+    return looks_like_hostfile(text, named_yaml=path.suffix.lower() in {".yaml", ".yml"})
+
+
+def _read(path: Path, *, kind: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise SpecError(
+            str(path),
+            seen=f"there is no such file; expected a {kind} file",
+            fix=what_was_meant(str(path), Path.cwd()),
+        ) from error
+    except IsADirectoryError as error:
+        raise SpecError(
+            str(path), seen=f"a folder; expected a {kind} file", fix=f"name a file in it: {folder_content(path)}"
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            str(path), seen=f"{error.strerror}; expected a {kind} file that can be read", fix="check its permissions"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise SpecError(
+            str(path), seen="more than 4 MiB; expected a short text file", fix=f"is this the {kind} file at all?"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SpecError(
+            f"{path}:{line}:{error.start - data.rfind(10, 0, error.start)}",
+            seen=f"the byte {data[error.start]:#04x}; expected text in UTF-8",
+            fix="save the file as UTF-8; is it a text file at all?",
+        ) from error
+
+
+def _name(path: Path, *, otherwise: str) -> str:
+    """A name out of a file's name: "my job.yaml" -> "my-job"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:63] or otherwise

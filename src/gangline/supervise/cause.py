@@ -1,0 +1,128 @@
+"""Which failure came first, and which are only its echoes. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gangline.errors import RunFailed
+from gangline.launch.backend import HostStatus, Request
+
+ECHO = re.compile(
+    r"Connection (reset by peer|closed by peer|refused)|Broken pipe|Timed out waiting \d+ms for (send|recv)"
+    r"|The client socket has timed out|DistStoreError|DistNetworkError"
+)
+"""What a rank says when another one has gone: it is a witness, not the cause."""
+
+ECHOES = 2
+"""Weight from which a failure is no cause any more."""
+
+Failure = Mapping[str, Any]
+
+
+def gather_failures(statuses: Sequence[HostStatus]) -> list[dict[str, Any]]:
+    """Ranks that ended badly over all hosts, each with its host, the likeliest cause first."""
+    found = [{**failure, "host": status.host} for status in statuses for failure in status.failures]
+    return sorted(found, key=lambda failure: (weight(failure), failure["time"]))
+
+
+def weight(failure: Failure) -> int:
+    """How far a failure is from being the cause; time decides among equals.
+
+    0: an error of its own, or a signal from outside. 1: an exit that nobody explained. 2: an echo of another's end.
+    3: torchrun or an order ended it.
+    """
+    code = failure["exit"]
+    if failure["error"] is not None:
+        return ECHOES if is_echo(failure["error"]) else 0
+    if failure["ordered"] or code == -signal.SIGTERM or code is None:
+        return 3
+    return 0 if code < 0 else 1
+
+
+def is_echo(error: Mapping[str, Any]) -> bool:
+    """Whether an error only tells that another rank has gone."""
+    return ECHO.search(f"{error.get('what', '')}\n{error.get('seen', '')}") is not None
+
+
+def first_cause(request: Request, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
+    """The error of an attempt, as `Outcome.error`; None if nothing ended badly."""
+    failures = gather_failures(statuses)
+    gone = [status for status in statuses if status.phase in {"lost", "starting"}]
+    bad = [status for status in statuses if status.phase == "ended" and status.returncode]
+    signalled = [status for status in bad if status.reason == "signalled"]
+    if failures and weight(failures[0]) < ECHOES:
+        return _of_rank(failures[0])
+    if gone:
+        return _of_lost(request, gone[0])
+    if failures and weight(failures[0]) == ECHOES and not signalled:
+        return _of_rank(failures[0])
+    # A launcher that was told to leave says less than one that failed by itself.
+    bad.sort(key=lambda status: (status.reason != "signalled", status.reason in {"killed", "stopped"}))
+    return _of_host(request, bad[0]) if bad else None
+
+
+def _of_rank(failure: Failure) -> dict[str, Any]:
+    place = f"rank {failure['rank']} on {failure['host']}"
+    error = failure["error"] or _death(place, failure).to_json()
+    if place not in error["what"]:
+        error = {**error, "what": f"{place}: {error['what']}"}
+    evidence = {name: failure[name] for name in ("host", "rank", "log", "log_tail")}
+    return {**error, **evidence}
+
+
+def _death(place: str, failure: Failure) -> RunFailed:
+    code = failure["exit"]
+    last = "\n".join(failure["log_tail"]) or "nothing"
+    seen = f"the last it wrote to {failure['log']}:\n{last}"
+    if code is not None and code < 0:
+        name = _signal_name(-code)
+        fix = "if its host ran out of memory (see its kernel log), lower micro_batch or sequence_length"
+        hint = fix if -code == signal.SIGKILL else "the log may tell more"
+        return RunFailed(f"{place} was killed by {name}", seen=seen, fix=f"{hint}; then: gangline resume")
+    how = f"with exit code {code}" if code is not None else "without a word"
+    return RunFailed(f"{place} ended {how}", seen=seen, fix="the log may tell more")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _of_lost(request: Request, status: HostStatus) -> dict[str, Any]:
+    folder = _folder(request, status.host)
+    error = RunFailed(
+        f"the guard on {status.host} is gone without a word",
+        seen=f"no {folder}/exit.json; its log is {folder}/guard.log",
+        fix="was it killed, or did the machine restart? what it had started was ended; then: gangline resume",
+    )
+    return {**error.to_json(), "host": status.host}
+
+
+def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
+    log = f"{_folder(request, status.host)}/console.log"
+    tail = "\n".join(status.console_tail)
+    code = status.returncode or 0
+    if status.reason == "killed":
+        grace_s = next(part.grace_s for part in request.hosts if part.host == status.host)
+        error = RunFailed(
+            f"the ranks on {status.host} did not leave in time and were killed",
+            seen=f"expected them to save and leave within {grace_s:g} s; the last of {log}:\n{tail}",
+            fix="gangline resume goes on from the last checkpoint",
+        )
+        return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    error = RunFailed(
+        f"torchrun on {status.host} {how}, and no rank says why",
+        seen=f"the last of {log}:\n{tail}",
+        fix=f"the rest is in {log} on {status.host}",
+    )
+    return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
+
+
+def _folder(request: Request, host: str) -> str:
+    return next(part.folder for part in request.hosts if part.host == host)

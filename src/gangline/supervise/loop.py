@@ -1,0 +1,214 @@
+"""The supervisor of one attempt: starts the gang or finds it running, watches it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.launch.backend import Backend, HostStatus, Request
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster
+from gangline.runs.events import append_event
+from gangline.runs.files import read_json
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, clear_order, read_order
+from gangline.supervise.cause import first_cause, gather_failures
+from gangline.supervise.commit import Committer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often the supervisor looks, and how long it waits."""
+
+    poll_s: float = 0.3
+    failure_grace_s: float = 15.0
+    """What is left of a gang that failed may take this long to leave by itself."""
+    lock_s: float = 2.0
+    """A look at the lock by somebody else is no reason to refuse."""
+
+
+@contextmanager
+def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold the run's lock; raises RunFailed when another process holds it after `timeout_s`."""
+    descriptor = os.open(layout.folder / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not _try_lock(descriptor):
+            if time.monotonic() >= deadline:
+                raise RunFailed(
+                    f"{layout.run_id} is running already",
+                    seen="another supervisor holds its lock",
+                    fix=f"gangline stop {layout.run_id}, or follow it: gangline attach {layout.run_id}",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Supervisor:
+    """Looks after one attempt until nothing of it runs.
+
+    If the attempt runs already (an earlier supervisor was killed), it is taken over and not started again.
+    """
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        attempt: int,
+        *,
+        backend: Backend,
+        transports: Mapping[str, Transport],
+        pace: Pace | None = None,
+    ) -> None:
+        self._layout = layout
+        self._attempt = attempt
+        self._backend = backend
+        self._transports = transports
+        self._pace = pace or Pace()
+        self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
+        self._committer = Committer(
+            Cluster.from_json(read_json(layout.cluster)),
+            transports,
+            run_id=layout.run_id,
+            hosts=tuple(part.host for part in self.request.hosts),
+            attempt=attempt,
+        )
+        self._ordered: Order | None = None
+        """What the user ordered and was passed on."""
+        self._failed_at: float | None = None
+        """When a failure was first seen (monotonic)."""
+        self._gave_up = False
+
+    def begin(self) -> None:
+        """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises."""
+        self._clear_earlier()
+        running = any(status.phase != "starting" for status in self._poll())
+        if not running:
+            clear_order(self._layout)
+        self._set_phase("running", supervisor=ProcessId.current())
+        if not running:
+            try:
+                self._backend.start(self.request, self._transports)
+            except GanglineError as error:
+                self._conclude("failed", error.to_json())
+                raise
+            self._event("started", hosts=[part.host for part in self.request.hosts])
+
+    def _clear_earlier(self) -> None:
+        """End what attempts without an outcome have left; raises RunFailed if one of them still runs."""
+        for number in range(1, self._attempt):
+            folder = self._layout.attempt(number)
+            if (folder / "outcome.json").exists() or not (folder / "request.json").exists():
+                continue
+            request = Request.from_json(read_json(folder / "request.json"))
+            statuses = self._backend.poll(request, self._transports)
+            if any(status.phase == "running" for status in statuses):
+                raise RunFailed(
+                    f"{self._layout.run_id} is running already",
+                    seen=f"attempt {number} has guards that run",
+                    fix=f"gangline stop {self._layout.run_id}",
+                )
+            self._backend.stop(request, self._transports, now=True)
+
+    def watch(self) -> Outcome:
+        """Look after the gang until it has ended, then write outcome.json and state.json."""
+        while True:
+            statuses = self._poll()
+            self._forward_order()
+            self._end_failed(statuses)
+            self._commit()
+            if all(status.phase != "running" for status in statuses):
+                break
+            time.sleep(self._pace.poll_s)
+        if any(status.phase == "lost" for status in statuses):
+            self._backend.stop(self.request, self._transports, now=True)  # ends what a lost guard has left
+        self._commit()
+        return self._judge(statuses)
+
+    def _poll(self) -> list[HostStatus]:
+        return self._backend.poll(self.request, self._transports)
+
+    def _forward_order(self) -> None:
+        order = read_order(self._layout)
+        if order is None or self._ordered in {order, "kill"}:
+            return
+        self._ordered = order
+        self._set_phase("stopping")
+        self._event("stopping", order=order)
+        self._backend.stop(self.request, self._transports, now=order == "kill")
+
+    def _end_failed(self, statuses: Sequence[HostStatus]) -> None:
+        """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
+        if self._ordered == "kill":
+            return
+        if self._failed_at is None and any(_has_failed(status) for status in statuses):
+            self._failed_at = time.monotonic()
+            cause = first_cause(self.request, statuses) or {}
+            self._event("failing", what=cause.get("what", ""))
+            self._backend.stop(self.request, self._transports, now=False)
+        if self._failed_at is None or self._gave_up:
+            return
+        if time.monotonic() > self._failed_at + self._pace.failure_grace_s:
+            self._gave_up = True
+            self._backend.stop(self.request, self._transports, now=True)
+
+    def _commit(self) -> None:
+        for commit in self._committer.sweep():
+            self._event("committed", step=commit.step, hosts=sorted(commit.parts))
+
+    def _judge(self, statuses: Sequence[HostStatus]) -> Outcome:
+        error = first_cause(self.request, statuses)
+        if self._ordered == "kill" and self._failed_at is None:
+            return self._conclude("stopped", None, statuses)
+        if error is not None:
+            return self._conclude("failed", error, statuses)
+        return self._conclude("stopped" if self._ordered else "finished", None, statuses)
+
+    def _conclude(self, result: Phase, error: dict[str, object] | None, statuses: Sequence[HostStatus] = ()) -> Outcome:
+        assert result in {"finished", "stopped", "failed"}
+        outcome = Outcome(
+            result=result,
+            hosts={status.host: HostOutcome(phase=status.phase, returncode=status.returncode) for status in statuses},
+            error=error,
+            failures=tuple(gather_failures(statuses)),
+        )
+        outcome.save(self._layout.attempt(self._attempt) / "outcome.json")
+        self._event(result, **({"what": error["what"]} if error else {}))
+        self._set_phase(result, error=error)
+        return outcome
+
+    def _set_phase(self, phase: Phase, **changes: object) -> None:
+        state = RunState.load(self._layout)
+        replace(state, phase=phase, attempt=self._attempt, **changes).save(self._layout)  # type: ignore[arg-type]
+
+    def _event(self, event: str, **details: object) -> None:
+        append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+
+
+def _has_failed(status: HostStatus) -> bool:
+    if status.phase in {"lost", "starting"} or any(failure["error"] is not None for failure in status.failures):
+        return True
+    return status.phase == "ended" and status.returncode != 0
+
+
+def supervise(layout: RunLayout, attempt: int, *, backend: Backend, transports: Mapping[str, Transport]) -> Outcome:
+    """Run an attempt to its end, holding the run's lock; raises RunFailed if the run has a supervisor."""
+    with supervisor_lock(layout, timeout_s=Pace().lock_s):
+        supervisor = Supervisor(layout, attempt, backend=backend, transports=transports)
+        supervisor.begin()
+        return supervisor.watch()

@@ -1,0 +1,137 @@
+"""Which checkpoint a run goes on from, looked for on every host, and brought to the hosts that lack it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import CheckpointError, HostUnreachable
+from gangline.remote.transport import Transport
+from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder
+from gangline.runs.cluster import Host
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
+from gangline.sync.place import host_layout
+
+TIMEOUT_S = 6 * 3600.0
+"""Every byte of every checkpoint of a host is read and hashed."""
+
+Survey = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A host on which checkpoints of a run may lie."""
+
+    host: Host
+    transport: Transport
+
+    def checkpoints(self, run_id: str) -> Path:
+        """The folder of the run's checkpoints there."""
+        return host_layout(self.host, run_id).checkpoints
+
+
+Places = Mapping[str, Place]
+"""By label: the host's name, made unique where two clusters use one name for two places."""
+
+
+def survey_places(places: Places, run_id: str) -> dict[str, Survey]:
+    """What every place has, every file hashed, all places at once. One that does not answer has nothing."""
+    with ThreadPoolExecutor(max_workers=min(32, len(places))) as pool:
+        surveys = list(pool.map(lambda place: _survey(place, run_id), places.values()))
+    return {label: survey for label, survey in zip(places, surveys, strict=True) if survey is not None}
+
+
+def find_checkpoint(places: Places, run_id: str) -> Choice:
+    """The newest valid checkpoint anywhere; whole ones that nobody lived to commit are committed first."""
+    surveys = survey_places(places, run_id)
+    choice = choose(surveys)
+    if not choice.adoptable:
+        return choice
+    newest = max(choice.adoptable)
+    _adopt(places, run_id, choice.adoptable[newest])
+    return choose(survey_places(places, run_id))
+
+
+def at_step(surveys: Mapping[str, Survey], step: int) -> Choice:
+    """The checkpoint of one step, if it is valid."""
+    return choose({label: [entry for entry in survey if entry["step"] == step] for label, survey in surveys.items()})
+
+
+def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str]) -> list[str]:
+    """See to it that every target has the commit record and a whole part; the labels of those that got a part."""
+    if choice.step is None or choice.record is None:
+        return []
+    holders = {source.host for source in choice.sources}
+    lacking = [label for label in targets if label not in holders]
+    for label in targets:
+        place = places[label]
+        place.transport.write(step_folder(place.checkpoints(run_id), choice.step) / COMMIT_FILE, choice.record)
+    if lacking:
+        source = choice.sources[0]
+        with _at_hand(places[source.host], part_folder(Path(), choice.step, source.part), run_id) as folder:
+            for label in lacking:
+                _replace_part(places[label], run_id, folder, step=choice.step, part=source.part)
+    return lacking
+
+
+def rejected_error(run_id: str, choice: Choice) -> CheckpointError:
+    """There are checkpoints, and none can be used."""
+    return CheckpointError(
+        f"no checkpoint of {run_id} can be used",
+        seen="; ".join(str(rejection) for rejection in choice.rejected),
+        fix="bring back the host or disk that has a whole copy and try again, or start a new run: gangline train",
+    )
+
+
+def _survey(place: Place, run_id: str) -> Survey | None:
+    folder = str(place.checkpoints(run_id))
+    argv = (place.host.python, "-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
+    try:
+        result = place.transport.run(argv, timeout_s=TIMEOUT_S)
+    except HostUnreachable:
+        return None
+    if result.returncode != 0:
+        raise CheckpointError(
+            f"{place.host.name}: its checkpoints cannot be looked through",
+            seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
+            fix=f"on that host: {' '.join(argv)}",
+        )
+    survey: Survey = json.loads(result.stdout)
+    return survey
+
+
+def _adopt(places: Places, run_id: str, record: bytes) -> None:
+    commit = Commit.from_bytes(record)
+    for place in places.values():
+        if place.host.name in commit.parts:
+            place.transport.write(step_folder(place.checkpoints(run_id), commit.step) / COMMIT_FILE, record)
+
+
+@contextlib.contextmanager
+def _at_hand(place: Place, part: Path, run_id: str) -> Iterator[Path]:
+    """A part as a folder of this computer."""
+    folder = place.checkpoints(run_id) / part
+    if place.host.transport == "local":
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="gangline-part-"
+    ) as temporary:  # pragma: no cover  (no remote transport yet)
+        copy = Path(temporary) / part.name
+        place.transport.pull(folder, copy)
+        yield copy
+
+
+def _replace_part(place: Place, run_id: str, folder: Path, *, step: int, part: str) -> None:
+    checkpoints = place.checkpoints(run_id)
+    for name in place.transport.names(step_folder(checkpoints, step)):
+        if name.startswith("part-") and not name.endswith(".tmp"):
+            # a damaged part whose part.json is intact would be preferred by the ranks, and refused
+            place.transport.write(step_folder(checkpoints, step) / name / PART_FILE, b"")
+    place.transport.push(folder, part_folder(checkpoints, step, part))

@@ -1,0 +1,67 @@
+"""A run's own files: made on the controller, then placed on every host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import write_json
+from gangline.runs.gang import Gang
+from gangline.runs.ids import new_id
+from gangline.runs.layout import RunLayout
+from gangline.runs.registry import run_ids
+
+
+def host_layout(host: Host, run_id: str) -> RunLayout:
+    """Where a run lies on a host."""
+    return RunLayout(Path(host.workdir), run_id)
+
+
+def create_folder(home: Path) -> RunLayout:
+    """Make the directory of a new run, with an id that no other has: two starts at once get two."""
+    (home / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        layout = RunLayout(home, new_id(run_ids(home)))
+        try:
+            layout.folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return layout
+
+
+def write_documents(layout: RunLayout, documents: Mapping[str, Any]) -> None:
+    """Write JSON documents into the run directory on the controller, by name ("job" -> job.json)."""
+    for name, value in documents.items():
+        write_json(layout.folder / f"{name}.json", value)
+
+
+def place_documents(
+    cluster: Cluster, transports: Mapping[str, Transport], run_id: str, documents: Mapping[str, Any]
+) -> None:
+    """Write the same JSON documents into the run directory on every host."""
+    for host in cluster.hosts:
+        folder = host_layout(host, run_id).folder
+        for name, value in documents.items():
+            transports[host.name].write(folder / f"{name}.json", _encode(value))
+
+
+def place_gang(cluster: Cluster, transports: Mapping[str, Transport], gang: Gang) -> None:
+    """Write gang.json into the attempt's folder on every host."""
+    for host in cluster.hosts:
+        transports[host.name].write(host_layout(host, gang.run_id).gang(gang.attempt), _encode(gang.to_json()))
+
+
+def _encode(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def carry_history(before: Host, now: Host, transport: Transport, run_id: str) -> None:
+    """Bring what rank 0 wrote to a new head, so that the run keeps one history. The old head is this computer."""
+    old, new = host_layout(before, run_id), host_layout(now, run_id)
+    for source, target in ((old.metrics, new.metrics), (old.events, new.events), (old.tensorboard, new.tensorboard)):
+        if source != target and source.exists():
+            transport.push(source, target)

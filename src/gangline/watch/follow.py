@@ -1,0 +1,75 @@
+"""Following a run through its files: the reader can come and go, the run does not notice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from gangline.remote.transport import Transport
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import COMMIT_FILE
+from gangline.runs.registry import RunRecord, read_record
+from gangline.watch.tail import JsonTail
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Where one run is read: its record on the controller, its figures on the head."""
+
+    layout: RunLayout
+    head: Transport
+    head_layout: RunLayout
+
+    def committed_steps(self) -> list[int]:
+        """Steps with a commit record on the head, as kept now."""
+        folder = self.head_layout.checkpoints
+        names = [name for name in self.head.names(folder) if name.startswith("step-")]
+        return [int(name[5:]) for name in names if COMMIT_FILE in self.head.names(folder / name)]
+
+    def tails(self) -> list[JsonTail]:
+        """The files with metrics and events; events of the supervisor may lie apart from those of rank 0."""
+        tails = [JsonTail(self.head, self.head_layout.metrics), JsonTail(self.head, self.head_layout.events)]
+        if self.layout.root != self.head_layout.root:
+            tails.append(JsonTail(_Here(), self.layout.events))
+        return tails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What is new since the last one."""
+
+    records: tuple[dict[str, Any], ...]
+    """Lines of metrics and events, in the order of their files."""
+    run: RunRecord
+
+    @property
+    def last(self) -> bool:
+        """Nothing more comes after this one."""
+        return self.run.ended
+
+
+def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterator[Update]:
+    """Yield what there is, then what comes, until the run has ended; the last update says how."""
+    tails = view.tails()
+    while True:
+        # read before the files: what was written before the end is then part of the last update
+        run = read_record(view.layout)
+        update = Update(records=tuple(record for tail in tails for record in tail.objects()), run=run)
+        yield update
+        if update.last:
+            return
+        wait(POLL_S)
+
+
+class _Here:
+    """Reading on this computer."""
+
+    def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
+        with Path(path).open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(limit)

@@ -1,0 +1,77 @@
+"""One live progress line on a terminal; a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from gangline.watch.follow import Update
+from gangline.watch.history import History
+from gangline.watch.table import evaluation_line, event_line, step_line
+
+PLAIN_EVERY_S = 5.0
+"""Without a terminal: time between two progress lines."""
+
+
+class Progress:
+    """Shows updates of a run on a stream, and remembers its figures in `history`."""
+
+    def __init__(self, stream: TextIO, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.history = History()
+        self._stream = stream
+        self._live = live
+        self._clock = clock
+        self._shown_at = float("-inf")
+        self._pending: str | None = None
+
+    def skip(self, update: Update) -> None:
+        """Take in what was before, without showing it; a later step shows the state at once."""
+        for record in update.records:
+            self.history.add(record)
+        if last := self.history.last_step:
+            self._step(step_line(last, remaining_s=self.history.remaining_s()))
+
+    def show(self, update: Update) -> None:
+        """Show what is new."""
+        for record in update.records:
+            self.history.add(record)
+            kind = record.get("kind")
+            if kind == "step":
+                self._step(step_line(record, remaining_s=self.history.remaining_s()))
+            elif kind == "evaluation":
+                self._line(evaluation_line(record))
+            elif kind == "event" and (line := event_line(record)):
+                self._line(line)
+        if update.last:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the live line; without a terminal, show the last step if it was not."""
+        if self._live and self._pending is not None:
+            self._write("\n")
+        elif self._pending is not None:
+            self._write(self._pending + "\n")
+        self._pending = None
+
+    def _step(self, line: str) -> None:
+        self._pending = line
+        if self._live:
+            # a line as wide as the terminal would wrap and could not be overwritten
+            width = shutil.get_terminal_size().columns - 1
+            self._write(f"\r\x1b[K{line[:width]}")
+        elif self._clock() - self._shown_at >= PLAIN_EVERY_S:
+            self._shown_at = self._clock()
+            self._pending = None
+            self._write(line + "\n")
+
+    def _line(self, line: str) -> None:
+        if self._live and self._pending is not None:
+            self._write(f"\r\x1b[K{line}\n{self._pending[: shutil.get_terminal_size().columns - 1]}")
+        else:
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

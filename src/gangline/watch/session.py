@@ -1,0 +1,85 @@
+"""Watching one run to its end in a terminal, and what is said when it is over."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from gangline.runs.registry import RunRecord
+from gangline.watch.curve import curve
+from gangline.watch.follow import View, follow
+from gangline.watch.history import History
+from gangline.watch.progress import Progress
+from gangline.watch.table import final_losses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What was seen of a run until it ended."""
+
+    run: RunRecord
+    history: History
+
+
+def watch_run(view: View, stream: TextIO, *, live: bool, from_start: bool = True) -> Watched:
+    """Show a run's progress until it has ended. `from_start=False`: what happened before is only counted.
+
+    KeyboardInterrupt passes through once the live line is ended; the run does not notice.
+    """
+    progress = Progress(stream, live=live)
+    run = None
+    try:
+        for update in follow(view):
+            if run is None and not from_start:
+                progress.skip(update)
+            else:
+                progress.show(update)
+            run = update.run
+    finally:
+        progress.finish()
+    assert run is not None
+    return Watched(run=run, history=progress.history)
+
+
+def summary(view: View, watched: Watched, *, width: int, plain: bool) -> list[str]:
+    """How a run went: its loss curve, its losses, its checkpoints, where it lies, what to type next."""
+    history, run_id = watched.history, view.layout.run_id
+    chart = curve(history.losses(), marks=history.evaluation_losses(), width=min(width, 100), plain=plain)
+    kept = view.committed_steps()
+    rows = [
+        *final_losses(history),
+        f"{'checkpoints':<16} {_listed(kept) if kept else 'none'}",
+        f"{'run directory':<16} {view.layout.folder}",
+    ]
+    if view.head_layout.root != view.layout.root:
+        rows.append(f"{'on the head':<16} {view.head_layout.folder}")
+    return [*chart, *([""] if chart else []), *rows, "", *_next_commands(run_id, watched.run.phase, kept)]
+
+
+def terminal_width(default: int = 80) -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size((default, 24)).columns
+
+
+def speaks_braille(stream: TextIO = sys.stdout) -> bool:
+    """Whether the stream's encoding has braille characters."""
+    return (stream.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return "steps " + ", ".join(str(step) for step in steps) if len(steps) > 1 else f"step {steps[0]}"
+
+
+def _next_commands(run_id: str, phase: str, kept: Sequence[int]) -> list[str]:
+    commands = []
+    if phase != "finished":
+        commands.append((f"gangline resume {run_id}", "go on from the newest checkpoint"))
+    if kept:
+        commands.append((f"gangline chat {run_id}", "talk to the model"))
+        commands.append((f"gangline export {run_id}", "write it in the format of transformers or peft"))
+    commands.append((f"gangline logs {run_id}", "what every rank wrote"))
+    width = max(len(command) for command, _ in commands)
+    return [f"{command:<{width}}   # {meaning}" for command, meaning in commands]

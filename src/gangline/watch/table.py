@@ -1,0 +1,73 @@
+"""Rows of text in aligned columns, and the lines of figures that people read while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gangline.units import format_bytes, format_duration
+from gangline.watch.history import History
+from gangline.watch.text import clean
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns two spaces apart; texts are cleaned of control characters."""
+    texts = [[clean(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def step_line(record: dict[str, Any], *, remaining_s: float | None) -> str:
+    """One optimizer step: "step 120/400  loss 2.113  lr 1.8e-04  4 510 tok/s  ..."."""
+    memory = max((rank.get("memory_bytes") or 0 for rank in record.get("ranks") or []), default=0)
+    parts = [
+        f"step {record['step']}/{record.get('steps', '?')}",
+        "skipped: loss or gradient not finite" if record.get("skipped") else _figure("loss", record.get("loss"), ".4g"),
+        _figure("lr", record.get("learning_rate"), ".1e"),
+        f"{round(record['tokens_per_s']):,} tok/s".replace(",", " ") if record.get("tokens_per_s") else "",
+        f"{record['step_s']:.2f} s/step" if record.get("step_s") is not None else "",
+        f"mem {format_bytes(memory)}" if memory else "",
+        f"eta {format_duration(remaining_s)}" if remaining_s is not None else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def evaluation_line(record: dict[str, Any]) -> str:
+    """One evaluation: "evaluation at step 120  loss 2.254  perplexity 9.53"."""
+    parts = [
+        f"evaluation at step {record['step']}",
+        _figure("loss", record.get("loss"), ".4g"),
+        _figure("perplexity", record.get("perplexity"), ".4g"),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def event_line(record: dict[str, Any]) -> str | None:
+    """One event in a few words; None for events that say nothing the progress line does not."""
+    event = str(record.get("event", ""))
+    if event in {"", "evaluated", "saved"}:
+        return None
+    details = [f"{key} {_detail(value)}" for key, value in record.items() if key in _DETAILS and value is not None]
+    return clean("  ".join([event.replace("committed", "checkpoint committed"), *details]))
+
+
+_DETAILS = ("step", "attempt", "host", "rank", "reason", "why", "duration_s")
+"""Parts of an event that help a reader; the rest stays in events.jsonl."""
+
+
+def final_losses(history: History) -> list[str]:
+    """First and last losses of training and evaluation."""
+    named = (("training loss", history.losses()), ("evaluation loss", history.evaluation_losses()))
+    return [
+        f"{name:<16} {points[0][1]:.4g} at step {points[0][0]:g} -> {points[-1][1]:.4g} at step {points[-1][0]:g}"
+        for name, points in named
+        if points
+    ]
+
+
+def _figure(name: str, value: object, style: str) -> str:
+    return f"{name} {value:{style}}" if isinstance(value, (int, float)) else ""
+
+
+def _detail(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

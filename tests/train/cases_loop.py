@@ -1,0 +1,144 @@
+"""What the ranks do in test_loop and test_strategies: bad numbers, orders, saves that fail, strategies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import CheckpointError, GanglineError
+from gangline.worker.batch import collate
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import load_model, trainable
+from gangline.worker.precision import agree_precision
+from gangline.worker.strategy.ddp import Ddp, agree_weights, bucket_mib
+from gangline.worker.strategy.single import Single
+from tests.train.small import MemorySet, make_job, make_session, make_world, run_loop
+
+
+def poisoned(shares, *, bad_samples: int, precision: str = "fp32"):
+    """Train on samples of which some give a loss that is not a number."""
+    job = make_job(precision=precision, steps=6, batch=4)
+    session = make_session(job, make_world(shares, rank=dist.get_rank()), num_samples=24, num_evaluation=0)
+    order = [int(sample) for step in range(6) for sample in session.order.samples(step)]
+    poison = set(order[4 : 4 + bad_samples])
+    plain = session.train_set.sample
+    session.train_set.sample = lambda index: _with_token(plain(index), 95) if int(index) in poison else plain(index)
+    with torch.no_grad():
+        session.model.get_input_embeddings().weight[95] = float("nan")
+    before = _flat(session.model)
+    try:
+        result, captured = run_loop(session)
+    except GanglineError as error:
+        return {"error": error.to_json(), "poison": sorted(poison)}
+    finite = torch.isfinite(_flat(session.model)[torch.isfinite(before)])
+    return {
+        "result": result,
+        "events": captured.events,
+        "losses": [loss for _, loss, _ in captured.steps],
+        "finite": bool(finite.all()),
+        "poison": sorted(poison),
+    }
+
+
+def _with_token(sample, token: int):
+    tokens = sample.input_ids.copy()
+    tokens[0] = token
+    return SimpleNamespace(input_ids=tokens, targets=sample.targets, position_ids=sample.position_ids)
+
+
+def _flat(model) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainable(model).values()])
+
+
+class FailingSaver:
+    """A saver whose disk is full from the second save on."""
+
+    def __init__(self) -> None:
+        self.failure: CheckpointError | None = None
+        self.saves: list[int] = []
+
+    def save(self, step, tensors, state, *, wait=False) -> None:
+        self.saves.append(step)
+        if len(self.saves) == 2:
+            self.failure = CheckpointError("no room", seen="0 bytes", fix="make room")
+        else:
+            self.failure = None
+
+    def wait(self) -> None:
+        """Nothing is in flight."""
+
+
+def full_disk(shares, *, on_failure: str):
+    """Save every 3 of 12 steps; rank 1's second save fails."""
+    job = make_job(precision="fp32", steps=12)
+    job = replace(job, checkpoint=replace(job.checkpoint, every_steps=3, on_failure=on_failure))
+    session = make_session(job, make_world(shares, rank=dist.get_rank()), num_evaluation=0)
+    saver = FailingSaver() if dist.get_rank() == 1 else None
+    try:
+        result, captured = run_loop(session, saver=saver)
+    except CheckpointError as error:
+        return {"error": error.to_json(), "saves": saver.saves}
+    return {"result": result, "steps": len(captured.steps), "saves": saver.saves if saver else None}
+
+
+def one_rank_is_asked_to_leave(shares, *, asked: int):
+    """Only rank `asked` gets the signal; the step at which each rank left."""
+    job = make_job(precision="fp32", steps=30)
+    session = make_session(job, make_world(shares, rank=dist.get_rank()), num_evaluation=0)
+    result, captured = run_loop(session, stop_after=8 if dist.get_rank() == asked else None)
+    return [result, len(captured.steps)]
+
+
+def contract(shares, *, method: str, strategy: str):
+    """Error of a strategy's gradient against plain autograd over all rows at once; twice, to see leftovers."""
+    rank = dist.get_rank()
+    job = make_job(method=method, dropout=0.0)
+    precision = agree_precision(job, torch.device("cpu"))
+    loss = CausalLoss(load_model(job, compute=precision.compute), compute=precision.compute)
+    kind = {"ddp": Ddp, "single": Single}[strategy]
+    made = kind(loss, precision=precision, device=torch.device("cpu"))
+    rows = MemorySet(sum(shares), seed=9)
+    start = sum(shares[:rank])
+    mine = range(start, start + shares[rank])
+    reference = CausalLoss(load_model(job, compute=precision.compute), compute=precision.compute)
+    for _ in range(2):
+        for parameter in trainable(loss).values():
+            parameter.grad = None
+        summed = [
+            float(made.forward_backward(collate([rows.sample(row)]), scale=0.25, last=row == mine[-1])) for row in mine
+        ]
+        if not mine:
+            made.join()
+    total = sum(reference(*collate([rows.sample(row)]).tensors) for row in range(sum(shares)))
+    (total * 0.25).backward()
+    ours, wanted = _gradient(loss), _gradient(reference)
+    return {
+        "error": float((ours - wanted).norm() / wanted.norm()),
+        "loss": sum(summed),
+        "waited": made.waited_s() >= 0,
+    }
+
+
+def _gradient(loss) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in trainable(loss).values()])
+
+
+def weights_agree():
+    """Ranks start with other weights; after `agree_weights` all have those of rank 0."""
+    torch.manual_seed(0)
+    job = make_job(precision="fp32")
+    loss = CausalLoss(load_model(job), compute=torch.float32)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(iter(trainable(loss).values()))[0, 0] += 1e-7
+    before = float(_flat(loss).double().sum())
+    agree_weights(loss)
+    return [before, float(_flat(loss).double().sum())]
+
+
+def buckets():
+    """Bucket sizes in MiB for an adapter of 33.6 MB, a tiny one and a 1 B model."""
+    return [bucket_mib(33_600_000), bucket_mib(10_000), bucket_mib(4_000_000_000)]

@@ -1,0 +1,75 @@
+"""Which rows share a sample."""
+
+import numpy as np
+import pytest
+
+from gangline.worker.data import NO_TARGET
+from gangline.worker.data.pack import pack
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_once_and_no_sample_over_its_length(seed):
+    numbers = np.random.default_rng(seed)
+    capacity = int(numbers.integers(1, 300))
+    lengths = numbers.integers(1, capacity + 1, size=int(numbers.integers(1, 400)))
+    sample_of = pack(lengths, capacity)
+    fill = np.bincount(sample_of, weights=lengths)
+    assert len(sample_of) == len(lengths)
+    assert fill.max() <= capacity
+    assert fill.min() > 0, "samples are numbered without gaps"
+    assert np.array_equal(sample_of, pack(lengths, capacity)), "the same lengths are packed the same way"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_row_goes_where_it_leaves_the_least_room(seed):
+    numbers = np.random.default_rng(seed)
+    lengths = numbers.integers(1, 51, size=100)
+    rooms = []
+    expected = np.empty(100, dtype=int)
+    for row in np.argsort(-lengths, kind="stable"):
+        fitting = [room for room in rooms if room >= lengths[row]]
+        if not fitting:
+            rooms.append(50 - lengths[row])
+        else:
+            rooms[rooms.index(min(fitting))] -= lengths[row]
+        expected[row] = len(rooms)
+    fill = np.bincount(pack(lengths, 50), weights=lengths)
+    assert sorted(50 - fill) == sorted(rooms)
+
+
+def test_text_rows_fill_samples_to_99_percent():
+    lengths = np.random.default_rng(0).integers(5, 200, size=20_000)
+    sample_of = pack(lengths, 1024)
+    assert lengths.sum() / ((sample_of.max() + 1) * 1024) > 0.99
+
+
+def test_packed_rows_start_anew_and_do_not_predict_each_other(tokens_of, write_rows):
+    rows = write_rows([{"text": text} for text in ("two dogs pull", "six dogs", "a seventh rests")])
+    apart = tokens_of(rows, packing=False)
+    packed = tokens_of(rows, packing=True)
+    assert (len(apart), len(packed)) == (3, 1)
+    sample = packed.sample(0)
+    starts = [*np.flatnonzero(sample.position_ids == 0), len(sample.input_ids)]
+    pieces = {
+        tuple(sample.input_ids[start:end]): tuple(sample.targets[start:end])
+        for start, end in zip(starts, starts[1:], strict=False)
+    }
+    singles = {tuple(one.input_ids): tuple(one.targets) for one in (apart.sample(i) for i in range(3))}
+    assert pieces == singles
+    assert all(targets[-1] == NO_TARGET for targets in pieces.values())
+    assert packed.label_counts.sum() == apart.label_counts.sum() == (sample.targets != NO_TARGET).sum()
+
+
+def test_packing_keeps_every_row_of_a_set_with_split_texts(tokens_of, write_rows):
+    numbers = np.random.default_rng(3)
+    rows = write_rows([{"text": "two dogs pull " * int(numbers.integers(1, 40))} for _ in range(50)])
+    apart, packed = tokens_of(rows, packing=False), tokens_of(rows, packing=True)
+    assert len(packed) < len(apart)
+    assert packed.num_label_tokens == apart.num_label_tokens
+    assert packed.lengths.max() <= 64
+    for tokens in (apart, packed):
+        samples = [tokens.sample(i) for i in range(len(tokens))]
+        assert [len(sample.input_ids) for sample in samples] == list(tokens.lengths)
+        assert [(sample.targets != NO_TARGET).sum() for sample in samples] == list(tokens.label_counts)
+    ids = [np.sort(np.concatenate([t.sample(i).input_ids for i in range(len(t))])) for t in (apart, packed)]
+    assert np.array_equal(*ids)

@@ -1,0 +1,52 @@
+"""The loop: bad numbers are never hidden, orders are agreed by all ranks, a failed save is not success."""
+
+import pytest
+
+CASES = "tests.train.cases_loop"
+
+
+def test_a_step_whose_loss_is_no_number_is_skipped_by_all_ranks_and_its_samples_are_named(pool):
+    for rank in pool(2).run(f"{CASES}:poisoned", shares=[3, 1], bad_samples=1):
+        assert rank["result"] == "finished"
+        assert rank["finite"]
+        skips = [event for event in rank["events"] if event["event"] == "step-skipped"]
+        assert len(skips) == 1
+        assert skips[0]["step"] == 2
+        assert set(rank["poison"]) <= set(skips[0]["samples"])
+        assert len(skips[0]["samples"]) == 4
+        # the figure of that step says so, too
+        assert [loss != loss for loss in rank["losses"]] == [False, True, False, False, False, False]
+
+
+def test_more_skips_in_a_row_than_allowed_stop_the_run_with_the_samples(pool):
+    for rank in pool(2).run(f"{CASES}:poisoned", shares=[3, 1], bad_samples=16):
+        error = rank["error"]
+        assert error["kind"] == "RunFailed"
+        assert error["exit_code"] == 5
+        assert "4 steps in a row" in error["what"]
+        assert "nan" in error["seen"]
+        assert "learning_rate" in error["fix"]
+
+
+def test_fp16_counts_a_loss_that_is_no_number_but_not_the_search_for_a_scale(pool):
+    assert "error" in pool(1).run(f"{CASES}:poisoned", shares=[4], bad_samples=16, precision="fp16")[0]
+    assert pool(1).run(f"{CASES}:poisoned", shares=[4], bad_samples=0, precision="fp16")[0]["result"] == "finished"
+
+
+def test_a_full_disk_on_one_host_stops_every_rank(pool):
+    other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="stop")
+    assert failing["error"]["what"] == "no room"
+    assert failing["saves"] == [3, 6]
+    assert other == {"result": "failed", "steps": 7, "saves": None}
+
+
+def test_a_job_may_go_on_without_a_save_that_failed(pool):
+    other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="continue")
+    assert failing == {"result": "finished", "steps": 12, "saves": [3, 6, 9, 12]}
+    assert other["result"] == "finished"
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_when_one_rank_is_asked_to_leave_all_leave_at_the_same_step(pool, asked):
+    shares = [5, 3, 2]
+    assert pool(3).run(f"{CASES}:one_rank_is_asked_to_leave", shares=shares, asked=asked) == [["stopped", 8]] * 3

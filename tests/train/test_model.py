@@ -1,0 +1,76 @@
+"""Loading models: what is refused, in which dtypes, with how much memory."""
+
+import pytest
+
+CASES = "tests.train.cases_model"
+
+
+def test_a_folder_without_weights_is_named(pool, tmp_path):
+    pool(1).run(f"{CASES}:write_folder", folder=str(tmp_path / "bare"), kind="bare")
+    error = pool(1).run(f"{CASES}:load_error", folder=str(tmp_path / "bare"))[0]
+    assert error["kind"] == "ModelError"
+    assert error["exit_code"] == 2
+    assert "has no weights" in error["what"]
+    assert "config.json" in error["seen"]
+    assert "model.start: random" in error["fix"]
+
+
+def test_a_folder_that_is_no_model_is_named(pool, tmp_path):
+    error = pool(1).run(f"{CASES}:load_error", folder=str(tmp_path))[0]
+    assert error["kind"] == "ModelError"
+    assert str(tmp_path) in error["what"]
+
+
+def test_code_in_a_model_folder_is_refused_and_not_executed(pool, tmp_path):
+    folder = tmp_path / "remote"
+    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="old", auto_map=True)
+    for case in ("load_error", "tokenizer_error"):
+        error = pool(1).run(f"{CASES}:{case}", folder=str(folder))[0]
+        assert error["kind"] == "ModelError"
+        assert "own code" in error["what"]
+        assert "trust_remote_code" in error["fix"]
+    assert not (folder / "canary").exists()
+
+
+def test_a_pickle_among_old_weights_is_refused_and_not_executed(pool, tmp_path):
+    folder = tmp_path / "evil"
+    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="evil")
+    error = pool(1).run(f"{CASES}:load_error", folder=str(folder))[0]
+    assert error["kind"] == "ModelError"
+    assert "pickle" in error["what"]
+    assert not (folder / "canary").exists()
+
+
+def test_old_weights_are_loaded(pool, tmp_path):
+    folder = tmp_path / "old"
+    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="old")
+    assert pool(1).run(f"{CASES}:old_weights_equal", folder=str(folder)) == [True]
+
+
+def test_targets_that_match_nothing_are_answered_with_names_that_do(pool):
+    error = pool(1).run(f"{CASES}:lora_error", targets=["qproj"])[0]
+    assert "qproj" in error["what"]
+    assert "q_proj" in error["seen"]
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "expected"),
+    [
+        ("full", "auto", [["torch.float32"], []]),
+        ("full", "compute", [["torch.bfloat16"], []]),
+        ("lora", "auto", [["torch.float32"], ["torch.bfloat16"]]),
+        ("lora", "compute", [["torch.bfloat16"], ["torch.bfloat16"]]),
+    ],
+)
+def test_trained_weights_are_fp32_unless_the_job_wants_pure_bf16(pool, method, parameters, expected):
+    assert pool(1).run(f"{CASES}:dtypes", method=method, parameters=parameters) == [expected]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_model_is_never_held_twice_while_loading(zygote, tmp_path, old):
+    folder = str(tmp_path / "large")
+    writer = zygote.fork(f"{CASES}:write_large", folder=folder, old=old)
+    size = writer.result()
+    loaded = zygote.fork(f"{CASES}:loading_peak", folder=folder).result()
+    assert loaded["held"] == size
+    assert 0.8 * size < loaded["peak"] < 1.3 * size

@@ -1,0 +1,75 @@
+"""The plan: shares per rank, lengths when known, and nothing that was not computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from gangline.planning.explain import explain
+from gangline.planning.plan import DataCount, Plan, make_plan
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+
+JOB = Job(
+    name="tiny",
+    model=ModelJob(path="/models/tiny"),
+    data=DataJob(train=SourceJob(files=("/data/a.txt",))),
+    batch=24,
+    micro_batch=2,
+)
+
+
+def cluster(*shares: float | None) -> Cluster:
+    hosts = tuple(
+        Host(name=f"pc{number}", workdir=f"/w{number}", python="python", share=share)
+        for number, share in enumerate(shares, 1)
+    )
+    return Cluster(name="home", hosts=hosts)
+
+
+def test_each_rank_has_its_share_and_per_cent_of_the_batch() -> None:
+    plan = make_plan(JOB, cluster(3, 2, 1))
+    assert [(rank.host, rank.share, rank.percent) for rank in plan.ranks] == [
+        ("pc1", 6, 50.0),
+        ("pc2", 4, 33.3),
+        ("pc3", 2, 16.7),
+    ]
+
+
+def test_steps_stay_open_until_the_data_is_counted() -> None:
+    plan = make_plan(JOB, cluster(1))
+    assert plan.steps is None
+    counted = plan.with_data(JOB, DataCount(num_samples=100, num_tokens=51_200))
+    assert counted.steps == 5
+    assert "5 steps = 1 epoch over 100 samples, 51.2 k tokens" in "\n".join(explain(counted))
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = make_plan(JOB, cluster(3, 2, 1)).with_data(JOB, DataCount(num_samples=100))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_a_rank_without_work_is_pointed_out() -> None:
+    plan = make_plan(dataclasses.replace(JOB, batch=4), cluster(1, 1, 1))
+    assert any("rank 2" in line and "batch" in line for line in explain(plan))
+
+
+def test_the_gang_has_the_shares_of_the_plan() -> None:
+    gang = make_plan(JOB, cluster(3, 2, 1)).gang("calm-otter-7", 2, resume_step=40)
+    assert [rank.share for rank in gang.ranks] == [6, 4, 2]
+    assert (gang.run_id, gang.attempt, gang.resume_step) == ("calm-otter-7", 2, 40)
+
+
+def test_the_lines_name_what_will_happen_and_predict_nothing() -> None:
+    lines = "\n".join(explain(make_plan(JOB, cluster(3, None))))
+    assert "24 samples = 12 micro-batches of 2" in lines
+    assert "pc1 9 (75 %), pc2 3 (25 %)" in lines
+    assert "every 10 min and at the end" in lines
+    assert "GiB" not in lines
+    assert "tok/s" not in lines
+
+
+def test_equal_ranks_of_a_host_are_folded() -> None:
+    hosts = (Host(name="box", workdir="/w", python="python", slots=4),)
+    lines = "\n".join(explain(make_plan(JOB, Cluster(name="c", hosts=hosts))))
+    assert "box 4 x 3 (25 % each)" in lines

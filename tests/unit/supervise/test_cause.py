@@ -1,0 +1,133 @@
+"""The failure that came first is named; what it did to others is not."""
+
+import pytest
+
+from gangline.launch.backend import HostRequest, HostStatus, Request
+from gangline.supervise.cause import first_cause, gather_failures
+
+
+def request():
+    parts = [
+        HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, guard_argv=())
+        for host in ("pc1", "pc2")
+    ]
+    return Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
+
+
+def failure(rank, time=0.0, *, what=None, code=1, ordered=False, seen=""):
+    error = None if what is None else {"kind": "RunFailed", "what": what, "seen": seen, "fix": "f", "exit_code": 5}
+    return {
+        "rank": rank,
+        "pid": 4000 + rank,
+        "time": time,
+        "ordered": ordered,
+        "error": error,
+        "exit": code,
+        "log": f"/srv/rank-{rank}.log",
+        "log_tail": ["the last words"],
+    }
+
+
+def ended(host, *failures, returncode=1, reason="finished", console=()):
+    return HostStatus(
+        host=host,
+        phase="ended",
+        returncode=returncode,
+        reason=reason,
+        failures=failures,
+        console_tail=console,
+        error=next((each["error"] for each in failures if each["error"]), None),
+    )
+
+
+def cause(*statuses):
+    return first_cause(request(), statuses)
+
+
+GLOO = [
+    "gloo/transport/tcp/pair.cc:537] Read error [10.77.0.12]:46787: Connection reset by peer.",
+    "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4711",
+    "gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 60000ms for send operation to complete",
+    "Gloo connectFullMesh failed with ... Connection refused, remote=[127.0.0.1]:10640$0",
+]
+
+
+def test_when_all_is_well_there_is_no_cause():
+    assert cause(ended("pc1", returncode=0), ended("pc2", returncode=0)) is None
+
+
+@pytest.mark.parametrize("words", GLOO)
+def test_an_echo_of_a_later_clock_or_an_earlier_one_is_not_the_cause(words):
+    for time in (-5.0, 5.0):
+        found = cause(ended("pc1", failure(0, time, what=words)), ended("pc2", failure(1, 0.0, what="CUDA broke")))
+        assert found["what"] == "rank 1 on pc2: CUDA broke"
+
+
+def test_an_echo_may_stand_in_the_traceback():
+    echo = failure(0, what="RuntimeError", seen=f"Traceback ...\n{GLOO[0]}")
+    assert cause(ended("pc1", echo), ended("pc2", failure(1, 9.0, what="disk full")))["rank"] == 1
+
+
+def test_a_kill_from_outside_is_a_cause():
+    found = cause(ended("pc1", failure(0, what=GLOO[0])), ended("pc2", failure(1, 0.1, code=-9)))
+    assert found["what"] == "rank 1 on pc2 was killed by SIGKILL"
+    assert "the last words" in found["seen"]
+    assert (found["host"], found["rank"], found["log"]) == ("pc2", 1, "/srv/rank-1.log")
+    assert found["exit_code"] == 5
+
+
+def test_the_error_of_a_user_keeps_its_kind():
+    error = failure(1, what="row 7 is empty")
+    error["error"]["kind"], error["error"]["exit_code"] = "DataError", 2
+    found = cause(ended("pc1"), ended("pc2", error))
+    assert (found["kind"], found["exit_code"], found["log_tail"]) == ("DataError", 2, ["the last words"])
+
+
+def test_of_two_real_errors_the_earlier_counts():
+    assert cause(ended("pc1", failure(0, 2.0, what="b")), ended("pc2", failure(1, 1.0, what="a")))["rank"] == 1
+
+
+def test_what_torchrun_or_an_order_ended_is_not_the_cause():
+    tidied = failure(0, 0.0, code=-15)
+    unknown = failure(2, 0.0, code=None)
+    ordered = failure(3, 0.0, code=-9, ordered=True)
+    assert cause(ended("pc1", tidied, unknown, ordered), ended("pc2", failure(1, 3.0, code=1)))["rank"] == 1
+
+
+def test_a_rank_that_ended_with_a_code_and_no_word():
+    assert cause(ended("pc1", failure(0, code=3)))["what"] == "rank 0 on pc1 ended with exit code 3"
+
+
+def test_a_guard_that_is_gone_outweighs_echoes():
+    found = cause(ended("pc1", failure(0, what=GLOO[0])), HostStatus(host="pc2", phase="lost"))
+    assert found["what"] == "the guard on pc2 is gone without a word"
+
+
+def test_a_killed_launcher_outweighs_echoes():
+    found = cause(
+        ended("pc1", failure(0, what=GLOO[0])), ended("pc2", returncode=-9, reason="signalled", console=("hm",))
+    )
+    assert found["what"] == "torchrun on pc2 was killed by SIGKILL, and no rank says why"
+
+
+def test_only_echoes_are_better_than_nothing():
+    assert cause(ended("pc1", failure(0, what=GLOO[0])))["what"].startswith("rank 0 on pc1: gloo")
+
+
+def test_before_any_rank_ran_the_console_tells():
+    console = ("ModuleNotFoundError: No module named 'peft'",)
+    found = cause(ended("pc1", reason="killed"), ended("pc2", returncode=1, console=console))
+    assert found["host"] == "pc2"
+    assert "No module named 'peft'" in found["seen"]
+    assert "/srv/pc2/console.log" in found["fix"]
+
+
+def test_ranks_that_would_not_leave_are_told_of():
+    found = cause(ended("pc1", returncode=0, reason="stopped"), ended("pc2", returncode=-9, reason="killed"))
+    assert found["what"] == "the ranks on pc2 did not leave in time and were killed"
+    assert "within 120 s" in found["seen"]
+
+
+def test_all_failures_are_kept_with_their_hosts():
+    statuses = [ended("pc1", failure(0, 1.0, what=GLOO[0])), ended("pc2", failure(1, 2.0, code=-9))]
+    assert [(each["host"], each["rank"]) for each in gather_failures(statuses)] == [("pc2", 1), ("pc1", 0)]

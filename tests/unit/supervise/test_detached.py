@@ -1,0 +1,215 @@
+"""The supervisor as a process: it outlives who started it, and who kills it changes nothing."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import RunFailed
+from gangline.remote.connect import connect_all
+from gangline.runs.checkpoints import step_folder
+from gangline.runs.events import read_events
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.state import Outcome, RunState
+from gangline.supervise.detached import has_supervisor, is_alive, spawn, stop_run
+from tests.unit.launch.gang import (
+    exit_record,
+    guard_record,
+    kill_left,
+    left_of,
+    let_go,
+    part,
+    rank_pid,
+    request,
+    wait_until,
+)
+from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run, save_part
+
+HOSTS = ("pc1", "pc2")
+
+
+class Lab:
+    """A run on two hosts of this computer, with scripts for ranks."""
+
+    def __init__(self, folder, *modes):
+        self.folder = folder
+        self.cluster = cluster_of(folder, *HOSTS)
+        self.parts = [part(folder, host, f"{rank}={modes[rank]}") for rank, host in enumerate(HOSTS)]
+        self.layout = create_run(folder, self.cluster, request(*self.parts))
+
+    def start(self):
+        spawn(self.layout.folder, 1)
+        for rank, host_part in enumerate(self.parts):
+            rank_pid(host_part, rank)
+
+    def supervisor(self) -> ProcessId:
+        process = RunState.load(self.layout).supervisor
+        assert process is not None
+        return process
+
+    def kill_supervisor(self):
+        process = self.supervisor()
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not process.is_alive, "the supervisor is gone")
+
+    def outcome(self) -> Outcome:
+        path = self.layout.attempt(1) / "outcome.json"
+        wait_until(path.exists, "the attempt ends")
+        wait_until(lambda: not has_supervisor(self.layout), "the supervisor leaves")
+        return Outcome.load(path)
+
+    def left(self):
+        return [pid for host_part in self.parts for pid in left_of(host_part)]
+
+    def events(self):
+        return [event["event"] for event in read_events(self.layout.events)]
+
+    def close(self):
+        state = RunState.load(self.layout)
+        if state.supervisor is not None and state.supervisor.is_alive:
+            os.kill(state.supervisor.pid, signal.SIGKILL)
+        kill_left(*self.parts)
+
+
+@pytest.fixture
+def make(tmp_path):
+    labs = []
+
+    def _make(*modes):
+        labs.append(Lab(tmp_path, *modes))
+        return labs[-1]
+
+    yield _make
+    for lab in labs:
+        lab.close()
+
+
+def test_it_is_nobodys_child_and_sees_the_run_to_its_end(make):
+    lab = make("plain", "plain")
+    lab.start()
+    pid = lab.supervisor().pid
+    assert os.getsid(pid) != os.getsid(0)
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert parent != os.getpid()
+    assert RunState.load(lab.layout).phase == "running"
+    assert is_alive(lab.layout)
+    for rank, host_part in enumerate(lab.parts):
+        let_go(host_part, rank)
+    assert lab.outcome().result == "finished"
+    assert RunState.load(lab.layout).phase == "finished"
+    assert not is_alive(lab.layout)
+
+
+def test_a_run_that_runs_is_not_started_again(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    with pytest.raises(RunFailed, match="is running already"):
+        spawn(lab.layout.folder, 1)
+    assert lab.supervisor().is_alive
+
+
+def test_a_guard_that_cannot_start_is_told_to_who_asked(make, tmp_path):
+    lab = make("plain", "plain")
+    broken = part(tmp_path, "pc2", argv=("/no/such/python",))
+    lab.layout = create_run(tmp_path / "second", lab.cluster, request(lab.parts[0], broken))
+    with pytest.raises(RunFailed, match=r"pc2: the guard did not start[\s\S]*No such file"):
+        spawn(lab.layout.folder, 1)
+    assert lab.outcome().result == "failed"
+    assert lab.left() == []
+
+
+def test_stop_saves_and_leaves_nothing(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    stop_run(lab.layout, lab.cluster, now=False)
+    assert lab.outcome().result == "stopped"
+    assert all(Path(each.rank_files, f"saved-{rank}").exists() for rank, each in enumerate(lab.parts))
+    assert lab.left() == []
+
+
+def test_stop_now_waits_for_nobody(make):
+    lab = make("stubborn", "orderly")
+    lab.start()
+    stop_run(lab.layout, lab.cluster, now=True)
+    assert lab.outcome().result == "stopped"
+    assert lab.left() == []
+
+
+def test_when_one_host_fails_the_other_is_ended_soon(make):
+    lab = make("orderly", "fail:no space left on device")
+    lab.start()
+    let_go(lab.parts[1], 1)
+    outcome = lab.outcome()
+    assert (outcome.result, outcome.error["what"]) == ("failed", "rank 1 on pc2: no space left on device")
+    assert outcome.error["log_tail"][-1] == "line 99"
+    assert lab.left() == []
+
+
+def test_a_killed_rank_is_named(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    os.kill(rank_pid(lab.parts[1], 1), signal.SIGKILL)
+    assert lab.outcome().error["what"] == "rank 1 on pc2 was killed by SIGKILL"
+    assert lab.left() == []
+
+
+def test_a_killed_guard_ends_the_run_and_its_ranks(make):
+    lab = make("orderly", "stubborn")
+    lab.start()
+    os.kill(guard_record(lab.parts[1])["pid"], signal.SIGKILL)
+    outcome = lab.outcome()
+    assert outcome.hosts["pc2"].phase == "lost"
+    assert lab.left() == []
+
+
+def test_without_a_supervisor_the_run_goes_on_and_can_be_stopped(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    lab.kill_supervisor()
+    assert is_alive(lab.layout)
+    stop_run(lab.layout, lab.cluster, now=False)
+    assert lab.outcome().result == "stopped"
+    assert lab.events() == ["started", "stopping", "stopped"]
+    assert lab.left() == []
+
+
+def test_a_new_supervisor_takes_over_and_commits_what_was_saved(make):
+    lab = make("plain", "plain")
+    lab.start()
+    lab.kill_supervisor()
+    transports = connect_all(lab.cluster)
+    for host in HOSTS:
+        save_part(transports[host], lab.folder / host, 100, hosts=HOSTS)
+    for rank, host_part in enumerate(lab.parts):
+        let_go(host_part, rank)
+        exit_record(host_part)
+    spawn(lab.layout.folder, 1)
+    assert lab.outcome().result == "finished"
+    assert "committed" in lab.events()
+    for host in HOSTS:
+        assert (step_folder(RunLayout(lab.folder / host, RUN_ID).checkpoints, 100) / "COMMITTED").exists()
+
+
+def test_stopping_a_run_that_is_over_changes_nothing(make):
+    lab = make("plain", "plain")
+    lab.start()
+    for rank, host_part in enumerate(lab.parts):
+        let_go(host_part, rank)
+    outcome = lab.outcome()
+    stop_run(lab.layout, lab.cluster, now=True)
+    assert lab.outcome() == outcome
+    assert not is_alive(lab.layout)
+
+
+def test_if_everything_but_the_ranks_was_killed_a_stop_still_ends_them(make):
+    lab = make("stubborn", "orderly")
+    lab.start()
+    lab.kill_supervisor()
+    for host_part in lab.parts:
+        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+    assert lab.left()
+    stop_run(lab.layout, lab.cluster, now=False)
+    assert lab.outcome().result == "failed"
+    assert lab.left() == []

@@ -1,0 +1,196 @@
+"""What the supervisor does about what it sees."""
+
+import threading
+
+import pytest
+
+from gangline.errors import RunFailed
+from gangline.launch.fake import FakeBackend
+from gangline.remote.fake import FakeTransport
+from gangline.runs.events import read_events
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.process import ProcessId
+from gangline.runs.state import Outcome, RunState, write_order
+from gangline.supervise.loop import Pace, Supervisor, supervisor_lock
+from tests.unit.launch.gang import wait_until
+from tests.unit.supervise.runs import cluster_of, create_run, save_part
+
+HOSTS = ("pc1", "pc2")
+ERROR = {"kind": "DataError", "what": "row 7 is empty", "seen": "", "fix": "", "exit_code": 2}
+FAILURE = {"rank": 1, "pid": 1, "time": 0.0, "ordered": False, "error": ERROR, "exit": 2, "log": "l", "log_tail": []}
+
+
+class Lab:
+    """A run on two hosts that are not there, and a supervisor in a thread."""
+
+    def __init__(self, folder, **how):
+        self.folder = folder
+        self.backend = FakeBackend(**how)
+        self.cluster = cluster_of(folder, *HOSTS)
+        gang = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=host, share=1) for host in HOSTS))
+        self.layout = create_run(folder, self.cluster, self.backend.render(self.cluster, gang, port=1))
+        self.transports = {host: FakeTransport(host) for host in HOSTS}
+        self.outcome = None
+
+    def supervisor(self, grace_s=0.0):
+        pace = Pace(poll_s=0.005, failure_grace_s=grace_s)
+        return Supervisor(self.layout, 1, backend=self.backend, transports=self.transports, pace=pace)
+
+    def follow(self, supervisor):
+        self.outcome = supervisor.watch()
+
+    def run(self, script, **pace):
+        """Supervise from the start, do `script` meanwhile, and see it end."""
+        supervisor = self.supervisor(**pace)
+        supervisor.begin()
+        thread = threading.Thread(target=self.follow, args=(supervisor,), daemon=True)
+        thread.start()
+        script()
+        thread.join(20)
+        assert not thread.is_alive()
+        return self.outcome
+
+    def end(self, **returncodes):
+        for host, returncode in returncodes.items():
+            self.backend.end(host, returncode=returncode, reason="finished")
+
+    def events(self):
+        return [event["event"] for event in read_events(self.layout.events)]
+
+    def phase(self):
+        return RunState.load(self.layout).phase
+
+
+@pytest.fixture
+def make(tmp_path):
+    return lambda **how: Lab(tmp_path, **how)
+
+
+def test_a_gang_that_ends_well_has_finished(make):
+    lab = make()
+    outcome = lab.run(lambda: lab.end(pc1=0, pc2=0))
+    assert (outcome.result, outcome.error) == ("finished", None)
+    assert lab.events() == ["started", "finished"]
+    state = RunState.load(lab.layout)
+    assert (state.phase, state.attempt, state.error) == ("finished", 1, None)
+    assert state.supervisor == ProcessId.current()
+    assert Outcome.load(lab.layout.attempt(1) / "outcome.json") == outcome
+    assert {host: status.returncode for host, status in outcome.hosts.items()} == {"pc1": 0, "pc2": 0}
+
+
+def test_when_one_host_fails_the_other_is_ended(make):
+    lab = make()
+    outcome = lab.run(lambda: lab.backend.end("pc2", returncode=1, error=ERROR, failures=(FAILURE,)), grace_s=60)
+    assert outcome.result == "failed"
+    assert outcome.error["what"] == "rank 1 on pc2: row 7 is empty"
+    assert outcome.failures[0]["host"] == "pc2"
+    assert lab.backend.orders == ["stop"]
+    assert RunState.load(lab.layout).error["exit_code"] == 2
+
+
+def test_what_does_not_leave_a_failed_gang_is_killed(make):
+    lab = make(stubborn=frozenset({"pc1"}))
+    outcome = lab.run(lambda: lab.end(pc2=1))
+    assert lab.backend.orders == ["stop", "kill"]
+    assert (outcome.result, outcome.error["host"]) == ("failed", "pc2")
+
+
+def test_an_error_ends_the_gang_before_its_host_has_ended(make):
+    lab = make()
+    lab.run(lambda: lab.backend.change("pc2", failures=(FAILURE,)))
+    assert lab.backend.orders == ["stop"]
+    assert lab.phase() == "failed"
+
+
+def test_a_lost_host_ends_the_gang_and_what_it_left_is_ended(make):
+    lab = make()
+    outcome = lab.run(lambda: lab.backend.change("pc2", phase="lost"))
+    assert outcome.result == "failed"
+    assert outcome.error["what"] == "the guard on pc2 is gone without a word"
+    assert lab.backend.orders[-1] == "kill"
+
+
+@pytest.mark.parametrize("order", ["stop", "kill"])
+def test_an_order_of_the_user_is_passed_on(make, order):
+    lab = make()
+    outcome = lab.run(lambda: write_order(lab.layout, order))
+    assert lab.backend.orders == [order]
+    assert (outcome.result, outcome.error) == ("stopped", None)
+    assert lab.events() == ["started", "stopping", "stopped"]
+
+
+def test_a_stop_may_become_a_kill(make):
+    lab = make(stubborn=frozenset(HOSTS))
+
+    def script():
+        write_order(lab.layout, "stop")
+        wait_until(lambda: lab.phase() == "stopping", "the order is seen")
+        write_order(lab.layout, "kill")
+
+    assert lab.run(script).result == "stopped"
+    assert lab.backend.orders == ["stop", "kill"]
+
+
+def test_a_save_that_fails_while_stopping_is_a_failure(make):
+    lab = make(stubborn=frozenset(HOSTS))
+
+    def script():
+        write_order(lab.layout, "stop")
+        wait_until(lambda: lab.phase() == "stopping", "the order is seen")
+        lab.end(pc1=0)
+        lab.backend.end("pc2", returncode=1, error=ERROR, failures=({**FAILURE, "ordered": True},))
+
+    assert lab.run(script).result == "failed"
+
+
+def test_an_order_for_the_attempt_before_is_forgotten(make):
+    lab = make()
+    write_order(lab.layout, "kill")
+    assert lab.run(lambda: lab.end(pc1=0, pc2=0)).result == "finished"
+    assert lab.backend.orders == []
+
+
+def test_a_start_that_fails_is_the_outcome(make):
+    lab = make(broken=frozenset({"pc2"}))
+    with pytest.raises(RunFailed, match="pc2: the guard did not start"):
+        lab.supervisor().begin()
+    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").error["what"] == "pc2: the guard did not start"
+    assert lab.phase() == "failed"
+    assert lab.events() == ["failed"]
+
+
+def test_checkpoints_are_committed_on_the_way_and_at_the_end(make):
+    lab = make()
+
+    def save(step):
+        for host, transport in lab.transports.items():
+            save_part(transport, lab.folder / host, step, hosts=HOSTS)
+
+    def script():
+        save(100)
+        wait_until(lambda: "committed" in lab.events(), "the step is committed")
+        save(200)
+        lab.end(pc1=0, pc2=0)
+
+    lab.run(script)
+    commits = [event for event in read_events(lab.layout.events) if event["event"] == "committed"]
+    assert [event["step"] for event in commits] == [100, 200]
+    assert all("COMMITTED" in {path.name for path in transport.files} for transport in lab.transports.values())
+
+
+def test_a_gang_that_runs_already_is_taken_over(make):
+    lab = make()
+    lab.supervisor().begin()
+    write_order(lab.layout, "stop")
+    outcome = lab.run(lambda: None)
+    assert outcome.result == "stopped"
+    assert lab.events() == ["started", "stopping", "stopped"]
+
+
+def test_a_run_has_one_supervisor(make):
+    lab = make()
+    with supervisor_lock(lab.layout), pytest.raises(RunFailed, match="calm-otter-7 is running already"):  # noqa: SIM117
+        with supervisor_lock(lab.layout, timeout_s=0.2):
+            pass
+    with supervisor_lock(lab.layout):
+        pass

@@ -1,0 +1,204 @@
+"""The rules of the house that no off-the-shelf tool checks: sizes, words, docstrings, places."""
+
+import ast
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "gangline"
+MODULES = sorted(SOURCE.rglob("*.py"))
+FUNCTION_KINDS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+# Words that weaken somebody's machine. Written in two halves, so that this file does not contain them.
+BANNED_TEXT = [
+    "StrictHostKeyChecking" + r"[ =](no\b|off\b)",
+    "UserKnownHostsFile" + r"[ =]/dev/null",
+    "ufw " + "disable",
+    "no_root" + "_squash",
+    r"0\.0\." + r"0\.0",
+    "weights_only" + r" ?= ?False",
+    r"curl\b.*\| *" + r"(ba)?sh\b",
+    "chmod " + r"(-R )?0?777",
+]
+# (file, banned text, why it has to be there)
+TEXT_ALLOWED: list[tuple[str, str, str]] = []
+
+BANNED_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
+BANNED_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "pickle.load", "pickle.loads"}
+# (file, import or call, why it has to be there)
+CODE_ALLOWED: list[tuple[str, str, str]] = []
+
+MACHINE_PATHS = re.compile("|".join(["/wo" + "rk/", "/ro" + "ot/", "/tmp/" + "env"]))
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
+
+
+def functions(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, FUNCTION_KINDS)]
+
+
+def num_lines(node) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def parsed():
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES]
+
+
+def tracked_files() -> list[Path]:
+    """What git knows or would add; outside a clone, the folders of the project."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True)
+    if listing.returncode:
+        pytest.skip("not a git clone")
+    paths = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def texts() -> list[tuple[str, str]]:
+    found = []
+    for path in tracked_files():
+        try:
+            found.append((path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+def test_no_function_is_longer_than_80_lines():
+    long = [
+        f"{path}:{node.lineno} {node.name}: {num_lines(node)}"
+        for path, tree in parsed()
+        for node in functions(tree)
+        if num_lines(node) > 80
+    ]
+    assert long == []
+
+
+def test_95_percent_of_the_functions_have_fewer_than_40_lines():
+    lengths = [num_lines(node) for _, tree in parsed() for node in functions(tree)]
+    assert statistics.quantiles(lengths, n=20)[-1] < 40
+
+
+def test_no_file_is_longer_than_500_lines():
+    lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}
+
+
+def is_allowed(name: str, words: str, allowed: list[tuple[str, str, str]]) -> bool:
+    return any(name == file and words == what for file, what, _ in allowed)
+
+
+def test_nothing_that_weakens_a_machine_is_written_anywhere():
+    found = [
+        f"{name}:{number}: {match.group()}"
+        for name, text in texts()
+        for pattern in BANNED_TEXT
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := re.search(pattern, line)) and not is_allowed(name, match.group(), TEXT_ALLOWED)
+    ]
+    assert found == []
+
+
+def dotted(node) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def dangers(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] in BANNED_IMPORTS)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in BANNED_IMPORTS:
+            yield node.lineno, node.module
+        elif isinstance(node, ast.Call):
+            if dotted(node.func) in BANNED_CALLS:
+                yield node.lineno, dotted(node.func)
+            for keyword in node.keywords:
+                value = getattr(keyword.value, "value", None)
+                if (keyword.arg, value) in {("shell", True), ("weights_only", False)}:
+                    yield node.lineno, f"{keyword.arg}={value}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval(text)",
+        "os.system(text)",
+        "run(text, shell=True)",
+        "yaml.load(text)",
+        "torch.load(path, weights_only=" + "False)",
+    ],
+)
+def test_dangerous_code_is_recognised(code):
+    assert list(dangers(ast.parse(code)))
+
+
+def test_no_dangerous_code():
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}: {what}"
+        for path, tree in parsed()
+        for line, what in dangers(tree)
+        if not is_allowed(path.relative_to(ROOT).as_posix(), what, CODE_ALLOWED)
+    ]
+    assert found == []
+
+
+def test_only_cli_and_watch_print():
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in parsed()
+        if path.relative_to(SOURCE).parts[0] not in {"cli", "watch"}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and dotted(node.func) == "print"
+    ]
+    assert found == []
+
+
+def public_names(tree):
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, *FUNCTION_KINDS)) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from (
+                    item for item in node.body if isinstance(item, FUNCTION_KINDS) and not item.name.startswith("_")
+                )
+
+
+def test_every_module_and_every_public_name_has_a_docstring():
+    silent = [str(path) for path, tree in parsed() if not ast.get_docstring(tree)]
+    silent += [
+        f"{path}:{node.lineno} {node.name}"
+        for path, tree in parsed()
+        for node in public_names(tree)
+        if not ast.get_docstring(node) and "overload" not in [dotted(item) for item in node.decorator_list]
+    ]
+    assert silent == []
+
+
+def test_no_module_is_called_after_nothing():
+    assert [str(path) for path in MODULES if VAGUE_NAMES & {path.stem, path.parent.name}] == []
+
+
+def test_no_path_of_a_developers_machine():
+    found = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE_PATHS.search(line)
+    ]
+    assert found == []
+
+
+def test_unit_tests_lie_where_the_source_lies():
+    unit = ROOT / "tests" / "unit"
+    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+    assert [str(folder) for folder in folders if not (SOURCE / folder).is_dir()] == []
