@@ -15,16 +15,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
-import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from gangline.checks.finding import Finding
 from gangline.checks.judge import judge, require
-from gangline.errors import CheckpointError, GanglineError, UsageError
+from gangline.errors import CheckpointError, GanglineError, RunFailed, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
 from gangline.launch.backend import Backend, Request
@@ -41,16 +39,8 @@ from gangline.runs.ids import new_id
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.registry import find_run, run_ids
+from gangline.runs.registry import find_run, read_record, run_ids
 from gangline.runs.state import RunState
-from gangline.serve.model import (
-    chat_with_folder,
-    chat_with_saved,
-    export_argv,
-    export_model,
-    find_saved,
-    is_model_folder,
-)
 from gangline.supervise.detached import is_alive, spawn, stop_run
 from gangline.sync.checkpoints import Place, bring, find_checkpoint, rejected_error, survey_places
 from gangline.sync.inputs import Inputs, distribute, prepare_inputs, require_same
@@ -63,8 +53,8 @@ from gangline.sync.place import (
     write_documents,
 )
 from gangline.units import format_bytes
+from gangline.watch.commands import orders, printed
 from gangline.watch.follow import View
-from gangline.watch.logs import LogFile, last_step, log_files
 
 Transports = dict[str, Transport]
 
@@ -81,6 +71,14 @@ class Talk(Protocol):
         ...
 
 
+class StopRun(Protocol):
+    """See `gangline.supervise.detached.stop_run`."""
+
+    def __call__(self, layout: RunLayout, cluster: Cluster, *, now: bool) -> None:
+        """Order a run to end, and return."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seams:
     """What touches the world; tests put fakes here."""
@@ -89,6 +87,7 @@ class Seams:
     backend: Callable[[], Backend] = backend
     spawn: Callable[[Path, int], None] = spawn
     is_alive: Callable[[RunLayout], bool] = is_alive
+    stop_run: StopRun = stop_run
     free_port: Callable[[], int] = free_port
 
 
@@ -105,6 +104,21 @@ class Start:
     overrides: tuple[str, ...] = ()
     cluster: Path | None = None
     """None: this computer alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A run that exists already, and the ways to its hosts."""
+
+    layout: RunLayout
+    cluster: Cluster
+    transports: Transports
+
+    def view(self) -> View:
+        """Where the run is read, to follow it."""
+        head = self.cluster.head
+        head_layout = host_layout(head, self.layout.run_id)
+        return View(layout=self.layout, head=self.transports[head.name], head_layout=head_layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +142,7 @@ class Decision:
         }
 
 
-# --- the verbs that start, end or show a run
+# --- the verbs that start or end a run
 
 
 def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
@@ -156,16 +170,16 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
-    state = _resumable(layout, seams)
-    before, job = Cluster.from_json(read_json(layout.cluster)), Job.load(layout.job)
+    ended = _resumable(layout, seams)
+    before, job = read_cluster(layout), Job.load(layout.job)
     cluster = before if cluster_path is None else load_cluster(cluster_path, home)
     with reach(cluster, seams) as transports, reach(before, seams) as old_transports:
         decision = decide(job, cluster, transports, talk=talk)
         require(decision.findings)
         state = dataclasses.replace(
-            state, attempt=state.attempt + 1, phase="preparing", error=None, supervisor=ProcessId.current()
+            ended, attempt=ended.attempt + 1, phase="preparing", error=None, supervisor=ProcessId.current()
         )
-        with preparing(layout, state):
+        with preparing(layout, state, before=ended):
             places = _places(before, old_transports, cluster, transports)
             choice = choose_checkpoint(places, layout.run_id, talk=talk)
             carry_history(before.head, cluster.head, transports[cluster.head.name], layout.run_id)
@@ -198,7 +212,7 @@ def rehearse_resume(
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
     layout = find_run(home, prefix)
     state = _resumable(layout, seams)
-    before, job = Cluster.from_json(read_json(layout.cluster)), Job.load(layout.job)
+    before, job = read_cluster(layout), Job.load(layout.job)
     cluster = before if cluster_path is None else load_cluster(cluster_path, home)
     with reach(cluster, seams) as transports, reach(before, seams) as old_transports:
         decision = decide(job, cluster, transports, talk=talk)
@@ -225,82 +239,36 @@ def check(cluster_path: Path | None, *, home: Path, seams: Seams = REAL) -> tupl
     return inventory, judge(inventory, cluster)
 
 
-def stop(prefix: str, *, home: Path, now: bool = False) -> tuple[RunLayout, bool]:
-    """Order a run to end and return it, and whether it was alive; `now`: without saving."""
+@contextlib.contextmanager
+def opened(prefix: str, *, home: Path, seams: Seams = REAL) -> Iterator[Opened]:
+    """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     layout = find_run(home, prefix)
-    alive = is_alive(layout)
-    if alive:
-        stop_run(layout, Cluster.from_json(read_json(layout.cluster)), now=now)
-    return layout, alive
+    cluster = read_cluster(layout)
+    with reach(cluster, seams) as transports:
+        yield Opened(layout=layout, cluster=cluster, transports=transports)
 
 
-def rehearse_stop(layout: RunLayout, *, now: bool) -> list[str]:
+def stop(run: Opened, *, now: bool = False, seams: Seams = REAL) -> bool:
+    """Order a run to end and return at once; False where it had ended already. `now`: without saving."""
+    record = read_record(run.layout)
+    if record.phase == "preparing":
+        raise UsageError(
+            f"{run.layout.run_id} is being prepared",
+            seen="nothing of it runs yet but the command that prepares it",
+            fix="press Ctrl-C where it was started",
+        )
+    if not seams.is_alive(run.layout):
+        return False
+    seams.stop_run(run.layout, run.cluster, now=now)
+    return True
+
+
+def rehearse_stop(run: Opened, *, now: bool, seams: Seams = REAL) -> list[str]:
     """What `stop` would order, host by host. Orders nothing."""
-    if not is_alive(layout):
-        return [f"nothing: {layout.run_id} has ended"]
-    request = Request.from_json(read_json(layout.attempt(RunState.load(layout).attempt) / "request.json"))
-    deed = (
-        "end the ranks without saving" if now else f"save, leave, and be ended after {request.hosts[0].grace_s:.0f} s"
-    )
-    return [f"{part.host}: {deed} (through {part.folder}/order.json)" for part in request.hosts]
-
-
-def view(layout: RunLayout, *, seams: Seams = REAL) -> View:
-    """Where a run is read, to follow it."""
-    cluster = Cluster.from_json(read_json(layout.cluster))
-    head = cluster.head
-    return View(layout=layout, head=seams.connect(cluster)[head.name], head_layout=host_layout(head, layout.run_id))
-
-
-def logs(layout: RunLayout, *, attempt: int | None, console: bool, seams: Seams = REAL) -> list[LogFile]:
-    """The log files of an attempt, by default the last one."""
-    cluster = Cluster.from_json(read_json(layout.cluster))
-    number = attempt or RunState.load(layout).attempt
-    return log_files(layout.run_id, cluster, seams.connect(cluster), attempt=number, console=console)
-
-
-def progress(layout: RunLayout, *, seams: Seams = REAL) -> dict[str, Any] | None:
-    """The last step in the metrics of a run; None before the first, or where its cluster cannot be read."""
-    try:
-        cluster = Cluster.from_json(read_json(layout.cluster))
-    except (OSError, ValueError, TypeError):
-        return None
-    head = cluster.head
-    return last_step(seams.connect(cluster)[head.name], host_layout(head, layout.run_id).metrics)
-
-
-def export(
-    prefix: str, *, home: Path, step: int | None, to: Path | None, merged: bool, talk: Talk, seams: Seams = REAL
-) -> dict[str, Any]:
-    """Write the model of a run's checkpoint for transformers and peft; the worker's record of it."""
-    layout = find_run(home, prefix)
-    cluster = Cluster.from_json(read_json(layout.cluster))
-    with reach(cluster, seams) as transports:
-        talk.tick("verifying the checkpoint")
-        saved = find_saved(layout.run_id, cluster, transports, step=step)
-        talk.say(f"exporting step {saved.step} of {layout.run_id}")
-        return export_model(saved, to=to, merged=merged, on_text=talk.tick)
-
-
-def rehearse_export(
-    prefix: str, *, home: Path, step: int | None, to: Path | None, merged: bool, seams: Seams = REAL
-) -> tuple[str, ...]:
-    """The exact command that `export` would run."""
-    layout = find_run(home, prefix)
-    cluster = Cluster.from_json(read_json(layout.cluster))
-    with reach(cluster, seams) as transports:
-        saved = find_saved(layout.run_id, cluster, transports, step=step)
-    return (saved.place.host.python, "-m", "gangline.worker", *export_argv(saved, to=to, merged=merged))
-
-
-def chat(target: str, *, options: Sequence[str], home: Path, seams: Seams = REAL) -> int:
-    """Talk in this terminal with the model of a folder or of a run; the exit code of the talk."""
-    if is_model_folder(Path(target)):
-        return chat_with_folder(Path(target), options)
-    layout = find_run(home, target)
-    cluster = Cluster.from_json(read_json(layout.cluster))
-    with reach(cluster, seams) as transports:
-        return chat_with_saved(find_saved(layout.run_id, cluster, transports), options)
+    if not seams.is_alive(run.layout):
+        return [f"nothing: {run.layout.run_id} has ended"]
+    request = Request.from_json(read_json(run.layout.attempt(RunState.load(run.layout).attempt) / "request.json"))
+    return orders(request, now=now)
 
 
 # --- the steps
@@ -312,6 +280,18 @@ def load(start: Start) -> tuple[Job, Cluster]:
     from gangline.spec.load import load_job
 
     return load_job(start.job, start.overrides), load_cluster(start.cluster, start.home)
+
+
+def read_cluster(layout: RunLayout) -> Cluster:
+    """The cluster of a run that exists already; raises UsageError where its file is gone or damaged."""
+    try:
+        return Cluster.from_json(read_json(layout.cluster))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{layout.run_id} cannot be used",
+            seen=f"{layout.cluster}: {error}",
+            fix="it was interrupted before it began, or damaged; start a new run: gangline train",
+        ) from error
 
 
 def load_cluster(path: Path | None, home: Path) -> Cluster:
@@ -344,17 +324,24 @@ def decide(job: Job, cluster: Cluster, transports: Transports, *, talk: Talk) ->
 
 
 @contextlib.contextmanager
-def preparing(layout: RunLayout, state: RunState) -> Iterator[None]:
-    """Keep state.json true while the run is prepared: what stops that is written down before it is raised."""
+def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = None) -> Iterator[None]:
+    """Keep state.json true while the run is prepared. What ends that is written down before it is raised; a run that
+    only failed to be resumed stays what it was `before`.
+    """
     state.save(layout)
     try:
         yield
-    except GanglineError as error:
-        dataclasses.replace(state, phase="failed", supervisor=None, error=error.to_json()).save(layout)
+    except BaseException as error:
+        if RunState.load(layout).phase == "preparing":  # else its supervisor has said how it ended
+            (before or _unprepared(state, error)).save(layout)
         raise
-    except BaseException:
-        dataclasses.replace(state, phase="stopped", supervisor=None).save(layout)
-        raise
+
+
+def _unprepared(state: RunState, error: BaseException) -> RunState:
+    if isinstance(error, KeyboardInterrupt):
+        return dataclasses.replace(state, phase="stopped", supervisor=None)
+    known = error if isinstance(error, GanglineError) else GanglineError(f"{type(error).__name__}: {error}")
+    return dataclasses.replace(state, phase="failed", supervisor=None, error=known.to_json())
 
 
 def bring_inputs(run_id: str, cluster: Cluster, transports: Transports, *, talk: Talk) -> Inputs:
@@ -394,7 +381,13 @@ def start_attempt(
     request = seams.backend().render(cluster, gang, port=seams.free_port())
     layout.attempt(attempt).mkdir(mode=0o700, parents=True, exist_ok=True)
     write_documents(layout, {f"attempts/{attempt}/request": request.to_json()})
-    seams.spawn(layout.folder, attempt)
+    try:
+        seams.spawn(layout.folder, attempt)
+    except RunFailed:
+        state = RunState.load(layout)
+        if state.phase == "failed" and state.error:
+            raise GanglineError.from_json(state.error) from None  # its own words say more
+        raise
 
 
 def choose_checkpoint(places: dict[str, Place], run_id: str, *, talk: Talk) -> Choice:
@@ -410,18 +403,6 @@ def choose_checkpoint(places: dict[str, Place], run_id: str, *, talk: Talk) -> C
     return choice
 
 
-def printed(request: Request) -> list[str]:
-    """A request as commands to paste; values of variables that look secret are left out."""
-    lines = []
-    for part in request.hosts:
-        env = [f"{name}={'***' if _SECRET.search(name) else shlex.quote(value)}" for name, value in part.env.items()]
-        lines += [f"# {part.host}", " ".join([*env, shlex.join(part.argv)])]
-    return lines
-
-
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY", re.IGNORECASE)
-
-
 # --- what the steps need
 
 
@@ -433,7 +414,7 @@ def _resumable(layout: RunLayout, seams: Seams) -> RunState:
         raise CheckpointError(
             f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
         ) from error
-    if seams.is_alive(layout):
+    if read_record(layout).phase == "preparing" or seams.is_alive(layout):
         raise UsageError(
             f"{name} is running",
             seen=f"expected a run that has ended, found one that is {state.phase}",

@@ -1,5 +1,6 @@
 """What the documents point at is there: links, files, commands."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=names(DOCUMENTS))
 def test_commands_name_existing_verbs(path):
-    main = pytest.importorskip("gangline.cli.main")
+    main = importlib.import_module("gangline.cli.main")
     assert commands(path) - set(main.VERBS) == set()
 
 

@@ -35,6 +35,10 @@ LEAVE_S = 10.0
 """How long torchrun may take to leave after SIGTERM, before everything is killed."""
 
 
+DISK_S = 60.0
+"""How long a last word waits for room on the disk."""
+
+
 class StartFailed(Exception):
     """The command could not be started; the text is for stderr."""
 
@@ -76,8 +80,9 @@ class Guard:
         me = processes.find(os.getpid())
         assert me is not None
         assert self.command is not None
-        record = {"pid": me.pid, "start_ticks": me.start_ticks, "torchrun_pid": child.pid, "started": time.time()}
-        self._write("guard.json", dict(record, host=self.request["host"]))
+        record = {"pid": me.pid, "start_ticks": me.start_ticks, "started": time.time()}
+        child_record = {"torchrun_pid": child.pid, "torchrun_start_ticks": self.command.start_ticks}
+        self._write("guard.json", dict(record, host=self.request["host"], **child_record))
 
     def watch(self) -> None:
         """Follow until the command has ended and nothing of it is left; write exit.json."""
@@ -141,7 +146,18 @@ class Guard:
             "console_tail": [] if code == 0 else tail(self.console),
             "ended": time.time(),
         }
-        self._write("exit.json", record)
+        self._write_at_last("exit.json", record)
+
+    def _write_at_last(self, name: str, value: Any) -> None:
+        """Write, and try again while the disk is full: what filled it may just have been ended."""
+        deadline = time.monotonic() + DISK_S
+        while True:
+            try:
+                return self._write(name, value)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def _reason(self, code: int) -> str:
         """finished: by itself, well or badly. stopped: by order, in order. killed: by order. signalled: by others."""
@@ -226,7 +242,7 @@ def _stand(request: Dict[str, Any], writer: int) -> None:
         guard.watch()
     except StartFailed as error:
         os.write(writer, str(error).encode())
-    except BaseException:  # whatever it is, nothing may stay behind; the log keeps it
+    except BaseException:  # noqa: BLE001  (whatever it is, nothing may stay behind; the log keeps it)
         traceback.print_exc()
         sys.stderr.flush()
         processes.end_all(lambda: _belongings(request["folder"]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gangline import app
+from gangline.serve.model import chat_with_folder, chat_with_saved, find_saved, is_model_folder
 
 
 def command(
@@ -22,6 +24,13 @@ def command(
     if prompt is not None:
         # one word, so that a prompt that begins with "-" is not an option
         options.append(f"--prompt={prompt}")
-    code = app.chat(target, options=options, home=app.default_home())
+    code = _talk(target, options)
     if code != 0:
         raise typer.Exit(code)
+
+
+def _talk(target: str, options: list[str]) -> int:
+    if is_model_folder(Path(target)):
+        return chat_with_folder(Path(target), options)
+    with app.opened(target, home=app.default_home()) as opened:
+        return chat_with_saved(find_saved(opened.layout.run_id, opened.cluster, opened.transports), options)

@@ -20,7 +20,7 @@ def command(
     cluster: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CLUSTER]", help="cluster.yaml or a hostfile; without it, this computer", show_default=False
+            metavar="CLUSTER", help="cluster.yaml or a hostfile; without it, this computer", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,

@@ -10,6 +10,7 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data
+from gangline.serve.model import export_argv, export_model, find_saved
 
 
 def command(
@@ -24,11 +25,15 @@ def command(
 ) -> None:
     """Write the model of a run, load it again and compare its logits. The folder is printed on stdout."""
     talk = Terminal()
-    home = app.default_home()
-    if dry_run:
-        print_data([shlex.join(app.rehearse_export(run, home=home, step=step, to=to, merged=merged))])
-        return
-    record = app.export(run, home=home, step=step, to=to, merged=merged, talk=talk)
+    with app.opened(run, home=app.default_home()) as opened:
+        talk.tick("verifying the checkpoint")
+        saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports, step=step)
+        if dry_run:
+            talk.clear()
+            print_data([shlex.join(export_argv(saved, to=to, merged=merged))])
+            return
+        talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
+        record = export_model(saved, to=to, merged=merged, on_text=talk.tick)
     talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
     print_data([record["folder"]])
     talk.say(f"talk to it: gangline chat {shlex.quote(record['folder'])}")

@@ -10,7 +10,10 @@ import typer
 from gangline import app
 from gangline.cli.output import print_data
 from gangline.errors import UsageError
-from gangline.runs.registry import find_run, read_record
+from gangline.runs.layout import RunLayout
+from gangline.runs.registry import read_record
+from gangline.runs.state import RunState
+from gangline.watch.logs import LogFile, log_files
 from gangline.watch.tail import Tail
 from gangline.watch.text import clean
 
@@ -25,16 +28,26 @@ def command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on as it grows; Ctrl-C leaves")] = False,
 ) -> None:
     """Print the logs of a run, each line with its host and rank."""
-    layout = find_run(app.default_home(), run)
-    files = app.logs(layout, attempt=attempt, console=console)
+    with app.opened(run, home=app.default_home()) as opened:
+        number = attempt or RunState.load(opened.layout).attempt
+        run_id = opened.layout.run_id
+        files = log_files(run_id, opened.cluster, opened.transports, attempt=number, console=console)
+        _show(opened.layout, _chosen(run_id, files, rank), follow=follow)
+
+
+def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile]:
     chosen = [file for file in files if rank is None or file.rank == rank]
-    if not chosen:
-        raise UsageError(
-            f"{layout.run_id} has no rank {rank} there" if files else f"{layout.run_id} has no logs yet",
-            seen=f"its files: {', '.join(file.name for file in files) or 'none'}",
-            fix="gangline ps says how it is doing",
-        )
-    tails = [(f"{file.name}  " if len(chosen) > 1 else "", Tail(file.transport, file.path)) for file in chosen]
+    if chosen:
+        return chosen
+    raise UsageError(
+        f"{run_id} has no rank {rank} there" if files else f"{run_id} has no logs yet",
+        seen=f"its files: {', '.join(file.name for file in files) or 'none'}",
+        fix="gangline ps says how it is doing",
+    )
+
+
+def _show(layout: RunLayout, files: list[LogFile], *, follow: bool) -> None:
+    tails = [(f"{file.name}  " if len(files) > 1 else "", Tail(file.transport, file.path)) for file in files]
     while True:
         ended = read_record(layout).ended
         for prefix, tail in tails:

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "resume": ("gangline.cli.resume", "go on with a run from its newest valid checkpoint"),
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
     "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
+    "demo": ("gangline.cli.demo", "the whole story on this one computer, in about two minutes"),
     "schema": ("gangline.cli.schema", "JSON Schema of job.yaml or cluster.yaml, for editors"),
 }
 """Verb -> the module that has it as `command`, and one line for the list of verbs."""
@@ -50,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # whoever read our output has seen enough; without this Python complains once more at exit
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return 0
-    except Exception as error:  # the last line of defence: a bug becomes a line, not a screenful
+    except Exception as error:  # noqa: BLE001  (the last line of defence: a bug becomes a line, not a screenful)
         _say_bug(error, words, debug=debug)
         return 1
 

@@ -16,7 +16,7 @@ from gangline.planning.explain import explain
 def command(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="laid over the file", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="cluster.yaml or a hostfile; without it, this computer", show_default=False)

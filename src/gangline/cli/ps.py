@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gangline import app
 from gangline.cli.output import print_data, print_json
-from gangline.runs.layout import RunLayout
+from gangline.errors import UsageError
 from gangline.runs.registry import RunRecord, list_runs
-from gangline.watch.table import table
+from gangline.watch.logs import last_step
+from gangline.watch.table import age, table
 
 
 def command(
@@ -18,12 +21,13 @@ def command(
 ) -> None:
     """List the runs, newest first."""
     home = app.default_home()
-    rows = [_row(record, app.progress(RunLayout(home, record.id))) for record in list_runs(home)]
+    rows = [_row(record, _last_step(record.id, home)) for record in list_runs(home)]
     if as_json:
         print_json({"runs": rows})
     elif rows:
         header = ("run", "job", "phase", "attempt", "step", "loss", "created", "updated")
-        print_data(table(header, [[_text(row[name]) for name in _COLUMNS] for row in rows]))
+        now = datetime.now(timezone.utc)
+        print_data(table(header, [[_text(name, row[name], now) for name in _COLUMNS] for row in rows]))
     else:
         print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
 
@@ -48,7 +52,18 @@ def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object, now: datetime) -> str:
     if value is None:
         return "-"
+    if name in {"created", "updated"}:
+        return age(str(value), now=now)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _last_step(run_id: str, home: Path) -> dict[str, Any] | None:
+    try:
+        with app.opened(run_id, home=home) as run:
+            view = run.view()
+            return last_step(view.head, view.head_layout.metrics)
+    except UsageError:  # a run without a readable cluster.json is listed all the same
+        return None

@@ -28,4 +28,5 @@ def command(
     layout = app.resume(run, home=home, cluster_path=cluster, talk=talk)
     print_data([layout.run_id])
     if not detach:
-        follow_to_the_end(app.view(layout), from_start=False)
+        with app.opened(layout.run_id, home=home) as opened:
+            follow_to_the_end(opened.view(), from_start=False)

@@ -10,7 +10,7 @@ import typer
 from gangline import app
 from gangline.cli.output import Terminal, print_data
 from gangline.runs.layout import RunLayout
-from gangline.runs.registry import find_run, read_record
+from gangline.runs.registry import read_record
 
 
 def command(
@@ -19,14 +19,13 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be ordered, and order nothing")] = False,
 ) -> None:
     """End a run: its ranks save at the next step boundary and leave. Waits until nothing of it runs."""
-    home = app.default_home()
-    if dry_run:
-        print_data(app.rehearse_stop(find_run(home, run), now=now))
-        return
-    layout, alive = app.stop(run, home=home, now=now)
-    if alive:
-        _wait(layout)
-    print_data([f"{layout.run_id} {read_record(layout).phase}"])
+    with app.opened(run, home=app.default_home()) as opened:
+        if dry_run:
+            print_data(app.rehearse_stop(opened, now=now))
+            return
+        if app.stop(opened, now=now):
+            _wait(opened.layout)
+        print_data([f"{opened.layout.run_id} {read_record(opened.layout).phase}"])
 
 
 def _wait(layout: RunLayout, *, poll_s: float = 0.2) -> None:

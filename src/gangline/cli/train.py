@@ -14,7 +14,7 @@ from gangline.cli.output import Terminal, follow_to_the_end, print_data
 def command(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="laid over the file", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="cluster.yaml or a hostfile; without it, this computer", show_default=False)
@@ -31,4 +31,5 @@ def command(
     layout = app.train(start, talk=talk)
     print_data([layout.run_id])
     if not detach:
-        follow_to_the_end(app.view(layout))
+        with app.opened(layout.run_id, home=start.home) as opened:
+            follow_to_the_end(opened.view())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from gangline.runs.process import parse_stat
 JOIN_RESERVE_S = 60
 """On top of the ranks' own deadline to join, torchrun waits this long: hosts import torch at different speeds."""
 LOOPBACK = "127.0.0.1"
+RANK_PID = re.compile(r"rank-\d+\.pid")
 
 
 def free_port() -> int:
@@ -93,6 +95,19 @@ class LocalBackend:
             if all(status.phase != "running" for status in self.poll(request, transports)):
                 return
             time.sleep(0.05)
+
+
+def outlives_guard(part: HostRequest, transport: Transport) -> bool:
+    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone."""
+    if _status(part, transport).phase != "lost":
+        return False
+    guard = _read(transport, PurePath(part.folder) / "guard.json") or {}
+    torchrun = {"pid": guard.get("torchrun_pid"), "start_ticks": guard.get("torchrun_start_ticks")}
+    folder = PurePath(part.rank_files)
+    wanted = {f"rank-{rank}.pid" for rank in part.ranks}
+    names = [name for name in transport.names(folder) if name in wanted or (not wanted and RANK_PID.fullmatch(name))]
+    ranks = [record for name in names if (record := _read(transport, folder / name)) is not None]
+    return any(_runs(transport, record) for record in [torchrun, *ranks])
 
 
 def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:
@@ -166,13 +181,14 @@ def _status(part: HostRequest, transport: Transport) -> HostStatus:
     )
 
 
-def _runs(transport: Transport, guard: Mapping[str, Any]) -> bool:
+def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
+    """Whether the process of a record with "pid" and "start_ticks" runs there."""
     try:
-        stat = transport.read(PurePath(f"/proc/{guard['pid']}/stat"), limit=4096)
+        stat = transport.read(PurePath(f"/proc/{record['pid']}/stat"), limit=4096)
     except FileNotFoundError:
         return False
-    process = parse_stat(guard["pid"], stat) if stat else None
-    return process is not None and process.start_ticks == guard["start_ticks"]
+    process = parse_stat(record["pid"], stat) if stat else None
+    return process is not None and process.start_ticks == record["start_ticks"]
 
 
 def _read(transport: Transport, path: PurePath) -> Any:

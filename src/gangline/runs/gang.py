@@ -21,7 +21,7 @@ class GangRank:
     slowdown: float = 1.0
     """Trials only: this rank sleeps after each micro-batch until it took `slowdown` times as long (simulated)."""
     peak_flops: float | None = None
-    """Dense peak of the device at the run's dtype, in FLOP/s; None: unknown, and then there is no MFU."""
+    """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

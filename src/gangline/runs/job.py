@@ -99,7 +99,7 @@ class ScheduleJob:
     warmup_steps: int = 0
     """Optimizer steps from 0 to the full rate."""
     final_ratio: float = 0.0
-    """The rate of the last step over the full rate (linear and cosine)."""
+    """Where linear and cosine fall to, over the full rate; it would be reached at the step after the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gangline.runs.cluster import Cluster, Host
 from gangline.spec.cluster_words import ClusterWords, HostWords
+from gangline.spec.fields import SECRET
 from gangline.spec.mistakes import KeyPath, listed, quote
 from gangline.spec.paths import absolute
 from gangline.spec.validate import Checked
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
 OURS = frozenset(
     [
         "RANK",
@@ -82,7 +82,7 @@ def _python(checked: Checked[ClusterWords], index: int, words: HostWords, *, fol
             expected="a Python with gangline[train] installed",
             fix="write the whole path of a Python, or delete the line for the one that runs gangline here",
         )
-    return found or words.python
+    return str(found or words.python)
 
 
 def _env(checked: Checked[ClusterWords], index: int, words: HostWords) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _env(checked: Checked[ClusterWords], index: int, words: HostWords) -> dict[s
                 expected="a variable: letters, digits and `_`, not beginning with a digit",
                 fix="write it as a shell would take it, such as OMP_NUM_THREADS",
             )
-        elif _SECRET.search(name):
+        elif SECRET.search(name):
             checked.report(
                 path,
                 seen=f"{name}, which sounds like a secret",
@@ -166,11 +166,15 @@ def _check_workdirs(checked: Checked[ClusterWords], hosts: tuple[Host, ...]) -> 
             )
 
 
+def _label(checked: Checked[ClusterWords], index: int) -> str:
+    return f"hosts.{index}" if checked.is_faulty("hosts", index, "name") else checked.words.hosts[index].name
+
+
 def _check_shares(checked: Checked[ClusterWords]) -> None:
     hosts = checked.words.hosts
     known = [index for index in range(len(hosts)) if not checked.is_faulty("hosts", index, "share")]
     given = [index for index in known if hosts[index].share is not None]
-    without = [hosts[index].name for index in known if hosts[index].share is None]
+    without = [_label(checked, index) for index in known if hosts[index].share is None]
     if not given:
         return
     if without:

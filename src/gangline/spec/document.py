@@ -31,6 +31,8 @@ class Document:
     """Where each key (or list item) begins."""
     places: dict[KeyPath, Position] = field(default_factory=dict)
     """Where each value begins."""
+    refused: set[KeyPath] = field(default_factory=set)
+    """Values that a mistake was recorded for already."""
     named_keys: bool = True
     """False: a hostfile, whose words stand in a row and have no keys to name."""
     texts: dict[KeyPath, str] = field(default_factory=dict)
@@ -105,8 +107,7 @@ def _compose(text: str, source: str) -> Node | None:
     try:
         node: Node | None = YAML(typ="rt", pure=True).compose(text)
     except MarkedYAMLError as error:
-        position = _position(source, error.problem_mark or error.context_mark)
-        raise SpecError(str(position), seen=_syntax_seen(error), fix=_syntax_fix(text, position, error)) from error
+        raise _syntax_error(text, source, error) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SpecError(
@@ -121,28 +122,30 @@ def _compose(text: str, source: str) -> Node | None:
     return node
 
 
-def _syntax_seen(error: MarkedYAMLError) -> str:
-    context = f" {error.context}" if error.context and "scanning for" not in error.context else ""
-    problem = printable(str(error.problem), limit=200)
-    return f"this is not YAML: {problem}{printable(context, limit=200)}; expected `key: value` lines"
-
-
-def _syntax_fix(text: str, position: Position, error: MarkedYAMLError) -> str:
+def _syntax_error(text: str, source: str, error: MarkedYAMLError) -> SpecError:
+    """The parser's words ("while scanning a quoted scalar") in those of somebody who does not write parsers."""
+    problem, context = str(error.problem), str(error.context)
+    place = _position(source, error.problem_mark or error.context_mark)
     lines = text.splitlines()
-    line = lines[position.line - 1] if 0 < position.line <= len(lines) else ""
-    problem = str(error.problem)
-    if "\\t" in problem:
-        return "indent with spaces; YAML does not allow tabs"
-    if "another document" in problem:
-        return "keep one document; delete the `---` line and what follows it"
-    if "undefined alias" in problem or "cannot start any token" in problem:
-        return f"put quotes around the value: '{printable(line.partition(': ')[2].strip())}'"
-    if "mapping values" in problem:
-        return "indent the keys of one mapping equally, and put quotes around a value that has `: ` in it"
-    if "flow" in str(error.context) or "quoted" in str(error.context):
-        opened = _position(position.source, error.context_mark)
-        return f"close the bracket or the quotes that line {opened.line} opens"
-    return "look at this line and the one above it: is a colon, a quote or an indentation missing?"
+    line = lines[place.line - 1] if 0 < place.line <= len(lines) else ""
+    value = printable(line[place.column - 1 :].strip())
+    if "flow" in context or "quoted" in context:
+        place = _position(source, error.context_mark)
+        seen = f"a {'bracket' if 'flow' in context else 'quote'} that is opened here and not closed"
+        fix = "close it" if "quoted" in context else "close it, and put commas between what stands in it"
+    elif "\\t" in problem:
+        seen, fix = "a tab", "indent with spaces; YAML does not allow tabs"
+    elif "another document" in problem:
+        seen, fix = "a second document (`---`)", "keep one; delete this line and what follows it"
+    elif "undefined alias" in problem or "cannot start any token" in problem:
+        seen, fix = f"{value}, which begins with a sign that YAML keeps for itself", f"put it in quotes: '{value}'"
+    elif "mapping values" in problem:
+        seen = "a colon where none can stand"
+        fix = "indent the keys of one mapping equally; put a value that has `: ` in it in quotes"
+    else:
+        seen = f"something that is not YAML ({printable(problem, limit=200)})"
+        fix = "look at this line and the one above: is a colon, a quote or an indentation missing?"
+    return SpecError(str(place), seen=f"{seen}; expected `key: value` lines", fix=fix)
 
 
 def _refuse_root(root: Node | None, source: str) -> None:
@@ -264,6 +267,7 @@ class _Builder:
             )
 
     def _refuse(self, path: KeyPath, seen: str, fix: str) -> None:
+        self.document.refused.add(path)
         self.document.add(path, seen=seen, expected="plain values, lists and mappings", fix=fix)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +13,9 @@ from pydantic_core import CoreSchema, core_schema
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
+
+SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
+"""Names of variables whose values belong in no file and in no message."""
 
 PATTERNS = {
     NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",

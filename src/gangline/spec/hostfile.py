@@ -9,9 +9,9 @@ from gangline.spec.document import Document
 from gangline.spec.fields import NAME
 from gangline.spec.mistakes import KeyPath, Mistake, Mistakes, Position, quote
 
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"slots\s*=\s*\S+|\S+")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*|https?_proxy|no_proxy")
-_HOST_LINE = re.compile(r"\s*[^\s:#\[{-]\S*\s+slots\s*=")
+_HOST_LINE = re.compile(r"\s*[^\s:#\[{-][^\s:]*\s+slots\s*=")
 _YAML_LINE = re.compile(r"\s*([\"']?[A-Za-z_]+[\"']?\s*:(\s|$)|[{\[#%-])")
 
 
@@ -32,8 +32,8 @@ def parse_hostfile(text: str, source: str) -> Document:
     for number, line in enumerate(text.splitlines(), start=1):
         bare = line.partition("#")[0]
         words = [
-            (match.group(), Position(source=source, line=number, column=match.start() + 1))
-            for match in _WORD.finditer(re.sub(r"\s*=\s*(?=\d+(\s|$))", "=", bare) if " =" in bare else bare)
+            ("".join(match.group().split()), Position(source=source, line=number, column=match.start() + 1))
+            for match in _WORD.finditer(bare)
         ]
         if words:
             hosts.append(_host(document, len(hosts), words))
@@ -53,7 +53,9 @@ def _host(document: Document, index: int, words: list[tuple[str, Position]]) -> 
     document.mark((*path, "name"), place)
     for word, position in rest:
         key, equals, value = word.partition("=")
-        if not equals:
+        if word == "slots":
+            _slots(document, host, path, value="", position=position)
+        elif not equals:
             _interface(document, host, path, word=word, position=position)
         elif key == "slots":
             _slots(document, host, path, value=value, position=position)

@@ -165,11 +165,14 @@ def _model(checked: Checked[JobWords], *, folder: Path) -> ModelJob:
         name = str(path)
         _check_folder_model(checked)
     elif words.path.startswith((".", "/", "~")) or path.exists() or words.path.count("/") > 1:
+        is_file = path.exists()
         checked.report(
             key,
-            seen=f"{quote(words.path)} is a file" if path.is_file() else f"there is no folder {quote(words.path)}",
+            seen=f"{quote(words.path)} is a file" if is_file else f"there is no folder {quote(words.path)}",
             expected="a folder with a model",
-            fix=what_was_meant(words.path, base, folders=True),
+            fix="name the folder that holds the model's config.json"
+            if is_file
+            else what_was_meant(words.path, base, folders=True),
         )
     else:
         _check_hub_model(checked)

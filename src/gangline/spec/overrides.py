@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline.errors import SpecError
 from gangline.spec.document import Document, read_value
-from gangline.spec.fields import Section, Shorthand
+from gangline.spec.fields import SECRET, Section, Shorthand
 from gangline.spec.mistakes import KeyPath, Mistake, Position, dotted, listed, nearest, printable, quote
 
 
@@ -18,7 +18,8 @@ def apply_overrides(document: Document, overrides: Sequence[str], kind: type[Sec
     """
     for index, override in enumerate(overrides):
         key, equals, text = override.partition("=")
-        source = f"command line: {printable(override, limit=200)}"
+        shown = f"{key}=..." if SECRET.search(key.rpartition(".")[2]) else override
+        source = f"command line: {printable(shown, limit=200)}"
         position = Position(source=source, override=index)
         if not equals or not key or "" in key.split("."):
             _refuse(document, position)

@@ -48,15 +48,20 @@ def what_was_meant(text: str, folder: Path, *, folders: bool = False) -> str:
     names = _names(missing.parent, folders=folders or missing != path)
     meant = nearest(missing.name, names)
     if meant:
-        return f"did you mean {quote(_like(text, missing.with_name(meant), folder))}?"
-    holder = printable(_like(text, missing.parent, folder))
-    return f"the folder {holder} holds {folder_content(missing.parent)}; relative paths begin at {_begin(text, folder)}"
+        repaired = missing.with_name(meant) / path.relative_to(missing)
+        return (
+            f"did you mean {quote(_like(text, repaired if repaired.exists() else missing.with_name(meant), folder))}?"
+        )
+    return _holding(text, missing.parent, folder)
 
 
-def _begin(text: str, folder: Path) -> str:
-    if Path(text).expanduser().is_absolute():
-        return "the job file's folder"
-    return printable(_like(text, folder, folder)) if folder != Path.cwd() else "the current folder"
+def _holding(text: str, holder: Path, folder: Path) -> str:
+    """What a folder has to offer, and where a relative path would begin."""
+    begin = "the current folder" if folder == Path.cwd() else "the folder of the file that names it"
+    if holder == folder:
+        return f"{begin} holds {folder_content(holder)}"
+    told = "" if Path(text).expanduser().is_absolute() else f"; relative paths begin at {begin}"
+    return f"the folder {printable(_like(text, holder, folder))} holds {folder_content(holder)}{told}"
 
 
 def _like(text: str, path: Path, folder: Path) -> str:

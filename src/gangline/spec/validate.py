@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -72,7 +73,6 @@ def check(kind: type[_Words], document: Document, *, foreign: Mapping[str, str] 
 
     `foreign`: names of keys in other programs, and what they are called here.
     """
-    schema = kind.model_json_schema()
     values = copy.deepcopy(document.values)
     faulty: set[KeyPath] = set()
     for turn in range(_ROUNDS):
@@ -80,16 +80,23 @@ def check(kind: type[_Words], document: Document, *, foreign: Mapping[str, str] 
             words = kind.model_validate(values)
         except ValidationError as error:
             details = error.errors(include_url=False)
+            schema = _schema(kind)
         else:
             return Checked(words=words, document=document, faulty=frozenset(faulty))
         for detail in details:
             path = document.located(detail["loc"]) if detail["type"] != "missing" else detail["loc"]
-            if turn == 0 or not _covered(path, faulty):
+            if path not in document.refused and (turn == 0 or not _covered(path, faulty)):
                 document.mistakes.found.append(_mistake(schema, document, detail, foreign or {}))
         for detail in details:
             faulty.add(_repair(values, schema, document, detail))
     document.mistakes.raise_if_any()
     raise AssertionError(f"the examples of {kind.__name__} do not pass its own rules")
+
+
+@functools.cache
+def _schema(kind: type[Section]) -> Schema:
+    """Costs 30 ms, which files without mistakes do not pay."""
+    return kind.model_json_schema()
 
 
 def _covered(path: KeyPath, faulty: AbstractSet[KeyPath]) -> bool:
@@ -112,7 +119,7 @@ def _repair(values: dict[str, Any], schema: Schema, document: Document, detail: 
     path = document.located(path)
     examples = (fragment_at(schema, path[:-1]) or {}).get("examples")
     holder = _walk(values, path[:-1])
-    if isinstance(holder, list) and isinstance(path[-1], int) and examples:
+    if isinstance(holder, list) and isinstance(path[-1], int) and examples and isinstance(examples[0], list):
         holder[path[-1]] = copy.deepcopy(examples[0][0])
         return path
     if isinstance(holder, list):
@@ -152,13 +159,15 @@ def _mistake(schema: Schema, document: Document, detail: ErrorDetails, foreign: 
     value = _walk(document.values, path)
     kinds = kinds_for(schema, fragment, value)
     position = document.position(path)
+    # as it was written: 1e3 is 1000.0, and a commit that has digits only would lose its leading zeros
+    written = document.texts.get(path, str(value) if _is_figure(value) else "")
     return Mistake(
         position=position,
         key=document.shown(path),
-        seen=seen_words(value),
+        seen=f"the number {printable(written)}" if _is_figure(value) else seen_words(value),
         expected=expected_words(schema, fragment, value=value),
         fix=fragment.get("x-fix")
-        or _fix(value, kinds)
+        or _fix(value, kinds, written=written)
         or f"write, for example, `{_example(schema, path, fragment, position=position)}`",
     )
 
@@ -168,15 +177,13 @@ def _unknown_key(schema: Schema, document: Document, path: KeyPath, foreign: Map
     parent = section(schema, fragment_at(schema, path[:-1]) or {}) or {}
     keys = list(parent.get("properties", ()))
     place = f"{dotted(path[:-1])} has" if len(path) > 1 else "the file has"
-    close = nearest(name, keys)
     known = foreign.get(name)
     elsewhere = [known] if known else [key for key in _all_keys(schema, schema) if key.rpartition(".")[2] == name]
-    if known is None and close:
-        fix = f"did you mean {quote(close)}?"
-    elif len(elsewhere) == 1:
-        fix = f"did you mean {quote(elsewhere[0])}?"
-    elif elsewhere:
+    close = nearest(name, keys)
+    if len(elsewhere) > 1:
         fix = f"did you mean one of {listed(elsewhere)}?"
+    elif elsewhere or close:
+        fix = f"did you mean {quote(elsewhere[0] if elsewhere else str(close))}?"
     else:
         fix = f"delete it; {place} the keys {listed(keys, limit=30)}"
     return Mistake(
@@ -197,7 +204,7 @@ def _all_keys(schema: Schema, fragment: Schema, prefix: str = "") -> list[str]:
     return keys
 
 
-def _fix(value: Any, kinds: Sequence[Schema]) -> str | None:
+def _fix(value: Any, kinds: Sequence[Schema], *, written: str) -> str | None:
     """What to write in place of `value`, where it says so itself."""
     types = {kind.get("type") for kind in kinds}
     if value is None:
@@ -206,9 +213,14 @@ def _fix(value: Any, kinds: Sequence[Schema]) -> str | None:
         return _fix_text(value, kinds, types)
     if isinstance(value, float) and value.is_integer() and "integer" in types and abs(value) < 1e18:
         return f"write it as a whole number: {int(value)}"
-    if isinstance(value, int | float) and "string" in types and not types & {"integer", "number"}:
-        return f'put it in quotes: "{yaml_words(value)}"'
+    plain_text = any(kind.get("type") == "string" and "enum" not in kind for kind in kinds)
+    if _is_figure(value) and plain_text and not types & {"integer", "number"}:
+        return f'put it in quotes: "{printable(written)}"'
     return None
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fix_text(value: str, kinds: Sequence[Schema], types: set[Any]) -> str | None:

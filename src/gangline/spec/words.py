@@ -117,6 +117,8 @@ def _list(schema: Schema, fragment: Schema) -> str:
     size = fragment.get("minItems")
     if size and size == fragment.get("maxItems"):
         return f"a list of {size}, each {expected_words(schema, fragment['items'])}"
+    if section(schema, fragment["items"]):
+        return "a list of mappings"
     inside = expected_words(schema, fragment["items"])
     return "a list of texts" if inside == "text" else f"a list, each {inside}"
 
@@ -146,17 +148,12 @@ def seen_words(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return f"the number {value:g}" if isinstance(value, float) else f"the number {_short(value)}"
+        return f"the number {value}"
     if isinstance(value, str):
         return f"the text {quote(value)}" if value else "an empty text"
     if isinstance(value, dict):
         return f"a mapping with the keys {listed([str(key) for key in value])}" if value else "an empty mapping"
     return f"a list of {len(value)}" if value else "an empty list"
-
-
-def _short(value: int) -> str:
-    """Python refuses to print integers of more than 4,300 digits, and nobody wants to read 50."""
-    return str(value) if value.bit_length() < 128 else f"{value.bit_length()} bits long"
 
 
 def yaml_words(value: Any) -> str:

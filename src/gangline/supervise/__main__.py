@@ -6,6 +6,7 @@ With `--ready-fd N` it detaches first, and says on descriptor N that the gang wa
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int)
     words = parser.parse_args()
     os.umask(0o077)
+    logging.basicConfig(format="%(asctime)s %(message)s")
     if words.ready_fd is not None:
         _detach()
     return _supervise(RunLayout.of(words.run_folder), words.attempt, ready=words.ready_fd)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import Request
+from gangline.launch.local import outlives_guard
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState, write_order
-from gangline.supervise.loop import supervisor_lock
+from gangline.supervise.loop import has_supervisor
 
 STARTED = b"started"
 
@@ -34,7 +35,13 @@ def spawn(run_folder: Path, attempt: int) -> None:
         try:
             # It forks and leaves at once, so that the supervisor is nobody's child here.
             process = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(writer,), check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=(writer,),
+                start_new_session=True,  # Ctrl-C at our terminal ends us, not the run
+                check=False,
             )
         finally:
             os.close(writer)
@@ -47,21 +54,12 @@ def spawn(run_folder: Path, attempt: int) -> None:
         )
 
 
-def has_supervisor(layout: RunLayout) -> bool:
-    """Whether a supervisor looks after the run now."""
-    try:
-        with supervisor_lock(layout):
-            return False
-    except RunFailed:
-        return True
-
-
 def is_alive(layout: RunLayout) -> bool:
-    """Whether anything of the run is going on: its supervisor, or a guard on any host."""
+    """Whether anything of the run is going on: its supervisor, a guard on any host, or what a killed one has left."""
     if has_supervisor(layout):
         return True
     with suppress(FileNotFoundError):
-        return bool(_running_hosts(layout, Cluster.from_json(read_json(layout.cluster))))
+        return _runs_somewhere(layout, Cluster.from_json(read_json(layout.cluster)))
     return False
 
 
@@ -86,10 +84,13 @@ def _request(layout: RunLayout) -> Request:
     return Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
 
 
-def _running_hosts(layout: RunLayout, cluster: Cluster) -> list[str]:
-    """Hosts of the current attempt whose guard runs."""
+def _runs_somewhere(layout: RunLayout, cluster: Cluster) -> bool:
+    request = _request(layout)
     transports = connect_all(cluster)
-    statuses = backend().poll(_request(layout), transports)
-    for transport in transports.values():
-        transport.close()
-    return [status.host for status in statuses if status.phase == "running"]
+    try:
+        if any(status.phase == "running" for status in backend().poll(request, transports)):
+            return True
+        return any(outlives_guard(part, transports[part.host]) for part in request.hosts)
+    finally:
+        for transport in transports.values():
+            transport.close()

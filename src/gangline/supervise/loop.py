@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, cl
 from gangline.supervise.cause import first_cause, gather_failures
 from gangline.supervise.commit import Committer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -29,8 +32,20 @@ class Pace:
     poll_s: float = 0.3
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
+    disk_s: float = 60.0
+    """How long a file that cannot be written is tried again."""
     lock_s: float = 2.0
     """A look at the lock by somebody else is no reason to refuse."""
+
+
+def has_supervisor(layout: RunLayout) -> bool:
+    """Whether a supervisor looks after the run now."""
+    descriptor = os.open(layout.folder / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # Shared: several may look at once, and none of them is taken for a supervisor.
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -52,9 +67,9 @@ def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[No
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -93,6 +108,7 @@ class Supervisor:
         self._failed_at: float | None = None
         """When a failure was first seen (monotonic)."""
         self._gave_up = False
+        self._complaints: set[str] = set()
 
     def begin(self) -> None:
         """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises."""
@@ -148,9 +164,9 @@ class Supervisor:
         if order is None or self._ordered in {order, "kill"}:
             return
         self._ordered = order
-        self._set_phase("stopping")
-        self._event("stopping", order=order)
         self._backend.stop(self.request, self._transports, now=order == "kill")
+        self._event("stopping", order=order)
+        self._set_phase("stopping")
 
     def _end_failed(self, statuses: Sequence[HostStatus]) -> None:
         """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
@@ -158,9 +174,10 @@ class Supervisor:
             return
         if self._failed_at is None and any(_has_failed(status) for status in statuses):
             self._failed_at = time.monotonic()
+            self._backend.stop(self.request, self._transports, now=False)
             cause = first_cause(self.request, statuses) or {}
             self._event("failing", what=cause.get("what", ""))
-            self._backend.stop(self.request, self._transports, now=False)
+            self._set_phase("stopping")
         if self._failed_at is None or self._gave_up:
             return
         if time.monotonic() > self._failed_at + self._pace.failure_grace_s:
@@ -168,8 +185,11 @@ class Supervisor:
             self._backend.stop(self.request, self._transports, now=True)
 
     def _commit(self) -> None:
-        for commit in self._committer.sweep():
-            self._event("committed", step=commit.step, hosts=sorted(commit.parts))
+        try:
+            for commit in self._committer.sweep():
+                self._event("committed", step=commit.step, hosts=sorted(commit.parts))
+        except OSError as error:  # a full disk: the next sweep tries again
+            self._complain(f"cannot commit: {error}")
 
     def _judge(self, statuses: Sequence[HostStatus]) -> Outcome:
         error = first_cause(self.request, statuses)
@@ -187,17 +207,38 @@ class Supervisor:
             error=error,
             failures=tuple(gather_failures(statuses)),
         )
-        outcome.save(self._layout.attempt(self._attempt) / "outcome.json")
+        self._persist(lambda: outcome.save(self._layout.attempt(self._attempt) / "outcome.json"))
         self._event(result, **({"what": error["what"]} if error else {}))
         self._set_phase(result, error=error)
         return outcome
 
     def _set_phase(self, phase: Phase, **changes: object) -> None:
-        state = RunState.load(self._layout)
-        replace(state, phase=phase, attempt=self._attempt, **changes).save(self._layout)  # type: ignore[arg-type]
+        state = replace(RunState.load(self._layout), phase=phase, attempt=self._attempt, **changes)  # type: ignore[arg-type]
+        self._persist(lambda: state.save(self._layout))
 
     def _event(self, event: str, **details: object) -> None:
-        append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+        try:
+            append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+        except OSError as error:
+            self._complain(f"cannot write event {event}: {error}")
+
+    def _persist(self, write: Callable[[], None]) -> None:
+        """Write, and try again for a while: a full disk may get room once the ranks have ended."""
+        deadline = time.monotonic() + self._pace.disk_s
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self._complain(str(error))
+            time.sleep(self._pace.poll_s)
+
+    def _complain(self, words: str) -> None:
+        """One line for supervisor.log, once."""
+        if words not in self._complaints:
+            self._complaints.add(words)
+            log.warning("%s: %s", self._layout.run_id, words)
 
 
 def _has_failed(status: HostStatus) -> bool:

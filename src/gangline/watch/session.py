@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from gangline.runs.registry import RunRecord
 from gangline.watch.curve import curve
-from gangline.watch.follow import View, follow
+from gangline.watch.follow import Update, View, follow
 from gangline.watch.history import History
 from gangline.watch.progress import Progress
 from gangline.watch.table import final_losses
@@ -24,10 +24,17 @@ class Watched:
     history: History
 
 
-def watch_run(view: View, stream: TextIO, *, live: bool, from_start: bool = True) -> Watched:
+def watch_run(
+    view: View,
+    stream: TextIO,
+    *,
+    live: bool,
+    from_start: bool = True,
+    on_update: Callable[[Update], None] = lambda _update: None,
+) -> Watched:
     """Show a run's progress until it has ended. `from_start=False`: what happened before is only counted.
 
-    KeyboardInterrupt passes through once the live line is ended; the run does not notice.
+    `on_update` sees every update after it was shown. KeyboardInterrupt passes through once the live line is ended; the run does not notice.
     """
     progress = Progress(stream, live=live)
     run = None
@@ -38,6 +45,7 @@ def watch_run(view: View, stream: TextIO, *, live: bool, from_start: bool = True
             else:
                 progress.show(update)
             run = update.run
+            on_update(update)
     finally:
         progress.finish()
     assert run is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from gangline.units import format_bytes, format_duration
@@ -43,15 +44,22 @@ def evaluation_line(record: dict[str, Any]) -> str:
 
 
 def event_line(record: dict[str, Any]) -> str | None:
-    """One event in a few words; None for events that say nothing the progress line does not."""
+    """One event in a few words; None for events that the other lines tell already."""
     event = str(record.get("event", ""))
-    if event in {"", "evaluated", "saved"}:
+    if not event or event in _TOLD or (record.get("source") == "worker" and event in _ECHOED):
         return None
     details = [f"{key} {_detail(value)}" for key, value in record.items() if key in _DETAILS and value is not None]
-    return clean("  ".join([event.replace("committed", "checkpoint committed"), *details]))
+    name = {"committed": "checkpoint committed", "started": "gang started"}.get(event, event)
+    return clean("  ".join([name, *details]))
 
 
-_DETAILS = ("step", "attempt", "host", "rank", "reason", "why", "duration_s")
+_TOLD = frozenset({"evaluated", "saving", "saved"})
+"""An evaluation has its own line, and a save counts once it is committed."""
+
+_ECHOED = frozenset({"started", "stopping", "finished", "stopped", "failed"})
+"""Said by the supervisor for the whole gang."""
+
+_DETAILS = ("step", "host", "rank", "reason", "what", "why", "duration_s")
 """Parts of an event that help a reader; the rest stays in events.jsonl."""
 
 
@@ -63,6 +71,18 @@ def final_losses(history: History) -> list[str]:
         for name, points in named
         if points
     ]
+
+
+def age(time: str, *, now: datetime) -> str:
+    """How long ago an ISO time was: "3 min ago"; "" for what is no time."""
+    try:
+        passed_s = (now - datetime.fromisoformat(time.replace("Z", "+00:00"))).total_seconds()
+    except ValueError:
+        return ""
+    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed_s >= size_s:
+            return f"{passed_s // size_s:.0f} {unit} ago"
+    return f"{max(0.0, passed_s):.0f} s ago"
 
 
 def _figure(name: str, value: object, style: str) -> str:

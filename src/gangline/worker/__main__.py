@@ -14,6 +14,7 @@ VERBS = {
     "inputs": ("gangline.worker.data.inputs", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
+    "scratch": ("gangline.worker.scratch", "scratch_main"),
 }
 
 
@@ -26,9 +27,16 @@ def main(argv: list[str]) -> int:
     try:
         return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
     except GanglineError as error:
-        sys.stdout.write(json.dumps({**error.to_json(), "error_kind": error.to_json()["kind"], "kind": "error"}) + "\n")
-        sys.stderr.write(f"{error}\n")
+        _tell(argv[0], error)
         return error.exit_code
+
+
+def _tell(verb: str, error: GanglineError) -> None:
+    """Where a controller listens it gets the error as data; a talk has a person at the other end."""
+    if verb != "generate":
+        record = error.to_json()
+        sys.stdout.write(json.dumps({**record, "error_kind": record["kind"], "kind": "error"}) + "\n")
+    sys.stderr.write(f"{error}\n")
 
 
 if __name__ == "__main__":

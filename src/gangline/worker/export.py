@@ -26,7 +26,7 @@ from gangline.errors import RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
 from gangline.worker.merge import adapted_layers, merge_adapter
 from gangline.worker.model import load_tokenizer
-from gangline.worker.trained import Trained, load_trained
+from gangline.worker.trained import Trained, hush_libraries, load_trained
 
 NOTE_FILE = "gangline.json"
 """Where the folder came from: run, step, base model, and the form of its prompts."""
@@ -69,6 +69,7 @@ def export_main(argv: list[str]) -> int:
     parser.add_argument("--to", type=Path, required=True, help="the folder to make")
     parser.add_argument("--merged", action="store_true", help="a whole model with the adapter folded in")
     words = parser.parse_args(argv)
+    hush_libraries()
     done = export(words.run, words.checkpoint, words.to, merged=words.merged, say=_say)
     _write_line({"kind": "result", **asdict(done)})
     return 0
@@ -211,11 +212,15 @@ def _compare_tensors(expected: Mapping[str, str], tensors: Mapping[str, torch.Te
 
 
 def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Digest of dtype, shape and bytes of each tensor: equality without holding the model twice."""
+    """Digest of shape and values of each tensor: equality without holding the model twice.
+
+    Values, not bytes: some models load a few of their layers in fp32 whatever the dtype of the others.
+    """
     found = {}
     for name, tensor in tensors.items():
-        digest = hashlib.blake2b(f"{tensor.dtype} {list(tensor.shape)}".encode(), digest_size=16)
-        digest.update(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        digest = hashlib.blake2b(f"{list(tensor.shape)}".encode(), digest_size=16)
+        value = tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
+        digest.update(memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
         found[name] = digest.hexdigest()
     return found
 

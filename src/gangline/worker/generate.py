@@ -25,7 +25,7 @@ from gangline.runs.job import ModelJob
 from gangline.worker.data.formats import instruction_prompt
 from gangline.worker.export import NOTE_FILE
 from gangline.worker.model import load_tokenizer
-from gangline.worker.trained import load_trained
+from gangline.worker.trained import hush_libraries, load_trained
 
 Form = Literal["chat", "instruction", "plain"]
 Message = dict[str, str]
@@ -144,9 +144,7 @@ class WordStreamer(TextStreamer):
 def generate_main(argv: list[str]) -> int:
     """Read the command line, load the model, and answer once or chat."""
     words = _parse(argv)
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
+    hush_libraries()
     if words.run:
         speaker = open_run(words.run, words.checkpoint, plain=words.plain)
     else:

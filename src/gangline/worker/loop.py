@@ -245,7 +245,6 @@ class Loop:
         session = self.session
         lengths = session.train_set.lengths[samples]
         label_tokens = int(session.train_set.label_counts[samples].sum())
-        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
         self._out.recorder.step(
             report,
             step=self.progress.step,
@@ -259,9 +258,18 @@ class Loop:
             label_tokens=label_tokens,
             step_s=round(step_s, 6),
             tokens_per_s=round(float(lengths.sum()) / step_s, 2),
-            mfu=utilisation(flops, step_s, [rank.peak_flops for rank in session.world.gang.ranks]),
+            mfu=self._utilisation(lengths, step_s),
             skipped=bool(report.bad),
         )
+
+    def _utilisation(self, lengths: Indices, step_s: float) -> float | None:
+        """MFU; the catalogue's peaks are those of half-precision products."""
+        session = self.session
+        peaks = [rank.peak_flops for rank in session.world.gang.ranks]
+        if session.precision.compute.itemsize > 2 or None in peaks:
+            return None
+        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
+        return utilisation(flops, step_s, peaks)
 
     def _simulate_slowness(self) -> None:
         slowdown = self.session.world.gang.ranks[self.session.world.rank].slowdown

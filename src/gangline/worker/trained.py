@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ def load_trained(run: Path, part: Path) -> Trained:
     # Training turns the cache off; what is written and used from here on has the model's own setting.
     base.config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
     return Trained(job=job, run_id=RunLayout.of(run.absolute()).run_id, step=commit.step, stored=stored, model=model)
+
+
+def hush_libraries() -> None:
+    """No progress bars, and nothing of what transformers and peft have to say to each other, on the user's screen."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
 
 
 def stored_dtype(job: Job) -> torch.dtype:

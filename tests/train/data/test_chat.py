@@ -58,9 +58,7 @@ def test_with_generation_tags_the_template_decides(chat):
     expected = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
     assert list(sample.input_ids)[:-1] == list(expected["input_ids"])
     mask = expected["assistant_masks"][1:]
-    targets = [
-        token if learns else NO_TARGET for token, learns in zip(expected["input_ids"][1:], mask, strict=True)
-    ]
+    targets = [token if learns else NO_TARGET for token, learns in zip(expected["input_ids"][1:], mask, strict=True)]
     assert list(sample.targets) == [*targets, tokenizer.eos_token_id, NO_TARGET]
     assert learned(sample, tokenizer) == "six dogs<|end|>hello back<|end|></s>"
 

@@ -1,5 +1,7 @@
 """Which rows share a sample."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -52,7 +54,7 @@ def test_packed_rows_start_anew_and_do_not_predict_each_other(tokens_of, write_r
     starts = [*np.flatnonzero(sample.position_ids == 0), len(sample.input_ids)]
     pieces = {
         tuple(sample.input_ids[start:end]): tuple(sample.targets[start:end])
-        for start, end in zip(starts, starts[1:], strict=False)
+        for start, end in itertools.pairwise(starts)
     }
     singles = {tuple(one.input_ids): tuple(one.targets) for one in (apart.sample(i) for i in range(3))}
     assert pieces == singles

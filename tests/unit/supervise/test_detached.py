@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import RunFailed
+from gangline.launch.backend import Request
 from gangline.remote.connect import connect_all
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.events import read_events
+from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState
-from gangline.supervise.detached import has_supervisor, is_alive, spawn, stop_run
+from gangline.supervise.detached import is_alive, spawn, stop_run
+from gangline.supervise.loop import has_supervisor
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,
@@ -118,6 +121,7 @@ def test_a_guard_that_cannot_start_is_told_to_who_asked(make, tmp_path):
         spawn(lab.layout.folder, 1)
     assert lab.outcome().result == "failed"
     assert lab.left() == []
+    assert not is_alive(lab.layout)
 
 
 def test_stop_saves_and_leaves_nothing(make):
@@ -210,6 +214,41 @@ def test_if_everything_but_the_ranks_was_killed_a_stop_still_ends_them(make):
     for host_part in lab.parts:
         os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
     assert lab.left()
+    assert is_alive(lab.layout)
     stop_run(lab.layout, lab.cluster, now=False)
     assert lab.outcome().result == "failed"
     assert lab.left() == []
+    assert not is_alive(lab.layout)
+
+
+def test_after_a_power_cut_the_run_is_not_alive_and_a_new_attempt_may_start(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    lab.kill_supervisor()
+    for host_part in lab.parts:
+        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+        for pid in left_of(host_part):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(lab.layout), "nothing is alive")
+    (lab.folder / "second").mkdir()
+    second = [part(lab.folder / "second", host, f"{rank}=plain") for rank, host in enumerate(HOSTS)]
+    lab.layout.attempt(2).mkdir()
+    write_json(lab.layout.attempt(2) / "request.json", Request(run_id=RUN_ID, attempt=2, hosts=tuple(second)).to_json())
+    spawn(lab.layout.folder, 2)
+    for rank, host_part in enumerate(second):
+        let_go(host_part, rank)
+        assert exit_record(host_part)["returncode"] == 0
+    wait_until((lab.layout.attempt(2) / "outcome.json").exists, "the second attempt ends")
+    wait_until(lambda: not has_supervisor(lab.layout), "the supervisor leaves")
+    assert RunState.load(lab.layout).attempt == 2
+
+
+def test_an_attempt_whose_guards_still_run_is_not_overtaken(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    lab.kill_supervisor()
+    lab.layout.attempt(2).mkdir()
+    write_json(lab.layout.attempt(2) / "request.json", request(*lab.parts).to_json())
+    with pytest.raises(RunFailed, match="attempt 1 has guards that run"):
+        spawn(lab.layout.folder, 2)
+    assert all(left_of(host_part) for host_part in lab.parts)

@@ -11,7 +11,7 @@ from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, write_order
-from gangline.supervise.loop import Pace, Supervisor, supervisor_lock
+from gangline.supervise.loop import Pace, Supervisor, has_supervisor, supervisor_lock
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 
@@ -97,7 +97,7 @@ def test_what_does_not_leave_a_failed_gang_is_killed(make):
 
 def test_an_error_ends_the_gang_before_its_host_has_ended(make):
     lab = make()
-    lab.run(lambda: lab.backend.change("pc2", failures=(FAILURE,)))
+    lab.run(lambda: lab.backend.change("pc2", failures=(FAILURE,)), grace_s=60)
     assert lab.backend.orders == ["stop"]
     assert lab.phase() == "failed"
 
@@ -194,3 +194,45 @@ def test_a_run_has_one_supervisor(make):
             pass
     with supervisor_lock(lab.layout):
         pass
+
+
+def test_a_full_disk_does_not_keep_it_from_ending_the_gang(make):
+    lab = make()
+
+    def fill():
+        lab.layout.events.unlink()
+        lab.layout.events.mkdir()  # no event can be written any more
+        lab.end(pc2=1)
+
+    assert lab.run(fill).result == "failed"
+    assert lab.backend.orders[0] == "stop"
+
+
+def test_a_commit_that_cannot_be_placed_is_tried_again(make):
+    lab = make()
+    place, full = lab.transports["pc2"].write, [True]
+
+    def write(path, data):
+        if full[0] and path.name == "COMMITTED":
+            raise OSError(28, "No space left on device")
+        place(path, data)
+
+    lab.transports["pc2"].write = write
+
+    def script():
+        for host, transport in lab.transports.items():
+            save_part(transport, lab.folder / host, 100, hosts=HOSTS)
+        wait_until(lambda: "COMMITTED" in {path.name for path in lab.transports["pc1"].files}, "the first is placed")
+        full[0] = False
+        wait_until(lambda: "committed" in lab.events(), "the step is committed")
+        lab.end(pc1=0, pc2=0)
+
+    assert lab.run(script).result == "finished"
+
+
+def test_a_look_is_not_taken_for_a_supervisor(make):
+    layout = make().layout
+    assert not has_supervisor(layout)
+    with supervisor_lock(layout):
+        assert has_supervisor(layout)
+    assert not has_supervisor(layout)

@@ -72,6 +72,20 @@ def ensure_set(
         return TokenSet.open(folder), False
 
 
+def sweep(root: Path) -> None:
+    """Remove what killed processes left half-written; what someone is writing now stays."""
+    for temporary in (root / "data").glob("*.tmp"):
+        descriptor = os.open(temporary.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the writer may have published it while we looked
+            shutil.rmtree(temporary, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
 def _locked(path: Path, *, beat: Callable[[], None]) -> Iterator[None]:
     # flock: the kernel drops it when its holder dies, however it dies
@@ -112,6 +126,7 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         tick(position.done_bytes, tally.rows)
         _refuse_bad(request, tally)
         _refuse_empty(request, tally, writer)
+        request.refuse_changes()
         writer.publish(_manifest(request, tally, fitter), packing=data.packing)
 
 
@@ -157,12 +172,13 @@ def _check_ids(ids: list[int], vocab_size: int, row: Row) -> None:
 def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
     if not tally.bad.count or request.data.skip_bad_rows:
         return
-    shown = f"the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else "they are"
+    shown = f"; the first {len(tally.bad.examples)} of them" if tally.bad.count > len(tally.bad.examples) else ""
+    names = ", ".join(map(repr, Format.of(request.data).fields.values()))
     rows = "1 row" if tally.bad.count == 1 else f"{tally.bad.count} rows"
     raise DataError(
-        f"data.{request.purpose}: {rows} cannot be used; {shown}:\n  " + "\n  ".join(tally.bad.examples),
-        seen=f"expected {request.data.format} rows with {', '.join(map(repr, Format.of(request.data).columns))}",
-        fix="mend the rows, name the columns in data.fields, or set data.skip_bad_rows: true to leave them out",
+        f"data.{request.purpose}: {rows} cannot be used{shown}:\n  " + "\n  ".join(tally.bad.examples),
+        seen=f"expected {request.data.format} rows with {names}",
+        fix="mend the rows, data.fields or data.sequence_length, or set data.skip_bad_rows: true to leave them out",
     )
 
 

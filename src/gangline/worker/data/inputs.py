@@ -18,7 +18,7 @@ from typing import Any
 
 from gangline.errors import UsageError
 from gangline.runs.job import Job
-from gangline.worker.data.build import Tooling, ensure_set
+from gangline.worker.data.build import Tooling, ensure_set, sweep
 from gangline.worker.data.digests import DigestCache
 from gangline.worker.data.formats import Format
 from gangline.worker.data.hub import Hub, HuggingFace
@@ -79,6 +79,7 @@ def prepare_inputs(job: Job, root: Path, *, progress: Progress | None = None, hu
     meter = _Meter(progress)
     folder = open_model_folder(job.model)
     check_sequence_length(folder, job.data.sequence_length)
+    sweep(root)
     cache = DigestCache(root / "data" / "digests.json", beat=meter.beat)
     requests = plan_sets(
         job,
@@ -123,7 +124,9 @@ def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     from gangline.worker.data.tokenise import Encoder
     from gangline.worker.model import load_tokenizer
 
-    tokenizer = load_tokenizer(job.model)
+    # the folder itself also for a hub model, unless it needs the Python files that only the hub has
+    model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
+    tokenizer = load_tokenizer(model)
     render = chat_renderer(tokenizer, model=folder.name) if job.data.format == "chat" else None
     return Tooling(
         encoder=Encoder(tokenizer),

@@ -35,12 +35,24 @@ class SetRequest:
     seed: int
     commit: str | None
     """Of a hub data set."""
+    stamps: tuple[tuple[int, int], ...]
+    """(size, time of change in ns) of every file when it was hashed."""
     content_hash: str
 
     @property
     def num_bytes(self) -> int:
         """Bytes to read; 0 for a hub data set, whose size is not known beforehand."""
-        return sum(Path(file).stat().st_size for file in self.source.files)
+        return sum(size for size, _ in self.stamps)
+
+    def refuse_changes(self) -> None:
+        """Raise DataError if a file was changed after it was hashed: the tokens would bear a wrong name."""
+        for file, stamp in zip(self.source.files, self.stamps, strict=True):
+            if _stamp(file) != stamp:
+                raise DataError(
+                    f"{file}: changed while it was read",
+                    seen=f"expected {stamp[0]} bytes as at the start; now {_stamp(file)[0]} bytes, written since",
+                    fix="start again when nothing writes to the file any more",
+                )
 
     def rows(self, hub: Hub, position: Position) -> Iterator[Row | BadRow]:
         """All rows of the source, both sides."""
@@ -80,6 +92,7 @@ def plan_sets(
     }
 
     def request(purpose: Side, source: SourceJob, side: Side | None) -> SetRequest:
+        stamps = tuple(_stamp(file) for file in source.files)
         content, commit = _source_digest(source, cache.digest, hub)
         split = None if side is None else {"side": side, "seed": job.seed, "fraction": data.evaluation_fraction}
         content_hash = combine({**common, "source": content, "split": split})
@@ -90,6 +103,7 @@ def plan_sets(
             side=side,
             seed=job.seed,
             commit=commit,
+            stamps=stamps,
             content_hash=content_hash,
         )
 
@@ -134,6 +148,11 @@ def _source_digest(source: SourceJob, digest: Callable[[Path], str], hub: Hub) -
         commit = hub.revision(source)
         return {"hub": source.hub, "config": source.hub_config, "split": source.split, "commit": commit}, commit
     return [[_reading(file), digest(Path(file))] for file in source.files], None
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    status = Path(file).stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _reading(file: str) -> str:

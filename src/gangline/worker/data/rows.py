@@ -142,7 +142,7 @@ def _read_json(file: str, base: int, position: Position) -> Iterator[Row | BadRo
 
 def _parse(file: str, number: int, line: bytes) -> Row | BadRow:
     try:
-        values = json.loads(line.decode("utf-8-sig"))
+        values = json.loads(line.strip().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return BadRow(file=file, number=number, reason=f"not UTF-8 (byte {error.start} of the line)")
     except (ValueError, RecursionError) as error:
@@ -168,21 +168,19 @@ def _read_text(file: str, passages: bool, base: int, position: Position) -> Iter
     with _open(file) as (stream, raw):
         # surrogateescape: a wrong byte is then found by its line, instead of ending the whole file
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape")
-        while True:
-            more = text.read(size)
-            buffer = rest + more
-            at = cut(buffer, size, lines=passages) if more else len(buffer)
-            piece, rest = buffer[:at], buffer[at:]
+        last = False
+        while not last:
+            rest += text.read(size + 1 - len(rest))
+            last = len(rest) <= size
+            at = cut(rest, size, lines=passages)
+            piece, rest = rest[:at], rest[at:]
             position.done_bytes = base + raw.tell()
             yield from _undecodable(file, line, piece)
-            last = not rest and not more
-            if piece or follows:
+            if piece:
                 values = {"text": _decodable(piece)}
                 yield Row(file=file, number=line, values=values, follows=follows, continues=not (last or passages))
-                follows = not passages
+            follows = not passages
             line += piece.count("\n")
-            if last:
-                return
 
 
 def _undecodable(file: str, line: int, piece: str) -> Iterator[BadRow]:

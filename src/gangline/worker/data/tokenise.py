@@ -2,7 +2,8 @@
 
 BOS stands where the tokenizer puts one by itself, EOS at the end of every document if the tokenizer has one. Parts of
 a document are tokenised on their own: a merge over the end of the prompt would show the model, in training, a token
-that it never sees in use, and would put part of the answer beyond the loss.
+that it never sees in use, and would put part of the answer beyond the loss. A special token that is written out in a
+row (`</s>`) counts as that token, as it does in the tokenizer itself.
 """
 
 from __future__ import annotations

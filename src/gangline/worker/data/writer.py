@@ -1,7 +1,7 @@
 """Writing a token set: streaming, in a temporary folder, whole or absent.
 
-In memory stay 24 bytes per row (offsets, label counts, flags) and, while packing, about 40 more; tokens are written
-as they come.
+Tokens are written as they come. In memory stay 17 bytes per row (offset, label count, flag), and while packing about
+60 (measured: benchmarks/tokenise_rows.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SetWriter:
 
     def __enter__(self) -> SetWriter:
         shutil.rmtree(self._temporary, ignore_errors=True)
-        self._temporary.mkdir(parents=True)
+        self._temporary.mkdir(mode=0o700, parents=True)
         for name in ("tokens.bin", "learned.bin") if self._masked else ("tokens.bin",):
             self._streams[name] = (self._temporary / name).open("wb")
         return self

@@ -1,0 +1,236 @@
+"""The sides of the trainer benchmark: the same training in gangline's Loop, in HF Trainer and in TRL."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.trainer_cases import ALPHA, CLIP_NORM, LEARNING_RATE, RANK, SEED, Case
+from benchmarks.trainer_inputs import InOrder, model_folder, open_rows, stack
+
+Trained = tuple[nn.Module, float]
+"""The model afterwards, and its mean loss over all steps."""
+
+
+class Clock:
+    """Times the steps after the warm-up; the device is idle at both ends."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._step = 0
+        self.started_s = self.ended_s = 0.0
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of the timed steps."""
+        return self.ended_s - self.started_s
+
+    def tick(self) -> None:
+        """A step is done, with all that the trainer writes about it."""
+        self._step += 1
+        if self._step in (self._case.warmup_steps, self._case.steps):
+            if self._case.device == "cuda":
+                torch.cuda.synchronize()
+            self.started_s, self.ended_s = self.ended_s, time.perf_counter()
+
+
+def needs(side: str) -> tuple[str, ...]:
+    """Packages that a side imports and that are not here."""
+    wanted = (("trl",) if side.startswith("trl") else ()) + (("liger_kernel",) if side.endswith("liger") else ())
+    return tuple(name for name in wanted if importlib.util.find_spec(name) is None)
+
+
+def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:
+    """Import all that a side needs, so that its memory can be told from the training's."""
+    import peft  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    if side == "ours":
+        import torch.utils.tensorboard  # noqa: F401
+
+        from gangline.worker import loop  # noqa: F401
+
+        return train_ours
+    from transformers import DataCollatorForSeq2Seq, Trainer  # noqa: F401
+
+    if side.startswith("trl"):
+        import trl  # noqa: F401
+        from trl import SFTTrainer  # noqa: F401
+
+        return _with(train_trl, liger=side.endswith("liger"))
+    return _with(train_hf, liger=side.endswith("liger"))
+
+
+def _with(train: Callable[..., Trained], *, liger: bool) -> Callable[[Case, Path, Clock], Trained]:
+    return lambda case, folder, clock: train(case, folder, clock, liger=liger)
+
+
+def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
+    """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file."""
+    from gangline.runs.gang import Gang, GangRank
+    from gangline.runs.layout import RunLayout
+    from gangline.worker.loop import Loop, Outlets
+    from gangline.worker.phase import PhaseFile
+    from gangline.worker.progress import Progress
+    from gangline.worker.record import Recorder
+    from gangline.worker.session import build_session
+    from gangline.worker.signals import StopFlag
+    from gangline.worker.world import World
+
+    losses: list[float] = []
+
+    class Timed(Recorder):
+        def step(self, report: Any, *, step: int, **figures: Any) -> None:
+            super().step(report, step=step, **figures)
+            losses.append(figures["loss"])
+            clock.tick()
+
+    job = _job(case, folder)
+    gang = Gang(run_id=f"bench-{os.getpid()}", attempt=1, ranks=(GangRank(host="here", share=case.accumulation),))
+    world = World(gang=gang, rank=0, device=torch.device(case.device))
+    layout = RunLayout(folder, gang.run_id)
+    recorder = Timed(job, layout, world)
+    session = build_session(job, world, train_set=open_rows(folder, case), evaluation_set=None)
+    phase = PhaseFile(layout.folder / "rank-0.phase")
+    Loop(session, Outlets(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+    recorder.close()
+    return session.model, sum(losses) / len(losses)
+
+
+def _job(case: Case, folder: Path) -> Any:
+    from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, ScheduleJob, SourceJob
+
+    return Job(
+        name=case.name,
+        model=ModelJob(path=str(model_folder(folder, case))),
+        method=MethodJob(kind=case.method, rank=RANK, alpha=ALPHA),
+        data=DataJob(train=SourceJob(), packing=case.packed, sequence_length=case.sequence_length),
+        batch=case.batch,
+        micro_batch=case.micro_batch,
+        epochs=None,
+        steps=case.steps,
+        seed=SEED,
+        precision=case.precision,
+        parameters="compute" if case.pure else "auto",
+        optimizer=OptimizerJob(learning_rate=LEARNING_RATE, clip_norm=CLIP_NORM),
+        schedule=ScheduleJob(kind="constant"),
+    )
+
+
+def train_hf(case: Case, folder: Path, clock: Clock, *, liger: bool) -> Trained:
+    """HF Trainer with everything off that costs time."""
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(**_arguments(case, folder, liger=liger))
+    trainer = _in_order(Trainer)(
+        model=_model(case, folder),
+        args=arguments,
+        train_dataset=InOrder(open_rows(folder, case), case),
+        data_collator=_collator(case, folder),
+        callbacks=[_ticks(clock)],
+    )
+    return trainer.model, trainer.train().training_loss
+
+
+def train_trl(case: Case, folder: Path, clock: Clock, *, liger: bool) -> Trained:
+    """TRL's SFTTrainer on the same tokens; its own preparation of data is skipped."""
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    arguments = SFTConfig(
+        **_arguments(case, folder, liger=liger), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}
+    )
+    trainer = _in_order(SFTTrainer)(
+        model=_model(case, folder),
+        args=arguments,
+        train_dataset=InOrder(open_rows(folder, case), case),
+        data_collator=_collator(case, folder),
+        processing_class=AutoTokenizer.from_pretrained(model_folder(folder, case)),
+        callbacks=[_ticks(clock)],
+    )
+    return trainer.model, trainer.train().training_loss
+
+
+def _arguments(case: Case, folder: Path, *, liger: bool) -> dict[str, Any]:
+    """Fair and fast: no reports, no saves, no bar, no search for NaN, the fused optimizer, no worker processes."""
+    return {
+        "output_dir": str(folder / f"hf-{os.getpid()}"),
+        "max_steps": case.steps,
+        "per_device_train_batch_size": case.micro_batch,
+        "gradient_accumulation_steps": case.accumulation,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": CLIP_NORM,
+        "optim": "adamw_torch_fused",
+        "weight_decay": 0.0,
+        "bf16": case.precision == "bf16" and not case.pure,
+        "gradient_checkpointing": False,
+        "use_cache": False,
+        "use_liger_kernel": liger,
+        "average_tokens_across_devices": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": case.device == "cuda",
+        "remove_unused_columns": False,
+        "logging_strategy": "no",
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+        "use_cpu": case.device == "cpu",
+        "seed": SEED,
+    }
+
+
+def _in_order(kind: type) -> type:
+    """A trainer that takes the rows as they come; transformers' own option for it is younger than 5.3."""
+
+    class Sequential(kind):  # type: ignore[misc, valid-type]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    return Sequential
+
+
+def _ticks(clock: Clock) -> Any:
+    from transformers import TrainerCallback
+
+    class Ticks(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.tick()
+
+    return Ticks()
+
+
+def _model(case: Case, folder: Path) -> nn.Module:
+    """The model as our side loads it: the same dtypes, the same first adapters."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    frozen_or_pure = case.method == "lora" or case.pure
+    dtype = torch.bfloat16 if case.precision == "bf16" and frozen_or_pure else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(model_folder(folder, case), dtype=dtype)
+    model.config.use_cache = False
+    model.to(case.device)
+    if case.method == "full":
+        return model
+    torch.manual_seed(SEED)
+    config = LoraConfig(
+        r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    return get_peft_model(model, config)
+
+
+def _collator(case: Case, folder: Path) -> Callable[[list[Any]], Any]:
+    if case.packed:
+        return stack
+    from transformers import AutoTokenizer, DataCollatorForSeq2Seq
+
+    return DataCollatorForSeq2Seq(AutoTokenizer.from_pretrained(model_folder(folder, case)))

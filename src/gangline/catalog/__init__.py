@@ -1,0 +1,1 @@
+"""What is known? Figures of hardware, with their sources."""

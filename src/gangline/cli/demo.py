@@ -1,0 +1,26 @@
+"""`gangline demo`: the whole story on this one computer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from gangline import app
+from gangline.cli.output import Terminal, is_live
+from gangline.demo.story import Stage, play
+from gangline.watch.follow import Update, View
+from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
+
+
+def command() -> None:
+    """Train, stop, resume, evaluate, tune, export and ask a small model: no GPU, no network, about two minutes."""
+    home = app.default_home()
+    play(Stage(home=home, folder=home / "demo", talk=Terminal(), follow=_follow))
+
+
+def _follow(view: View, on_update: Callable[[Update], None]) -> None:
+    watched = watch_run(view, sys.stderr, live=is_live(), on_update=on_update)
+    lines = summary(view, watched, width=terminal_width(), plain=not speaks_braille(sys.stderr))
+    for line in lines[: lines.index("", lines.index("") + 1) if lines.count("") > 1 else None]:
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,27 @@
+"""A request as commands to read and to paste."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from gangline.launch.backend import Request
+
+_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+
+
+def printed(request: Request) -> list[str]:
+    """The command of every host, with its variables; values of variables that look secret are left out."""
+    lines = []
+    for part in request.hosts:
+        env = [f"{name}={'***' if _SECRET.search(name) else shlex.quote(value)}" for name, value in part.env.items()]
+        lines += [f"# {part.host}", " ".join([*env, shlex.join(part.argv)])]
+    return lines
+
+
+def orders(request: Request, *, now: bool) -> list[str]:
+    """What an order to end would do on every host."""
+    deed = (
+        "end the ranks without saving" if now else f"save, leave, and be ended after {request.hosts[0].grace_s:.0f} s"
+    )
+    return [f"{part.host}: {deed} (through {part.folder}/order.json)" for part in request.hosts]

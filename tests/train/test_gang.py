@@ -1,0 +1,74 @@
+"""Real torchrun on two hosts of this computer, with unequal numbers of ranks."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gangline.launch.backend import HostRequest, Request
+from gangline.launch.local import LocalBackend, free_port
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.state import Outcome
+from gangline.supervise.detached import spawn
+from tests.unit.launch.gang import exit_record, kill_left, left_of, rank_pid, wait_until
+from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
+
+RANK = Path(__file__).with_name("gang_rank.py")
+START_S = 90.0
+"""Importing torch several times at once, on a busy machine."""
+
+
+def with_script(part: HostRequest, mode: str) -> HostRequest:
+    """The rendered command, with a script of ours where the worker was."""
+    torchrun = part.argv[: part.argv.index("gangline.worker") - 1]
+    return replace(part, argv=(*torchrun, str(RANK), part.rank_files, mode))
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def _start(mode):
+        cluster = cluster_of(tmp_path, "pc1", "pc2")
+        ranks = tuple(GangRank(host=host, share=1) for host in ("pc1", "pc1", "pc2"))
+        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
+        request = LocalBackend().render(cluster, gang, port=free_port())
+        request = Request(run_id=RUN_ID, attempt=1, hosts=tuple(with_script(part, mode) for part in request.hosts))
+        layout = create_run(tmp_path, cluster, request)
+        started.extend(request.hosts)
+        spawn(layout.folder, 1)
+        return layout, request.hosts
+
+    yield _start
+    kill_left(*started)
+
+
+def outcome_of(layout):
+    path = layout.attempt(1) / "outcome.json"
+    wait_until(path.exists, "the attempt ends", timeout_s=START_S)
+    return Outcome.load(path)
+
+
+def test_ranks_of_two_hosts_meet_and_finish(start):
+    layout, parts = start("once")
+    outcome = outcome_of(layout)
+    consoles = "\n".join((Path(part.folder) / "console.log").read_text() for part in parts)
+    assert outcome.result == "finished", consoles
+    sums = [Path(parts[rank == 2].rank_files, f"sum-{rank}").read_text() for rank in range(3)]
+    assert sums == ["3.0", "3.0", "3.0"]
+    assert [exit_record(part)["left"] for part in parts] == [0, 0]
+
+
+def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_the_cause(start):
+    layout, (pc1, pc2) = start("forever")
+    wait_until(Path(pc2.rank_files, "sum-2").exists, "ranks work together", timeout_s=START_S)
+    os.kill(rank_pid(pc2, 2), signal.SIGKILL)
+    outcome = outcome_of(layout)
+    assert outcome.result == "failed"
+    assert outcome.error["what"] == "rank 2 on pc2 was killed by SIGKILL"
+    echoes = [failure for failure in outcome.failures if failure["host"] == "pc1" and failure["error"]]
+    assert echoes
+    assert all("onnection" in failure["error"]["seen"] for failure in echoes)
+    assert left_of(pc1) == left_of(pc2) == []

@@ -1,0 +1,19 @@
+"""What the tests of the main path share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.app.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world with a model folder and a text."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("a text\n" * 100, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return World(root=tmp_path)

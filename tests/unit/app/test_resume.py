@@ -1,0 +1,191 @@
+"""`resume`: from the newest valid checkpoint anywhere, with the same data and model, on any hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline import app
+from gangline.errors import CheckpointError, DataError, ModelError, UsageError
+from gangline.runs.checkpoints import find_part, part_folder
+from gangline.runs.gang import Gang
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import COMMIT_FILE, verify_part
+from gangline.runs.process import ProcessId
+from gangline.runs.state import RunState
+from tests.unit.app.world import THREE, World
+
+
+@pytest.fixture
+def run_id(world: World) -> str:
+    """A run that was stopped."""
+    layout = app.train(world.start(), talk=world, seams=world.seams)
+    world.ended(layout.run_id)
+    world.said.clear()
+    world.spawned.clear()
+    return layout.run_id
+
+
+def resume(world: World, run_id: str, cluster: Path | None = None) -> RunLayout:
+    return app.resume(run_id, home=world.home, cluster_path=cluster, talk=world, seams=world.seams)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+
+
+def test_the_next_attempt_goes_on_from_the_newest_checkpoint(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40)
+    layout = resume(world, run_id[:6])
+    assert world.spawned == [(layout.folder, 2)]
+    gang = Gang.load(world.host("b", run_id).gang(2))
+    assert (gang.attempt, gang.resume_step) == (2, 40)
+
+
+def test_a_run_that_never_saved_begins_again(world: World, run_id: str) -> None:
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step is None
+    assert any("no checkpoint was saved" in line for line in world.said)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40)
+    for name in ("a", "b"):
+        flip(part_folder(world.host(name, run_id).checkpoints, 40, name) / "weights")
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 20
+    assert any("passed over: step 40 on a" in line and "weights" in line for line in world.said)
+
+
+def test_a_host_with_a_damaged_copy_gets_a_whole_one(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    mine = world.host("a", run_id).checkpoints
+    flip(part_folder(mine, 40, "a") / "weights")
+    resume(world, run_id)
+    assert "step 40 brought to a" in world.said
+    folder, _digest = find_part(mine, 40, host="a")
+    assert verify_part(folder) == []
+
+
+def test_a_whole_checkpoint_that_nobody_committed_is_adopted(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40, commit=False)
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 40
+    for name in ("a", "b"):
+        assert (world.host(name, run_id).checkpoints / "step-00000040" / COMMIT_FILE).exists()
+
+
+def test_a_half_written_checkpoint_is_never_chosen(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40, commit=False)
+    part_folder(world.host("b", run_id).checkpoints, 40, "b").rename(
+        world.host("b", run_id).checkpoints / "step-00000040" / "part-b.tmp"
+    )
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 20
+
+
+def test_where_no_checkpoint_can_be_used_every_reason_is_told(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    for name in ("a", "b"):
+        flip(part_folder(world.host(name, run_id).checkpoints, 20, name) / "weights")
+    with pytest.raises(CheckpointError) as caught:
+        resume(world, run_id)
+    assert "step 20 on a" in caught.value.seen
+    assert "step 20 on b" in caught.value.seen
+    assert world.spawned == []
+
+
+def test_other_hosts_get_checkpoint_data_and_history_and_the_batch_stays(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    world.host("a", run_id).metrics.write_text('{"kind": "step"}\n', encoding="utf-8")
+    three = THREE.replace(
+        "name: a, transport: local, workdir: ./work/a", "name: e, transport: local, workdir: ./work/e"
+    )
+    resume(world, run_id, world.file("three.yaml", three))
+    for name in ("e", "c", "d"):
+        host = world.host(name, run_id)
+        gang = Gang.load(host.gang(2))
+        assert [(rank.host, rank.share) for rank in gang.ranks] == [("e", 2), ("c", 2), ("d", 2)]
+        folder, _digest = find_part(host.checkpoints, 40, host=name)
+        assert verify_part(folder) == []
+        assert host.token_set(world.train_hash).is_dir()
+    assert world.host("e", run_id).metrics.read_text(encoding="utf-8") == '{"kind": "step"}\n'
+
+
+def test_one_name_for_two_places_is_no_obstacle(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    moved = THREE.replace("./work/a", "./work/moved")
+    resume(world, run_id, world.file("three.yaml", moved))
+    folder, _digest = find_part(world.host("moved", run_id).checkpoints, 40, host="a")
+    assert verify_part(folder) == []
+
+
+@pytest.mark.parametrize(("what", "kind"), [("train_hash", DataError), ("model", ModelError)])
+def test_changed_data_or_model_is_refused_and_the_run_stays_as_it_was(
+    world: World, run_id: str, what: str, kind: type[Exception]
+) -> None:
+    world.save(run_id, 40)
+    setattr(world, what, "beef" * 16)
+    with pytest.raises(kind, match="changed since the run began"):
+        resume(world, run_id)
+    state = RunState.load(RunLayout(world.home, run_id))
+    assert (state.phase, state.attempt) == ("stopped", 1)
+    assert world.spawned == []
+
+
+def test_a_running_run_is_refused(world: World, run_id: str) -> None:
+    world.alive = True
+    with pytest.raises(UsageError, match="is running") as caught:
+        resume(world, run_id)
+    assert "gangline stop" in caught.value.fix
+
+
+def test_a_run_that_another_terminal_prepares_is_refused(world: World, run_id: str) -> None:
+    RunState(name="job", phase="preparing", supervisor=ProcessId.current()).save(RunLayout(world.home, run_id))
+    with pytest.raises(UsageError, match="is running"):
+        resume(world, run_id)
+    with (
+        app.opened(run_id, home=world.home, seams=world.seams) as run,
+        pytest.raises(UsageError, match="being prepared"),
+    ):
+        app.stop(run, seams=world.seams)
+
+
+def test_a_finished_run_is_refused(world: World, run_id: str) -> None:
+    world.ended(run_id, "finished")
+    with pytest.raises(UsageError, match="has finished"):
+        resume(world, run_id)
+
+
+def test_a_dry_run_finds_the_step_and_places_nothing(world: World, run_id: str) -> None:
+    world.save(run_id, 40, commit=False)
+    lines = app.rehearse_resume(run_id, home=world.home, talk=world, seams=world.seams)
+    assert [line for line in lines if line.startswith("#")] == ["# a", "# b"]
+    assert "resuming from step 40" in world.said
+    assert not (world.host("a", run_id).checkpoints / "step-00000040" / COMMIT_FILE).exists()
+    assert not world.host("a", run_id).gang(2).exists()
+    assert RunState.load(RunLayout(world.home, run_id)).attempt == 1
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_stop_orders_the_end_of_a_living_run_only(world: World, run_id: str, now: bool) -> None:
+    with app.opened(run_id, home=world.home, seams=world.seams) as run:
+        assert not app.stop(run, now=now, seams=world.seams)
+        world.alive = True
+        assert app.stop(run, now=now, seams=world.seams)
+    assert world.said == ["order kill" if now else "order stop"]
+
+
+def test_a_rehearsed_stop_orders_nothing(world: World, run_id: str) -> None:
+    world.alive = True
+    with app.opened(run_id, home=world.home, seams=world.seams) as run:
+        lines = app.rehearse_stop(run, now=False, seams=world.seams)
+    assert [line.partition(":")[0] for line in lines] == ["a", "b"]
+    assert world.said == []

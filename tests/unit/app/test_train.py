@@ -1,0 +1,124 @@
+"""`train`: everything is written down before the gang starts; what stops the start leaves nothing running."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline import app
+from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
+from gangline.launch.backend import Request
+from gangline.runs.files import read_json
+from gangline.runs.gang import Gang
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.registry import list_runs
+from gangline.runs.state import RunState
+from tests.unit.app.world import World
+
+
+def train(world: World, *overrides: str) -> RunLayout:
+    return app.train(world.start(*overrides), talk=world, seams=world.seams)
+
+
+def test_every_host_has_job_inputs_gang_and_data_before_the_gang_starts(world: World) -> None:
+    layout = train(world)
+    for name in ("a", "b"):
+        host = world.host(name, layout.run_id)
+        assert Job.load(host.job).batch == 12
+        assert read_json(host.inputs)["train"] == world.train_hash
+        assert [rank.share for rank in Gang.load(host.gang(1)).ranks] == [4, 2]
+        assert (host.token_set(world.train_hash) / "tokens").read_bytes() == b"tokens"
+    assert world.spawned == [(layout.folder, 1)]
+
+
+def test_the_run_directory_says_what_was_asked_seen_and_decided(world: World) -> None:
+    layout = train(world, "steps=7")
+    assert Job.load(layout.job).steps == 7
+    assert read_json(layout.plan)["steps"] == 7
+    assert read_json(layout.plan)["data"] == {"num_samples": 100, "num_tokens": 6400}
+    assert [host["host"] for host in read_json(layout.inventory)["hosts"]] == ["a", "b"]
+    assert read_json(layout.findings) == []
+    request = Request.from_json(read_json(layout.attempt(1) / "request.json"))
+    assert [part.host for part in request.hosts] == ["a", "b"]
+    assert [record.id for record in list_runs(world.home)] == [layout.run_id]
+
+
+def test_epochs_become_steps_once_the_samples_are_counted(world: World) -> None:
+    job = world.start().job
+    job.write_text(job.read_text(encoding="utf-8").replace("steps: 60", "epochs: 2"), encoding="utf-8")
+    start = app.Start(home=world.home, job=job)
+    layout = app.train(start, talk=world, seams=world.seams)
+    assert read_json(layout.plan)["steps"] == 18
+    assert any("18 steps = 2 epochs over 100 samples" in line for line in world.said)
+
+
+def test_without_a_cluster_file_this_computer_works_in_the_home(world: World) -> None:
+    start = world.start(cluster=None)
+    layout = app.train(start, talk=world, seams=world.seams)
+    assert [rank.share for rank in Gang.load(layout.gang(1)).ranks] == [6]
+
+
+def test_a_dry_run_prints_the_commands_and_leaves_nothing(world: World) -> None:
+    lines = app.rehearse(world.start(), talk=world, seams=world.seams)
+    assert [line for line in lines if line.startswith("#")] == ["# a", "# b"]
+    assert "fake 4711" in "\n".join(lines)
+    assert world.spawned == []
+    assert not world.home.exists()
+    assert not (world.root / "work").exists()
+
+
+def test_all_mistakes_of_a_file_stop_before_any_host_is_asked(world: World) -> None:
+    with pytest.raises(SpecError, match="bacth"):
+        train(world, "bacth=3")
+    assert world.commands == []
+
+
+def test_a_failed_check_stops_before_anything_is_made(world: World) -> None:
+    world.packages["torch"] = "2.9.0"
+    with pytest.raises(CheckFailed, match="E-SW-02"):
+        train(world)
+    assert any("CVE-2026-24747" in line for line in world.said)
+    assert not world.home.exists()
+
+
+def test_a_host_that_does_not_answer_has_its_own_exit_code(world: World) -> None:
+    world.unreachable.add("b")
+    with pytest.raises(HostUnreachable):
+        train(world)
+    assert world.spawned == []
+
+
+def test_bad_data_is_reported_as_the_worker_said_it_and_kept_with_the_run(world: World) -> None:
+    world.inputs_end = DataError("a.jsonl row 7", seen="no field text", fix="name the field")
+    with pytest.raises(DataError, match=r"a\.jsonl row 7"):
+        train(world)
+    (record,) = list_runs(world.home)
+    assert record.phase == "failed"
+    assert record.state is not None
+    assert record.state.error is not None
+    assert record.state.error["fix"] == "name the field"
+    assert world.spawned == []
+
+
+def test_ctrl_c_while_tokenising_leaves_a_stopped_run_and_nothing_started(world: World) -> None:
+    world.inputs_end = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        train(world)
+    assert [record.phase for record in list_runs(world.home)] == ["stopped"]
+    assert world.spawned == []
+
+
+def test_a_gang_that_does_not_start_fails_with_the_words_of_its_supervisor(world: World) -> None:
+    world.spawn_error = RunFailed("b: the guard did not start", fix="install gangline there")
+    with pytest.raises(RunFailed, match="the guard did not start"):
+        train(world)
+    (record,) = list_runs(world.home)
+    assert RunState.load(RunLayout(world.home, record.id)).phase == "failed"
+
+
+def test_data_that_is_there_already_is_not_brought_again(world: World) -> None:
+    train(world)
+    assert "data brought to b" in world.said
+    world.said.clear()
+    train(world)
+    assert "data brought to b" not in world.said

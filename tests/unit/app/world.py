@@ -1,0 +1,200 @@
+"""A small world for the main path: real files below a temporary folder, scripted commands, nothing started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline.app import Seams, Start
+from gangline.errors import DataError, GanglineError, HostUnreachable
+from gangline.launch.fake import FakeBackend
+from gangline.remote.local import LocalTransport
+from gangline.remote.transport import Result, Transport
+from gangline.runs.checkpoints import place_commit, step_folder, survey
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import PART_FILE, commit_record, describe_part
+from gangline.runs.state import RunState
+
+JOB = """
+model: {path: ./model, start: random}
+data: {train: ./a.txt, sequence_length: 64}
+batch: 12
+micro_batch: 2
+steps: 60
+"""
+
+TWO = """
+hosts:
+  - {name: a, transport: local, workdir: ./work/a, share: 2}
+  - {name: b, transport: local, workdir: ./work/b, share: 1}
+"""
+
+THREE = """
+hosts:
+  - {name: a, transport: local, workdir: ./work/a, share: 1}
+  - {name: c, transport: local, workdir: ./work/c, share: 1}
+  - {name: d, transport: local, workdir: ./work/d, share: 1}
+"""
+
+PACKAGES = {
+    "gangline": "0.1.0",
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "peft": "0.21.2",
+    "datasets": "5.2.0",
+    "safetensors": "0.8.0",
+    "tokenizers": "0.23.3",
+}
+
+
+@dataclass
+class World:
+    """What the hosts would say, and what was done to them."""
+
+    root: Path
+    packages: dict[str, str | None] = field(default_factory=lambda: dict(PACKAGES))
+    train_hash: str = "feed" * 16
+    model: str = "cafe" * 16
+    unreachable: set[str] = field(default_factory=set)
+    inputs_end: BaseException | None = None
+    """What preparing the inputs ends with, if not with a result."""
+    spawn_error: GanglineError | None = None
+    alive: bool = False
+    said: list[str] = field(default_factory=list)
+    spawned: list[tuple[Path, int]] = field(default_factory=list)
+    commands: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def seams(self) -> Seams:
+        return Seams(
+            connect=self.connect,
+            backend=FakeBackend,
+            spawn=self.spawn,
+            is_alive=lambda _layout: self.alive,
+            stop_run=lambda layout, cluster, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
+            free_port=lambda: 4711,
+        )
+
+    def start(self, *overrides: str, cluster: str | None = TWO) -> Start:
+        return Start(
+            home=self.home,
+            job=self.file("job.yaml", JOB),
+            overrides=overrides,
+            cluster=self.file("cluster.yaml", cluster) if cluster else None,
+        )
+
+    def file(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def tick(self, line: str) -> None:
+        """Ticks are for eyes only."""
+
+    def connect(self, cluster: Cluster) -> dict[str, Transport]:
+        return {host.name: ScriptedTransport(host, self) for host in cluster.hosts}
+
+    def spawn(self, folder: Path, attempt: int) -> None:
+        self.spawned.append((folder, attempt))
+        layout = RunLayout.of(folder)
+        if self.spawn_error is not None:
+            RunState(name="job", phase="failed", attempt=attempt, error=self.spawn_error.to_json()).save(layout)
+            raise self.spawn_error
+
+    def host(self, name: str, run_id: str) -> RunLayout:
+        return RunLayout(self.root / "work" / name, run_id)
+
+    def ended(self, run_id: str, phase: str = "stopped", attempt: int = 1) -> None:
+        """Let the run have ended."""
+        layout = RunLayout(self.home, run_id)
+        RunState(name="job", phase=phase, attempt=attempt).save(layout)  # type: ignore[arg-type]
+
+    def save(self, run_id: str, step: int, hosts: Sequence[str] = ("a", "b"), *, commit: bool = True) -> None:
+        """Let all hosts have saved a step."""
+        parts = {}
+        for name in hosts:
+            folder = step_folder(self.host(name, run_id).checkpoints, step) / f"part-{name}"
+            folder.mkdir(parents=True)
+            (folder / "weights").write_text(f"weights of step {step}", encoding="utf-8")
+            description = {"attempt": 1, "hosts": tuple(hosts), "num_ranks": 2, "fingerprints": {}}
+            describe_part(folder, step=step, host=name, description=description)
+            parts[name] = (folder / PART_FILE).read_bytes()
+        for name in hosts if commit else ():
+            place_commit(self.host(name, run_id).checkpoints, commit_record(parts))
+
+
+class ScriptedTransport(LocalTransport):
+    """Real files; commands answered by the world."""
+
+    def __init__(self, host: Host, world: World) -> None:
+        super().__init__(host)
+        self._host = host
+        self._world = world
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Result:
+        world, words = self._world, tuple(argv)
+        if self.host in world.unreachable:
+            raise HostUnreachable(f"{self.host} does not answer")
+        world.commands.append((self.host, words))
+        code, lines = 0, []
+        if words[1:3] == ("-m", "gangline.agent.facts"):
+            lines = [facts(self._host, world)]
+        elif words[1:3] == ("-m", "gangline.runs.checkpoints"):
+            lines = [survey(Path(words[4]))]
+        elif words[1:4] == ("-m", "gangline.worker", "inputs"):
+            code, lines = self._inputs(Path(words[5]))
+        else:
+            raise AssertionError(f"nobody expected {words}")
+        texts = [json.dumps(line) for line in lines]
+        for text in texts:
+            if on_line:
+                on_line(text)
+        return Result(host=self.host, argv=words, returncode=code, stdout="\n".join(texts), stderr="")
+
+    def _inputs(self, root: Path) -> tuple[int, list[dict[str, Any]]]:
+        world = self._world
+        if isinstance(world.inputs_end, DataError):
+            record = world.inputs_end.to_json()
+            return 2, [{**record, "error_kind": record["kind"], "kind": "error"}]
+        if world.inputs_end is not None:
+            raise world.inputs_end
+        folder = root / "data" / world.train_hash
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokens").write_bytes(b"tokens")
+        counts = {"train": {"samples": 100, "tokens": 6400, "skipped_rows": 0, "bad_rows": []}, "evaluation": None}
+        result = {"train": world.train_hash, "evaluation": None, "model": world.model, "counts": counts}
+        return 0, [{"kind": "progress", "done_bytes": 1, "total_bytes": 2, "rows": 3}, {"kind": "result", **result}]
+
+
+def facts(host: Host, world: World) -> dict[str, Any]:
+    return {
+        "hostname": "here",
+        "num_cpus": 2,
+        "memory_total_bytes": 16 << 30,
+        "memory_available_bytes": 8 << 30,
+        "workdir": host.workdir,
+        "disk_free_bytes": 50 << 30,
+        "python": "3.12.1",
+        "packages": world.packages,
+        "gpus": [],
+        "gpu_reason": "nvidia-ml-py is not installed",
+    }

@@ -1,0 +1,264 @@
+"""What job.yaml means: defaults, shorthands, paths, and every field of the resolved job within reach."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import SpecError
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, ScheduleJob, SourceJob
+from gangline.spec.load import load_job
+
+MINIMAL = "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 8\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "llama").mkdir()
+    for name in ("rows.jsonl", "more.jsonl", "test.jsonl"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def load(folder, text, *overrides):
+    (folder / "job.yaml").write_text(text, encoding="utf-8")
+    return load_job(folder / "job.yaml", overrides)
+
+
+def refused(folder, text, *overrides):
+    with pytest.raises(SpecError) as caught:
+        load(folder, text, *overrides)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_resolved_job(folder):
+    expected = Job(
+        name="job",
+        model=ModelJob(path=str(folder / "llama")),
+        data=DataJob(train=SourceJob(files=(str(folder / "rows.jsonl"),))),
+        batch=8,
+        micro_batch=1,
+    )
+    assert load(folder, MINIMAL) == expected
+
+
+EVERYTHING = """\
+name: tuned
+model: {path: owner/name, revision: COMMIT, trust_remote_code: true, start: random, attention: eager}
+method: {kind: lora, rank: 4, alpha: 8, dropout: 0.1, targets: [q_proj, v_proj]}
+data:
+  train: {hub: openai/gsm8k, config: main, split: train, revision: v1}
+  eval: [test.jsonl]
+  format: completion
+  fields: {prompt: question, completion: answer}
+  sequence_length: 256
+  packing: false
+  overlong: fail
+  skip_bad_rows: true
+batch: 32
+micro_batch: 4
+steps: 500
+seed: 7
+precision: {compute: bf16, parameters: compute}
+activation_checkpointing: true
+optimizer: {learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
+schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
+evaluation: {every_steps: 20, at_start: false, max_samples: 100}
+checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
+  on_failure: continue}
+report: {tensorboard: false, wandb: my-project}
+max_skipped_steps: 0
+""".replace("COMMIT", "0123abcdef" * 4)
+
+
+def fields_left_at_default(value, default):
+    if not dataclasses.is_dataclass(value):
+        return []
+    found = []
+    for field in dataclasses.fields(value):
+        mine = getattr(value, field.name)
+        other = getattr(default, field.name, None)
+        if dataclasses.is_dataclass(mine) and type(mine) is type(other):
+            found += [f"{field.name}.{name}" for name in fields_left_at_default(mine, other)]
+        elif mine == other:
+            found.append(field.name)
+    return found
+
+
+def test_every_field_of_the_resolved_job_is_within_reach(folder):
+    other = load(folder, MINIMAL)
+    # `split` and `evaluation_fraction` are reached by the next two tests
+    allowed = {"data.train.split", "data.evaluation_fraction", "schema_version"}
+    assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
+
+
+def test_a_fraction_of_the_training_rows_is_set_apart(folder):
+    job = load(folder, MINIMAL, "data.eval=0.05")
+    assert (job.data.evaluation, job.data.evaluation_fraction) == (None, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("hub:squad", SourceJob(hub="squad")),
+        ("hub:openai/gsm8k", SourceJob(hub="openai/gsm8k")),
+        ("hub:openai/gsm8k/main", SourceJob(hub="openai/gsm8k", hub_config="main")),
+        (
+            "hub:openai/gsm8k/main@v1#test",
+            SourceJob(hub="openai/gsm8k", hub_config="main", revision="v1", split="test"),
+        ),
+        ("{hub: openai/gsm8k, split: test}", SourceJob(hub="openai/gsm8k", split="test")),
+    ],
+)
+def test_hub_data_sets(folder, words, expected):
+    assert load(folder, MINIMAL, f"data.train={words}").data.train == expected
+
+
+def test_shorthands_mean_the_mapping(folder):
+    short = "method: lora\nschedule: linear\nprecision: bf16\n"
+    long = "method: {kind: lora}\nschedule: {kind: linear}\nprecision: {compute: bf16}\n"
+    assert load(folder, MINIMAL + short) == load(folder, MINIMAL + long)
+    assert load(folder, MINIMAL + short).method == MethodJob(kind="lora")
+
+
+def test_globs_and_lists_of_files_are_sorted_within_and_read_once(folder):
+    text = "model: ./llama\ndata: {train: [test.jsonl, '*o*.jsonl', rows.jsonl]}\nbatch: 8\n"
+    names = [Path(name).name for name in load(folder, text).data.train.files]
+    assert names == ["test.jsonl", "more.jsonl", "rows.jsonl"]
+
+
+def test_globs_reach_into_folders(folder):
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "deep.txt").touch()
+    job = load(folder, MINIMAL, f"data.train={folder}/**/*.txt")
+    assert job.data.train.files == (str(folder / "a" / "b" / "deep.txt"),)
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_itself(folder):
+    (folder / "a[1].jsonl").touch()
+    job = load(folder, "model: ./llama\ndata: {train: 'a[1].jsonl'}\nbatch: 8\n")
+    assert job.data.train.files == (str(folder / "a[1].jsonl"),)
+
+
+def test_paths_in_the_file_begin_at_its_folder_and_on_the_command_line_here(folder, tmp_path_factory, monkeypatch):
+    here = tmp_path_factory.mktemp("here")
+    (here / "rows.jsonl").touch()
+    (here / "llama").mkdir()
+    monkeypatch.chdir(here)
+    assert load(folder, MINIMAL).data.train.files == (str(folder / "rows.jsonl"),)
+    job = load(folder, MINIMAL, "data.train=rows.jsonl", "model=./llama")
+    assert (job.data.train.files, job.model.path) == ((str(here / "rows.jsonl"),), str(here / "llama"))
+
+
+def test_home_is_written_out(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    job = load(folder, "model: ~/llama\ndata: {train: ~/rows.jsonl}\nbatch: 8\n")
+    assert (job.model.path, job.data.train.files) == (str(folder / "llama"), (str(folder / "rows.jsonl"),))
+
+
+def test_a_model_that_is_no_folder_here_is_a_name_on_the_hub(folder):
+    assert load(folder, MINIMAL, "model=owner/name").model.path == "owner/name"
+
+
+@pytest.mark.parametrize(("format_", "expected"), [("text", "split"), ("chat", "truncate"), ("completion", "truncate")])
+def test_overlong_rows_by_format(folder, format_, expected):
+    assert load(folder, MINIMAL, f"data.format={format_}").data.overlong == expected
+
+
+@pytest.mark.parametrize("words", ["none", "null", "~"])
+def test_none_switches_off(folder, words):
+    job = load(folder, MINIMAL, f"optimizer.clip_norm={words}", f"data.eval={words}")
+    assert (job.optimizer.clip_norm, job.data.evaluation) == (None, None)
+
+
+def test_steps_on_the_command_line_replace_epochs_in_the_file(folder):
+    job = load(folder, MINIMAL + "epochs: 3\n", "steps=10")
+    assert (job.epochs, job.steps) == (None, 10)
+    assert "both epochs and steps" in refused(folder, MINIMAL, "steps=10", "epochs=3")
+
+
+def test_a_name_is_made_from_the_file_name(folder):
+    (folder / "-my job!.yaml").write_text(MINIMAL)
+    assert load_job(folder / "-my job!.yaml").name == "my-job"
+
+
+def test_whole_numbers_become_floats_where_the_job_has_floats(folder):
+    job = load(folder, MINIMAL + "optimizer: {learning_rate: 1}\nschedule: {kind: cosine, final_ratio: 1}\n")
+    assert job.optimizer.learning_rate == 1.0
+    assert isinstance(job.optimizer.learning_rate, float)
+    assert job.schedule == ScheduleJob(kind="cosine", final_ratio=1.0)
+
+
+@pytest.mark.parametrize("text", [MINIMAL, EVERYTHING])
+def test_the_resolved_job_survives_json(folder, text):
+    job = load(folder, text)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_a_json_file_is_a_job_file(folder):
+    (folder / "job.json").write_text(
+        json.dumps({"model": "./llama", "data": {"train": "rows.jsonl"}, "batch": 8}, indent=2)
+    )
+    assert load_job(folder / "job.json").batch == 8
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf", "0", "-1e-4"])
+def test_a_learning_rate_is_a_positive_number(folder, value):
+    assert "optimizer.learning_rate" in refused(folder, MINIMAL, f"optimizer.learning_rate={value}")
+
+
+@pytest.mark.parametrize(("fraction", "is_good"), [("0", False), ("1", False), ("1.0", False), ("0.999", True)])
+def test_an_evaluation_fraction_leaves_rows_on_both_sides(folder, fraction, is_good):
+    if is_good:
+        assert load(folder, MINIMAL, f"data.eval={fraction}").data.evaluation_fraction == float(fraction)
+    else:
+        assert "above 0 and below 1" in refused(folder, MINIMAL, f"data.eval={fraction}")
+
+
+def test_missing_file(folder):
+    with pytest.raises(SpecError) as caught:
+        load_job(folder / "jbo.yaml")
+    assert caught.value.exit_code == 2
+    assert caught.value.what == str(folder / "jbo.yaml")
+    assert "no such file" in caught.value.seen
+    (folder / "job.yaml").touch()
+    with pytest.raises(SpecError, match="did you mean"):
+        load_job(folder / "jbo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("data", "seen"),
+    [(b"name: \xff\n", "0xff"), (b"a: \x00\n", "control character"), (b"#" * (5 << 20), "more than 4 MiB")],
+)
+def test_files_that_are_no_text(folder, data, seen):
+    (folder / "job.yaml").write_bytes(data)
+    with pytest.raises(SpecError, match=seen) as caught:
+        load_job(folder / "job.yaml")
+    assert caught.value.fix
+
+
+def test_a_folder_in_place_of_a_file(folder):
+    with pytest.raises(SpecError, match="a folder") as caught:
+        load_job(folder)
+    assert "rows.jsonl" in caught.value.fix
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission(folder):
+    (folder / "job.yaml").touch(mode=0)
+    with pytest.raises(SpecError, match="Permission denied"):
+        load_job(folder / "job.yaml")
+
+
+def test_a_commit_of_digits_only_keeps_its_zeros_in_the_advice(folder):
+    text = refused(folder, MINIMAL, "model.revision=0012345")
+    assert "the number 0012345" in text
+    assert 'put it in quotes: "0012345"' in text
+
+
+def test_what_is_wrong_by_type_is_not_judged_again_by_a_rule(folder):
+    text = refused(folder, "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 7\nmicro_batch: two\n")
+    assert "micro-batches" not in text
+    assert "mistakes" not in text

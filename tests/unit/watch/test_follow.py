@@ -1,0 +1,206 @@
+"""Following: whole lines only, in order, from two places, until the run has ended."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.remote.local import LocalTransport
+from gangline.runs.cluster import Host
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.state import Phase, RunState
+from gangline.watch.follow import Update, View, follow
+from gangline.watch.history import History
+from gangline.watch.progress import Progress
+from gangline.watch.session import summary, watch_run
+from gangline.watch.tail import JsonTail, Tail
+
+HERE = LocalTransport(Host(name="here", workdir="/", python="python"))
+
+
+def step(number: int, loss: float = 2.5, **more: Any) -> dict[str, Any]:
+    record = {
+        "kind": "step",
+        "step": number,
+        "steps": 100,
+        "loss": loss,
+        "learning_rate": 1.8e-4,
+        "tokens_per_s": 4510.4,
+        "step_s": 0.2,
+        "ranks": [{"memory_bytes": 100 << 20}, {"memory_bytes": 410 << 20}],
+    }
+    return {**record, **more}
+
+
+def evaluation(number: int, loss: float) -> dict[str, Any]:
+    return {"kind": "evaluation", "step": number, "loss": loss, "perplexity": 9.5}
+
+
+class Run:
+    """A run whose files the test writes."""
+
+    def __init__(self, root: Path, *, apart: bool = False) -> None:
+        self.layout = RunLayout(root / "home", "calm-otter-7")
+        self.head = RunLayout(root / "head", "calm-otter-7") if apart else self.layout
+        for layout in (self.layout, self.head):
+            layout.folder.mkdir(parents=True, exist_ok=True)
+        self.view = View(layout=self.layout, head=HERE, head_layout=self.head)
+        self.phase("running")
+
+    def phase(self, phase: Phase, supervisor: ProcessId | None = None) -> None:
+        RunState(name="tiny", phase=phase, supervisor=supervisor or ProcessId.current()).save(self.layout)
+
+    def metrics(self, *records: dict[str, Any]) -> None:
+        with self.head.metrics.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_line_still_being_written_waits_for_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(HERE, path)
+    assert tail.lines() == []
+    path.write_text("one\ntw", encoding="utf-8")
+    assert tail.lines() == ["one"]
+    path.write_text("one\ntwo\n", encoding="utf-8")
+    assert tail.lines() == ["two"]
+    assert tail.lines() == []
+
+
+def test_a_torn_line_does_not_hide_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    path.write_text('{"a": 1}\n{"b": \n[3]\n{"c": 2}\n', encoding="utf-8")
+    assert JsonTail(HERE, path).objects() == [{"a": 1}, {"c": 2}]
+
+
+def test_updates_come_until_the_run_has_ended(run: Run) -> None:
+    run.metrics(step(1))
+
+    def wait(_seconds: float) -> None:
+        run.metrics(step(2))
+        run.phase("finished")
+
+    updates = list(follow(run.view, wait=wait))
+    assert [[record["step"] for record in update.records] for update in updates] == [[1], [2]]
+    assert [update.last for update in updates] == [False, True]
+
+
+def test_a_run_whose_supervisor_is_gone_is_not_waited_for(run: Run) -> None:
+    me = ProcessId.current()
+    run.phase("running", ProcessId(pid=me.pid, start_ticks=me.start_ticks - 1))
+    (update,) = follow(run.view)
+    assert update.run.phase == "lost"
+
+
+def test_events_of_supervisor_and_head_are_both_read(tmp_path: Path) -> None:
+    run = Run(tmp_path, apart=True)
+    run.layout.events.write_text('{"kind": "event", "event": "committed"}\n', encoding="utf-8")
+    run.head.events.write_text('{"kind": "event", "event": "resumed"}\n', encoding="utf-8")
+    run.phase("finished")
+    (update,) = follow(run.view)
+    assert {record["event"] for record in update.records} == {"committed", "resumed"}
+
+
+def shown(run: Run, *updates: list[dict[str, Any]], live: bool, times: list[float] | None = None) -> str:
+    stream = io.StringIO()
+    ticks = iter(times or [float(number) for number in range(100)])
+    progress = Progress(stream, live=live, clock=lambda: next(ticks))
+    record = next(follow(run.view)).run
+    for records in updates:
+        progress.show(Update(records=tuple(records), run=record))
+    progress.finish()
+    return stream.getvalue()
+
+
+def test_a_terminal_has_one_line_that_is_overwritten(run: Run) -> None:
+    text = shown(run, [step(1)], [step(2, 2.113)], live=True)
+    assert text.count("\n") == 1
+    assert "step 2/100  loss 2.113  lr 1.8e-04  4 510 tok/s  0.20 s/step  mem 410 MiB  eta 19.6 s" in text
+    assert text.split("\r\x1b[K")[1].startswith("step 1/100")
+
+
+def test_evaluations_and_checkpoints_have_lines_of_their_own(run: Run) -> None:
+    committed = {"kind": "event", "source": "supervisor", "event": "committed", "step": 2}
+    text = shown(run, [step(1), evaluation(1, 2.25), step(2), committed], live=True)
+    lines = [line.replace("\r\x1b[K", "") for line in text.split("\n")]
+    assert "evaluation at step 1  loss 2.25  perplexity 9.5" in lines[0]
+    assert "checkpoint committed  step 2" in text
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then_and_the_last_one(run: Run) -> None:
+    text = shown(run, *[[step(number)] for number in range(1, 12)], live=False)
+    assert "\r" not in text
+    assert "\x1b" not in text
+    numbers = [line.split("/")[0] for line in text.splitlines()]
+    assert numbers[0] == "step 1"
+    assert numbers[-1] == "step 11"
+    assert 2 < len(numbers) < 6
+
+
+def test_a_skipped_step_says_so(run: Run) -> None:
+    assert "skipped" in shown(run, [step(3, skipped=True)], live=False)
+
+
+def test_an_event_from_a_host_cannot_steer_the_terminal(run: Run) -> None:
+    event = {"kind": "event", "source": "worker", "event": "save-failed", "why": "disk \x1b[2Jfull"}
+    assert "save-failed  why disk full" in shown(run, [event], live=False)
+
+
+def test_a_repeated_step_counts_once_with_its_last_figures() -> None:
+    history = History()
+    for record in (step(1, 3.0), step(2, 2.9), step(3, 9.0), step(2, 2.8), evaluation(2, 2.7)):
+        history.add(record)
+    assert history.losses() == [(1.0, 3.0), (2.0, 2.8), (3.0, 9.0)]
+    assert history.evaluation_losses() == [(2.0, 2.7)]
+
+
+def test_the_time_left_follows_the_last_steps() -> None:
+    history = History()
+    assert history.remaining_s() is None
+    for number in range(1, 41):
+        history.add(step(number, step_s=9.0 if number <= 20 else 0.5))
+    assert history.remaining_s() == pytest.approx(30.0)
+
+
+def test_the_end_says_losses_checkpoints_places_and_commands(run: Run) -> None:
+    run.metrics(step(1, 6.0), evaluation(1, 5.9), step(2, 4.0), evaluation(2, 4.1))
+    saved = run.layout.checkpoints / "step-00000002"
+    saved.mkdir(parents=True)
+    (saved / "COMMITTED").write_text("{}", encoding="utf-8")
+    (run.layout.checkpoints / "step-00000003").mkdir()
+    run.phase("finished")
+    watched = watch_run(run.view, io.StringIO(), live=False)
+    text = "\n".join(summary(run.view, watched, width=70, plain=True))
+    assert "training loss    6 at step 1 -> 4 at step 2" in text
+    assert "evaluation loss  5.9 at step 1 -> 4.1 at step 2" in text
+    assert "checkpoints      step 2\n" in text
+    assert str(run.layout.folder) in text
+    assert "gangline chat calm-otter-7" in text
+    assert "gangline export calm-otter-7" in text
+    assert "resume" not in text
+
+
+def test_a_stopped_run_says_how_to_go_on(run: Run) -> None:
+    run.phase("stopped")
+    watched = watch_run(run.view, io.StringIO(), live=False)
+    text = "\n".join(summary(run.view, watched, width=70, plain=True))
+    assert "gangline resume calm-otter-7" in text
+    assert "gangline chat" not in text
+
+
+def test_coming_back_shows_the_state_and_not_the_past(run: Run) -> None:
+    run.metrics(step(1), evaluation(1, 3.0), step(2))
+    run.phase("finished")
+    stream = io.StringIO()
+    watched = watch_run(run.view, stream, live=False, from_start=False)
+    assert stream.getvalue().splitlines() == [line for line in stream.getvalue().splitlines() if "step 2/100" in line]
+    assert watched.history.evaluation_losses() == [(1.0, 3.0)]

@@ -1,0 +1,49 @@
+"""Tables and commands for people."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from gangline.launch.backend import HostRequest, Request
+from gangline.watch.commands import printed
+from gangline.watch.table import age, table
+
+
+def test_columns_are_aligned_and_texts_cleaned() -> None:
+    lines = table(("run", "phase"), [("calm-otter-7", "run\x1b[31mning"), ("x", "lost")])
+    assert lines == ["run           phase", "calm-otter-7  running", "x             lost"]
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("2026-01-01T11:59:30.000Z", "30 s ago"),
+        ("2026-01-01T11:57:00.000Z", "3 min ago"),
+        ("2026-01-01T07:00:00.000Z", "5 h ago"),
+        ("2025-12-30T12:00:00.000Z", "2 d ago"),
+        ("2026-01-01T12:00:05.000Z", "0 s ago"),
+        ("", ""),
+        ("yesterday", ""),
+    ],
+)
+def test_times_are_told_as_ages(time: str, expected: str) -> None:
+    assert age(time, now=datetime(2026, 1, 1, 12, tzinfo=timezone.utc)) == expected
+
+
+def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:
+    secrets = dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "db_password", "TOKEN"), "canary")
+    part = HostRequest(
+        host="pc1",
+        folder="/f",
+        rank_files="/f",
+        argv=("python", "a b; rm"),
+        env={**secrets, "TOKENIZERS_PARALLELISM": "false", "X": "1 2"},
+        guard_argv=(),
+    )
+    text = "\n".join(printed(Request(run_id="r", attempt=1, hosts=(part,))))
+    assert "canary" not in text
+    assert "TOKENIZERS_PARALLELISM=false" in text
+    assert "X='1 2'" in text
+    assert text.endswith("python 'a b; rm'")
