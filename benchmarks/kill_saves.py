@@ -122,7 +122,7 @@ def forked(work: Callable[[], None]) -> int:
     if pid == 0:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told, and then the process ends
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
             os._exit(1)
         os._exit(0)

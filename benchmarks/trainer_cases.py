@@ -70,9 +70,7 @@ LLAMA_1B = Shape(
     vocabulary=128256,
     tied=True,
 )
-LLAMA_8B = Shape(
-    name="llama-3-8b", hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, vocabulary=128256
-)
+LLAMA_8B = Shape(name="llama-3-8b", hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, vocabulary=128256)
 
 CPU_CASES = (
     Case(

@@ -67,6 +67,7 @@ def measure(case: Case, side: str, folder: Path) -> dict[str, Any]:
         "tokens_per_s": round(tokens / clock.duration_s, 2),
         "flops_per_s": flops / clock.duration_s,
         "duration_s": round(clock.duration_s, 4),
+        "cpu_s": round(clock.cpu_s, 4),
         "tokens": tokens,
         "peak_bytes": peak_bytes,
         "start_bytes": memory.start_bytes,

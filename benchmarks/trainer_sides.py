@@ -25,12 +25,17 @@ class Clock:
     def __init__(self, case: Case) -> None:
         self._case = case
         self._step = 0
-        self.started_s = self.ended_s = 0.0
+        self._started = self._ended = (0.0, 0.0)
 
     @property
     def duration_s(self) -> float:
         """Seconds of the timed steps."""
-        return self.ended_s - self.started_s
+        return self._ended[0] - self._started[0]
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of the timed steps, over all threads: hardly changed by other programs."""
+        return self._ended[1] - self._started[1]
 
     def tick(self) -> None:
         """A step is done, with all that the trainer writes about it."""
@@ -38,7 +43,7 @@ class Clock:
         if self._step in (self._case.warmup_steps, self._case.steps):
             if self._case.device == "cuda":
                 torch.cuda.synchronize()
-            self.started_s, self.ended_s = self.ended_s, time.perf_counter()
+            self._started, self._ended = self._ended, (time.perf_counter(), time.process_time())
 
 
 def needs(side: str) -> tuple[str, ...]:
@@ -141,8 +146,11 @@ def train_hf(case: Case, folder: Path, clock: Clock, *, liger: bool) -> Trained:
 
 def train_trl(case: Case, folder: Path, clock: Clock, *, liger: bool) -> Trained:
     """TRL's SFTTrainer on the same tokens; its own preparation of data is skipped."""
+    from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
+
+    rows = InOrder(open_rows(folder, case), case)
 
     arguments = SFTConfig(
         **_arguments(case, folder, liger=liger), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}
@@ -150,7 +158,7 @@ def train_trl(case: Case, folder: Path, clock: Clock, *, liger: bool) -> Trained
     trainer = _in_order(SFTTrainer)(
         model=_model(case, folder),
         args=arguments,
-        train_dataset=InOrder(open_rows(folder, case), case),
+        train_dataset=Dataset.from_list([rows[index] for index in range(len(rows))]),
         data_collator=_collator(case, folder),
         processing_class=AutoTokenizer.from_pretrained(model_folder(folder, case)),
         callbacks=[_ticks(clock)],
@@ -222,9 +230,7 @@ def _model(case: Case, folder: Path) -> nn.Module:
     if case.method == "full":
         return model
     torch.manual_seed(SEED)
-    config = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(model, config)
 
 

@@ -22,10 +22,17 @@ def tiny(kind: str, *, dtype=torch.float32, **changes):
         "llama": lambda: transformers.LlamaConfig(
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **common
         ),
-        "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0, **common),
+        "gpt2": lambda: transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=0, eos_token_id=0, **common
+        ),
         "gemma2": lambda: transformers.Gemma2Config(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=8, **common,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            **common,
         ),
         "mamba": lambda: transformers.MambaConfig(
             hidden_size=32, num_hidden_layers=2, state_size=4, intermediate_size=64, time_step_rank=4, **common

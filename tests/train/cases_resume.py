@@ -35,9 +35,7 @@ def piece(folder: str, *, shares, steps: int, resume_step: int | None, stop_afte
     saver.wait()
     dist.barrier()
     if rank == 0:
-        parts = {
-            host: (part_folder(checkpoints, progress.step, host) / PART_FILE).read_bytes() for host in hosts
-        }
+        parts = {host: (part_folder(checkpoints, progress.step, host) / PART_FILE).read_bytes() for host in hosts}
         place_commit(checkpoints, commit_record(parts))
     dist.barrier()
     weights = torch.cat([parameter.detach().flatten() for parameter in trainable(session.model).values()])

@@ -57,11 +57,10 @@ class MemorySet:
 
 def model_folder() -> str:
     """A Llama of 28 k weights as a folder without weights; made once per process."""
-    global _FOLDER
-    if _FOLDER is None:
+    if not _FOLDERS:
         from transformers import LlamaConfig
 
-        _FOLDER = tempfile.TemporaryDirectory()
+        _FOLDERS.append(tempfile.TemporaryDirectory())
         LlamaConfig(
             hidden_size=32,
             intermediate_size=64,
@@ -70,11 +69,11 @@ def model_folder() -> str:
             num_key_value_heads=2,
             vocab_size=VOCABULARY,
             max_position_embeddings=64,
-        ).save_pretrained(_FOLDER.name)
-    return _FOLDER.name
+        ).save_pretrained(_FOLDERS[0].name)
+    return _FOLDERS[0].name
 
 
-_FOLDER: tempfile.TemporaryDirectory | None = None
+_FOLDERS: list[tempfile.TemporaryDirectory] = []
 
 
 def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 0.1, **changes) -> Job:

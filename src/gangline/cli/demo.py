@@ -18,8 +18,8 @@ def command() -> None:
     play(Stage(home=home, folder=home / "demo", talk=Terminal(), follow=_follow))
 
 
-def _follow(view: View, on_update: Callable[[Update], None]) -> None:
-    watched = watch_run(view, sys.stderr, live=is_live(), on_update=on_update)
+def _follow(view: View, *, from_start: bool, on_update: Callable[[Update], None]) -> None:
+    watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start, on_update=on_update)
     lines = summary(view, watched, width=terminal_width(), plain=not speaks_braille(sys.stderr))
     for line in lines[: lines.index("", lines.index("") + 1) if lines.count("") > 1 else None]:
         sys.stderr.write(line + "\n")

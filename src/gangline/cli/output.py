@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -51,8 +50,7 @@ class Terminal:
     def tick(self, line: str) -> None:
         """A line that the next one overwrites; nothing where stderr is a file."""
         if self._live:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{clean(line)[:width]}")
+            sys.stderr.write(f"\r\x1b[K{clean(line)[: terminal_width() - 1]}")
             sys.stderr.flush()
             self._ticking = True
 

@@ -64,7 +64,7 @@ def first_sentence(text: str) -> str:
 
 
 def write_corpus(folder: Path, entries: Iterable[Entry], *, every: int = 12) -> None:
-    """Write pages.jsonl and held_out.jsonl ({"text"}: every twelfth), and questions.jsonl ({"prompt", "completion"})."""
+    """Write pages.jsonl, held_out.jsonl (every twelfth page) and questions.jsonl (prompt, completion)."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = list(entries)
     pages = [{"text": f"{entry.name}\n\n{entry.text}"} for entry in entries]

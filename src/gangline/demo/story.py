@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gangline import app
 from gangline.demo.corpus import standard_library, write_corpus
@@ -19,6 +20,7 @@ from gangline.errors import RunFailed
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
+from gangline.serve.model import chat_with_folder, export_model, find_saved
 from gangline.sync.ask import ask_worker
 from gangline.units import format_bytes, format_duration
 from gangline.watch.follow import Update, View
@@ -27,8 +29,14 @@ CORPUS_BYTES = 700_000
 STOP_STEP = 45
 QUESTION = "What does textwrap.wrap do?\n"
 
-Follow = Callable[[View, Callable[[Update], None]], None]
-"""Shows a run to its end; the function sees every update."""
+
+
+class Follow(Protocol):
+    """Shows a run to its end."""
+
+    def __call__(self, view: View, *, from_start: bool, on_update: Callable[[Update], None]) -> None:
+        """`from_start=False`: what happened before is not shown again; `on_update` sees every update."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,9 @@ def _write(stage: Stage) -> None:
     write_corpus(stage.folder / "corpus", entries)
     write_files(stage.folder)
     size = sum(path.stat().st_size for path in (stage.folder / "corpus").iterdir())
-    _head(stage, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}")
+    _head(
+        stage, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}"
+    )
     stage.talk.tick("training a tokenizer")
     here = Host(name="local", workdir=str(stage.home), python=sys.executable)
     with app.reach(app.load_cluster(None, stage.home), app.REAL) as transports:
@@ -84,9 +94,10 @@ def _train_and_stop(stage: Stage) -> RunLayout:
         if not stopped and max(steps, default=0) >= STOP_STEP:
             stopped = True
             stage.talk.say(f"$ gangline stop {layout.run_id}")
-            app.stop(layout.run_id, home=stage.home)
+            with app.opened(layout.run_id, home=stage.home) as run:
+                app.stop(run)
 
-    stage.follow(app.view(layout), stop_half_way)
+    _follow(stage, layout, on_update=stop_half_way)
     _require(layout, "stopped")
     return layout
 
@@ -94,7 +105,7 @@ def _train_and_stop(stage: Stage) -> RunLayout:
 def _resume(stage: Stage, layout: RunLayout) -> None:
     _head(stage, 3, "go on from the checkpoint of the stop", f"gangline resume {layout.run_id}")
     app.resume(layout.run_id, home=stage.home, talk=stage.talk)
-    stage.follow(app.view(layout), lambda _update: None)
+    _follow(stage, layout, from_start=False)
     _require(layout, "finished")
 
 
@@ -102,14 +113,16 @@ def _tune(stage: Stage) -> RunLayout:
     files = f"{stage.folder}/tune.yaml --cluster {stage.folder}/cluster.yaml"
     _head(stage, 4, "tune it with LoRA on questions and answers", f"gangline train {files}")
     layout = app.train(_start(stage, "tune.yaml"), talk=stage.talk)
-    stage.follow(app.view(layout), lambda _update: None)
+    _follow(stage, layout)
     _require(layout, "finished")
     return layout
 
 
 def _export(stage: Stage, run_id: str, *, to: Path) -> None:
     stage.talk.say(f"$ gangline export {run_id} --to {to}")
-    record = app.export(run_id, home=stage.home, step=None, to=to, merged=False, talk=stage.talk)
+    with app.opened(run_id, home=stage.home) as run:
+        saved = find_saved(run_id, run.cluster, run.transports)
+        record = export_model(saved, to=to, on_text=stage.talk.tick)
     stage.talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
 
 
@@ -117,7 +130,7 @@ def _ask(stage: Stage, adapter: Path) -> None:
     command = f"gangline chat {adapter} --prompt {QUESTION.strip()!r}"
     _head(stage, 5, "ask it (a minute of training on two cores makes sentences, not sense)", command)
     words = ("--plain", f"--prompt={QUESTION}", "--max-tokens", "48", "--temperature", "0.7")
-    code = app.chat(str(adapter), options=words, home=stage.home)
+    code = chat_with_folder(adapter, words)
     if code != 0:
         raise RunFailed("the model did not answer", seen=f"exit code {code}", fix=f"try it by hand: {command}")
 
@@ -137,6 +150,17 @@ def _farewell(stage: Stage, first: RunLayout, second: RunLayout, *, duration_s: 
 
 def _start(stage: Stage, job: str) -> app.Start:
     return app.Start(home=stage.home, job=stage.folder / job, cluster=stage.folder / "cluster.yaml")
+
+
+def _follow(
+    stage: Stage,
+    layout: RunLayout,
+    *,
+    from_start: bool = True,
+    on_update: Callable[[Update], None] = lambda _update: None,
+) -> None:
+    with app.opened(layout.run_id, home=stage.home) as run:
+        stage.follow(run.view(), from_start=from_start, on_update=on_update)
 
 
 def _require(layout: RunLayout, phase: str) -> None:

@@ -1,18 +1,18 @@
 """Where everything of a run lies. The same tree on the controller and on every host.
 
-    <root>/runs/<id>/
-      job.json  cluster.json  inventory.json  plan.json  findings.json      what was asked, seen, decided
-      state.json                                                            where the run stands (controller)
-      inputs.json                                                           fingerprints of data and model in use
-      attempts/<n>/
-        request.json  gang.json                                             what was started
-        <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
-        rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
-        outcome.json                                                        how the attempt ended
-      metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
-      checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
-      export/
-    <root>/data/<content hash>/                                             token files
+<root>/runs/<id>/
+  job.json  cluster.json  inventory.json  plan.json  findings.json      what was asked, seen, decided
+  state.json                                                            where the run stands (controller)
+  inputs.json                                                           fingerprints of data and model in use
+  attempts/<n>/
+    request.json  gang.json                                             what was started
+    <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
+    rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
+    outcome.json                                                        how the attempt ended
+  metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
+  checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
+  export/
+<root>/data/<content hash>/                                             token files
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 from gangline.watch.follow import Update
 from gangline.watch.history import History
@@ -18,20 +17,23 @@ PLAIN_EVERY_S = 5.0
 class Progress:
     """Shows updates of a run on a stream, and remembers its figures in `history`."""
 
-    def __init__(self, stream: TextIO, *, live: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO, *, live: bool, width: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.history = History()
         self._stream = stream
         self._live = live
         self._clock = clock
+        self._width = width
         self._shown_at = float("-inf")
         self._pending: str | None = None
 
     def skip(self, update: Update) -> None:
-        """Take in what was before, without showing it; a later step shows the state at once."""
+        """Take in what was before, without showing it but for the state it led to."""
         for record in update.records:
             self.history.add(record)
         if last := self.history.last_step:
-            self._step(step_line(last, remaining_s=self.history.remaining_s()))
+            self._step(last)
 
     def show(self, update: Update) -> None:
         """Show what is new."""
@@ -39,7 +41,7 @@ class Progress:
             self.history.add(record)
             kind = record.get("kind")
             if kind == "step":
-                self._step(step_line(record, remaining_s=self.history.remaining_s()))
+                self._step(record)
             elif kind == "evaluation":
                 self._line(evaluation_line(record))
             elif kind == "event" and (line := event_line(record)):
@@ -49,18 +51,17 @@ class Progress:
 
     def finish(self) -> None:
         """End the live line; without a terminal, show the last step if it was not."""
-        if self._live and self._pending is not None:
-            self._write("\n")
-        elif self._pending is not None:
-            self._write(self._pending + "\n")
+        if self._pending is not None:
+            self._write("\n" if self._live else self._pending + "\n")
         self._pending = None
 
-    def _step(self, line: str) -> None:
+    def _step(self, record: dict[str, Any]) -> None:
+        # a line as wide as the terminal would wrap and could not be overwritten
+        width = self._width() - 1 if self._live else None
+        line = step_line(record, remaining_s=self.history.remaining_s(), width=width)
         self._pending = line
         if self._live:
-            # a line as wide as the terminal would wrap and could not be overwritten
-            width = shutil.get_terminal_size().columns - 1
-            self._write(f"\r\x1b[K{line[:width]}")
+            self._write(f"\r\x1b[K{line}")
         elif self._clock() - self._shown_at >= PLAIN_EVERY_S:
             self._shown_at = self._clock()
             self._pending = None
@@ -68,7 +69,7 @@ class Progress:
 
     def _line(self, line: str) -> None:
         if self._live and self._pending is not None:
-            self._write(f"\r\x1b[K{line}\n{self._pending[: shutil.get_terminal_size().columns - 1]}")
+            self._write(f"\r\x1b[K{line}\n{self._pending}")
         else:
             self._write(line + "\n")
 

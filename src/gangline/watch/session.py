@@ -34,9 +34,10 @@ def watch_run(
 ) -> Watched:
     """Show a run's progress until it has ended. `from_start=False`: what happened before is only counted.
 
-    `on_update` sees every update after it was shown. KeyboardInterrupt passes through once the live line is ended; the run does not notice.
+    `on_update` sees every update after it was shown. KeyboardInterrupt passes through once the live line is ended;
+    the run does not notice.
     """
-    progress = Progress(stream, live=live)
+    progress = Progress(stream, live=live, width=terminal_width)
     run = None
     try:
         for update in follow(view):

@@ -18,8 +18,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
 
 
-def step_line(record: dict[str, Any], *, remaining_s: float | None) -> str:
-    """One optimizer step: "step 120/400  loss 2.113  lr 1.8e-04  4 510 tok/s  ..."."""
+def step_line(record: dict[str, Any], *, remaining_s: float | None, width: int | None = None) -> str:
+    """One optimizer step: "step 120/400  loss 2.113  lr 1.8e-04  4 510 tok/s  ...".
+
+    Where it would be wider than `width`, memory goes first, then the time per step, then the learning rate.
+    """
     memory = max((rank.get("memory_bytes") or 0 for rank in record.get("ranks") or []), default=0)
     parts = [
         f"step {record['step']}/{record.get('steps', '?')}",
@@ -30,7 +33,10 @@ def step_line(record: dict[str, Any], *, remaining_s: float | None) -> str:
         f"mem {format_bytes(memory)}" if memory else "",
         f"eta {format_duration(remaining_s)}" if remaining_s is not None else "",
     ]
-    return "  ".join(part for part in parts if part)
+    for expendable in (5, 4, 2):
+        if width is not None and len(_joined(parts)) > width:
+            parts[expendable] = ""
+    return _joined(parts)[:width]
 
 
 def evaluation_line(record: dict[str, Any]) -> str:
@@ -40,7 +46,7 @@ def evaluation_line(record: dict[str, Any]) -> str:
         _figure("loss", record.get("loss"), ".4g"),
         _figure("perplexity", record.get("perplexity"), ".4g"),
     ]
-    return "  ".join(part for part in parts if part)
+    return _joined(parts)
 
 
 def event_line(record: dict[str, Any]) -> str | None:
@@ -66,11 +72,12 @@ _DETAILS = ("step", "host", "rank", "reason", "what", "why", "duration_s")
 def final_losses(history: History) -> list[str]:
     """First and last losses of training and evaluation."""
     named = (("training loss", history.losses()), ("evaluation loss", history.evaluation_losses()))
-    return [
-        f"{name:<16} {points[0][1]:.4g} at step {points[0][0]:g} -> {points[-1][1]:.4g} at step {points[-1][0]:g}"
-        for name, points in named
-        if points
-    ]
+    return [f"{name:<16} {_from_to(points)}" for name, points in named if points]
+
+
+def _from_to(points: Sequence[tuple[float, float]]) -> str:
+    ends = [points[0], points[-1]][: len(points)]
+    return " -> ".join(f"{loss:.4g} at step {step:g}" for step, loss in ends)
 
 
 def age(time: str, *, now: datetime) -> str:
@@ -83,6 +90,10 @@ def age(time: str, *, now: datetime) -> str:
         if passed_s >= size_s:
             return f"{passed_s // size_s:.0f} {unit} ago"
     return f"{max(0.0, passed_s):.0f} s ago"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "  ".join(part for part in parts if part)
 
 
 def _figure(name: str, value: object, style: str) -> str:

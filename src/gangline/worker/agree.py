@@ -60,6 +60,4 @@ def agree(report: StepReport, world: World) -> StepReport:
     )
     flags = (int(value) for value in values[1:_FLAGS])
     bad, stop, save, save_failed = flags
-    return StepReport(
-        loss_sum=values[0], bad=bad, stop=stop, save=save, save_failed=save_failed, times=times
-    )
+    return StepReport(loss_sum=values[0], bad=bad, stop=stop, save=save, save_failed=save_failed, times=times)

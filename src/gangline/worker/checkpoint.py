@@ -132,7 +132,7 @@ class Saver:
             )
             num_bytes = self._write_part(temporary, part, tensors)
             _put_in_place(temporary, folder)
-        except (Exception, CheckpointException) as error:
+        except (Exception, CheckpointException) as error:  # noqa: BLE001
             # Not narrower: what is lost in a thread is lost for good. DCP's exception is a BaseException.
             self.failure = _explain(error, temporary, _num_bytes(tensors))
             shutil.rmtree(temporary, ignore_errors=True)

@@ -60,6 +60,4 @@ def evaluate(
     if world.size > 1:
         dist.all_reduce(sums)
     total, tokens = sums.tolist()
-    return Evaluation(
-        loss=total / max(1.0, tokens), label_tokens=int(tokens), duration_s=time.perf_counter() - started
-    )
+    return Evaluation(loss=total / max(1.0, tokens), label_tokens=int(tokens), duration_s=time.perf_counter() - started)

@@ -237,9 +237,7 @@ class Loop:
             raise saver.failure
         return "failed"
 
-    def _record(
-        self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float
-    ) -> None:
+    def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
         if self._out.recorder is None:
             return
         session = self.session

@@ -74,8 +74,12 @@ class Wandb:
                 fix="pip install 'gangline[wandb]' there, or remove report.wandb",
             ) from error
         self._run = wandb.init(
-            project=job.report.wandb_project, id=layout.run_id, name=layout.run_id, config=job.to_json(),
-            dir=str(layout.folder), resume="allow",
+            project=job.report.wandb_project,
+            id=layout.run_id,
+            name=layout.run_id,
+            config=job.to_json(),
+            dir=str(layout.folder),
+            resume="allow",
         )
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:

@@ -14,7 +14,12 @@ from torch import nn
 from gangline.errors import ModelError
 from gangline.runs.job import Job, MethodJob, ModelJob
 
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def load_tokenizer(model: ModelJob) -> Any:

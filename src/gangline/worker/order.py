@@ -56,10 +56,7 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> Indices:
 
 def deal(num_micro_batches: int, shares: Sequence[int]) -> list[range]:
     """Which micro-batches each rank does: adjacent ones, in proportion to `shares`."""
-    if num_micro_batches == sum(shares):
-        counts = tuple(shares)
-    else:
-        counts = split_whole(num_micro_batches, shares)
+    counts = tuple(shares) if num_micro_batches == sum(shares) else split_whole(num_micro_batches, shares)
     ends = np.cumsum(counts)
     return [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
 

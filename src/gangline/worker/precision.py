@@ -53,7 +53,7 @@ def agree_precision(job: Job, device: torch.device) -> Precision:
 
     Raises UsageError for a combination that cannot train.
     """
-    name = job.precision
+    name: str = job.precision
     if name == "auto":
         ability = torch.tensor([_ability(device)], device=device)
         if dist.is_initialized():

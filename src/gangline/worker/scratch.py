@@ -1,4 +1,4 @@
-"""`python -m gangline.worker scratch TEXT... --to FOLDER`: a small Llama to train from nothing, with a tokenizer of its own.
+"""`python -m gangline.worker scratch TEXT... --to FOLDER`: an untrained small Llama with a tokenizer of its own.
 
 The folder has config.json and a byte-level BPE tokenizer trained on the given files, and no weights: a job with
 `model.start: random` begins with them.

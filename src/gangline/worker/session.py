@@ -46,9 +46,7 @@ class Session:
         return self.loss.model
 
 
-def build_session(
-    job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None
-) -> Session:
+def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device)
     loss = CausalLoss(load_model(job, device=world.device, compute=precision.compute), compute=precision.compute)

@@ -15,11 +15,12 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Outlets, Result
 from gangline.worker.phase import PhaseFile
-from gangline.worker.record import Recorder
 from gangline.worker.progress import restore
+from gangline.worker.record import Recorder
 from gangline.worker.session import build_session, open_sets
 from gangline.worker.signals import StopFlag
 from gangline.worker.world import World, join, leave
@@ -63,7 +64,10 @@ def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result
     if recorder is not None:
         recorder.event(
             "resumed" if progress.step else "started",
-            step=progress.step, steps=session.total_steps, world_size=world.size, precision=session.precision.name,
+            step=progress.step,
+            steps=session.total_steps,
+            world_size=world.size,
+            precision=session.precision.name,
         )
     outlets = Outlets(recorder=recorder, saver=_make_saver(job, layout, world), stop=stop, phase=phase)
     try:
@@ -95,9 +99,7 @@ def _start_log(stream: TextIO) -> None:
 
 def _write_pid(path: Path) -> None:
     """Who this rank is, so that a signal can never reach a later process with the same pid."""
-    with open("/proc/self/stat", encoding="ascii") as stream:
-        start_ticks = int(stream.read().rpartition(")")[2].split()[19])
-    write_json(path, {"pid": os.getpid(), "start_ticks": start_ticks, "time": time.time()})
+    write_json(path, {**ProcessId.current().to_json(), "time": time.time()})
 
 
 def _leave_error(path: Path, error: GanglineError) -> int:

@@ -128,6 +128,14 @@ class TestLongRows:
         assert tokens.sample(0).targets[-1] == tokenizer.eos_token_id
         assert list(tokens.label_counts) == [num_ids]
 
+    def test_a_text_that_just_fills_its_row_does_not_predict_the_next_one(self, tokens_of, write_rows, tokenizer):
+        num_ids = len(tokenizer.encode(self.LONG)) + 1
+        rows = write_rows([{"text": self.LONG}, {"text": "six dogs"}])
+        tokens = tokens_of(rows, sequence_length=num_ids, packing=False)
+        assert list(tokens.lengths)[0] == num_ids
+        assert tokens.sample(0).targets[-1] == NO_TARGET
+        assert tokens.num_label_tokens == tokens.num_tokens - 2
+
     @pytest.mark.parametrize("row", [{"text": LONG}, {"prompt": "how?", "completion": LONG}])
     def test_truncate_keeps_the_front_and_counts_the_row(self, tokens_of, write_rows, row):
         kind = "text" if "text" in row else "completion"

@@ -14,12 +14,13 @@ from transformers import AutoTokenizer
 from gangline.errors import DataError, ModelError, UsageError
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
-from gangline.worker.data.build import Tooling, ensure_set
+from gangline.worker.data.build import BATCH_CHARS, Tooling, _batches, ensure_set
 from gangline.worker.data.digests import DigestCache
-from gangline.worker.data.formats import Format
+from gangline.worker.data.formats import Document, Format, Part
 from gangline.worker.data.hub import HuggingFace
 from gangline.worker.data.inputs import inputs_main, prepare_inputs
 from gangline.worker.data.requests import plan_sets
+from gangline.worker.data.rows import Row
 from gangline.worker.data.tokenise import Encoder
 
 
@@ -116,7 +117,9 @@ class TestOneHash:
         assert not beats
         path.write_text("two")
         assert again.digest(path) != before, "a change of content within the same size is noticed by its time"
+        status = path.stat()
         path.write_text("six")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert again.digest(path) != before, "a file changed a moment ago is not remembered"
 
 
@@ -244,6 +247,14 @@ class TestWrongInput:
         job = make_job(write_rows(rows_of(5)), folder=make_model(config=config))
         self.check(job, tmp_path, match="rows.jsonl:1: the tokenizer gives token .* which the model does not know")
 
+    def test_a_set_made_for_a_larger_vocabulary_is_not_taken(self, make_job, make_model, write_rows, tmp_path):
+        folder = make_model()
+        job = make_job(write_rows(rows_of(5)), folder=folder)
+        prepare_inputs(job, tmp_path)
+        (folder / "config.json").write_text('{"vocab_size": 50}')
+        with pytest.raises(DataError, match="which the model does not know"):
+            prepare_inputs(job, tmp_path)
+
     def test_a_model_that_wants_its_own_code(self, make_job, make_model, write_rows, tmp_path):
         config = {"vocab_size": 400, "auto_map": {"AutoModelForCausalLM": "evil.Model"}}
         job = make_job(write_rows(rows_of(5)), folder=make_model(config=config))
@@ -330,6 +341,11 @@ class TestProcesses:
         assert list((tmp_path / "data").glob("*.tmp"))
         prepare_inputs(make_job(write_rows(rows_of(5), "other.jsonl")), tmp_path)
         assert not list((tmp_path / "data").glob("*.tmp"))
+
+    def test_a_batch_is_bounded_in_characters_too(self):
+        row = Row(file="book.txt", number=1, values={})
+        documents = (Document(row=row, parts=(Part("x" * 100_000, learned=True),)) for _ in range(100))
+        assert max(len(batch) for batch in _batches(documents)) * 100_000 < BATCH_CHARS + 100_000
 
     def test_memory_does_not_grow_with_the_rows(self, make_job, tmp_path):
         def peak(num_rows):

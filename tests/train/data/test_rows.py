@@ -55,6 +55,10 @@ class TestText:
         assert "".join(pieces) == text
         assert all(0 < len(piece) <= size for piece in pieces)
 
+    def test_a_piece_ends_where_a_word_ends_never_between_spaces(self):
+        assert cut("two dogs    pull", 14) == len("two dogs")
+        assert cut("two dogs    pull", 10) == len("two dogs")
+
     def test_a_line_that_is_not_utf_8_is_named(self, tokens_of, tmp_path):
         (tmp_path / "old.txt").write_bytes(b"two dogs\nna\xefve dogs\nsix dogs\n")
         with pytest.raises(DataError, match=r"old\.txt:2: not UTF-8 text"):

@@ -106,7 +106,7 @@ def test_other_hosts_get_checkpoint_data_and_history_and_the_batch_stays(world: 
     world.save(run_id, 40)
     world.host("a", run_id).metrics.write_text('{"kind": "step"}\n', encoding="utf-8")
     three = THREE.replace(
-        "name: a, transport: local, workdir: ./work/a", "name: e, transport: local, workdir: ./work/e"
+        "name: a, transport: local, workdir: ./places/a", "name: e, transport: local, workdir: ./places/e"
     )
     resume(world, run_id, world.file("three.yaml", three))
     for name in ("e", "c", "d"):
@@ -121,7 +121,7 @@ def test_other_hosts_get_checkpoint_data_and_history_and_the_batch_stays(world: 
 
 def test_one_name_for_two_places_is_no_obstacle(world: World, run_id: str) -> None:
     world.save(run_id, 40)
-    moved = THREE.replace("./work/a", "./work/moved")
+    moved = THREE.replace("./places/a", "./places/moved")
     resume(world, run_id, world.file("three.yaml", moved))
     folder, _digest = find_part(world.host("moved", run_id).checkpoints, 40, host="a")
     assert verify_part(folder) == []

@@ -64,7 +64,7 @@ def test_a_dry_run_prints_the_commands_and_leaves_nothing(world: World) -> None:
     assert "fake 4711" in "\n".join(lines)
     assert world.spawned == []
     assert not world.home.exists()
-    assert not (world.root / "work").exists()
+    assert not (world.root / "places").exists()
 
 
 def test_all_mistakes_of_a_file_stop_before_any_host_is_asked(world: World) -> None:

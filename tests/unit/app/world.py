@@ -29,15 +29,15 @@ steps: 60
 
 TWO = """
 hosts:
-  - {name: a, transport: local, workdir: ./work/a, share: 2}
-  - {name: b, transport: local, workdir: ./work/b, share: 1}
+  - {name: a, transport: local, workdir: ./places/a, share: 2}
+  - {name: b, transport: local, workdir: ./places/b, share: 1}
 """
 
 THREE = """
 hosts:
-  - {name: a, transport: local, workdir: ./work/a, share: 1}
-  - {name: c, transport: local, workdir: ./work/c, share: 1}
-  - {name: d, transport: local, workdir: ./work/d, share: 1}
+  - {name: a, transport: local, workdir: ./places/a, share: 1}
+  - {name: c, transport: local, workdir: ./places/c, share: 1}
+  - {name: d, transport: local, workdir: ./places/d, share: 1}
 """
 
 PACKAGES = {
@@ -113,7 +113,7 @@ class World:
             raise self.spawn_error
 
     def host(self, name: str, run_id: str) -> RunLayout:
-        return RunLayout(self.root / "work" / name, run_id)
+        return RunLayout(self.root / "places" / name, run_id)
 
     def ended(self, run_id: str, phase: str = "stopped", attempt: int = 1) -> None:
         """Let the run have ended."""

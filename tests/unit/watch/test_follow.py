@@ -110,10 +110,10 @@ def test_events_of_supervisor_and_head_are_both_read(tmp_path: Path) -> None:
     assert {record["event"] for record in update.records} == {"committed", "resumed"}
 
 
-def shown(run: Run, *updates: list[dict[str, Any]], live: bool, times: list[float] | None = None) -> str:
+def shown(run: Run, *updates: list[dict[str, Any]], live: bool, width: int = 100) -> str:
     stream = io.StringIO()
-    ticks = iter(times or [float(number) for number in range(100)])
-    progress = Progress(stream, live=live, clock=lambda: next(ticks))
+    ticks = iter(range(100))
+    progress = Progress(stream, live=live, clock=lambda: next(ticks), width=lambda: width)
     record = next(follow(run.view)).run
     for records in updates:
         progress.show(Update(records=tuple(records), run=record))
@@ -126,6 +126,13 @@ def test_a_terminal_has_one_line_that_is_overwritten(run: Run) -> None:
     assert text.count("\n") == 1
     assert "step 2/100  loss 2.113  lr 1.8e-04  4 510 tok/s  0.20 s/step  mem 410 MiB  eta 19.6 s" in text
     assert text.split("\r\x1b[K")[1].startswith("step 1/100")
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_on_a_narrow_terminal_the_line_stays_one_line_and_keeps_the_time_left(run: Run, width: int) -> None:
+    lines = shown(run, [step(1)], live=True, width=width).split("\r\x1b[K")
+    assert all(len(line.rstrip("\n")) < width for line in lines)
+    assert ("eta 19.8 s" in lines[1]) == (width > 30)
 
 
 def test_evaluations_and_checkpoints_have_lines_of_their_own(run: Run) -> None:

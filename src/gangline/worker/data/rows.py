@@ -217,7 +217,7 @@ def cut(text: str, size: int, *, lines: bool = False) -> int:
         return text.rfind("\n", 0, size) + 1 or size
     at = size
     while (at := text.rfind(" ", max(0, size - (1 << 16)), at)) > 0:
-        if text[at - 1].isalnum():
+        if not text[at - 1].isspace():
             return at
     return size
 

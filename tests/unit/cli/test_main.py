@@ -1,0 +1,192 @@
+"""The command line: quick, quiet, and with an exit code for every kind of trouble."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.cli import main as cli
+from gangline.cli.main import VERBS, command_of, help_text, main
+from gangline.errors import CheckFailed, DoesNotFit, GanglineError, HostUnreachable, RunFailed, SpecError
+from gangline.runs.layout import RunLayout
+from gangline.runs.state import RunState
+
+GOLDEN = Path(__file__).parent / "options.txt"
+
+HEAVY = {"torch", "transformers", "numpy", "peft", "datasets", "textual", "tokenizers", "safetensors"}
+
+PROBE = """
+import sys
+from gangline.cli.main import main
+code = main(sys.argv[1:])
+import json
+sys.stderr.write("\\nMODULES " + json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+sys.stderr.write("\\nVERBS " + json.dumps(sorted(name for name in sys.modules if name.startswith("gangline.cli."))))
+sys.exit(code)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def probe(*words: str) -> tuple[int, set[str], set[str]]:
+    """Exit code, top-level modules and verb modules of a fresh interpreter that ran these words."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    found = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in done.stderr.splitlines() if " [" in line}
+    return done.returncode, set(json.loads(found["MODULES"])), set(json.loads(found["VERBS"]))
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_the_help_of_a_verb_imports_that_verb_only_and_nothing_heavy(verb: str) -> None:
+    code, modules, verbs = probe(verb, "--help")
+    assert code == 0
+    assert not modules & (HEAVY | {"rich", "pydantic"})
+    assert verbs == {"gangline.cli.main", "gangline.cli.output", f"gangline.cli.{verb}"} - (
+        {"gangline.cli.output"} if verb == "chat" else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("ps",), 0),
+        (("ps", "--json"), 0),
+        (("schema", "cluster"), 0),
+        (("plan", "nothing.yaml"), 2),
+        (("train", "nothing.yaml"), 2),
+        (("resume", "x"), 2),
+        (("logs", "x"), 2),
+        (("stop", "x"), 2),
+        (("attach", "x"), 2),
+        (("export", "x"), 2),
+        (("chat", "x"), 2),
+        (("check", "nothing.yaml"), 2),
+    ],
+)
+def test_no_verb_of_the_controller_imports_torch_or_its_world(words: tuple[str, ...], code: int) -> None:
+    seen, modules, _ = probe(*words)
+    assert seen == code
+    assert not modules & HEAVY
+
+
+def test_help_costs_less_than_150_ms() -> None:
+    """CPU time of the child, the best of several tries; twice the bar, because the machine may be busy."""
+
+    def cpu_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "gangline.cli.main", "--help"], capture_output=True, timeout=60, check=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cpu_s() for _ in range(5)) < 0.3
+
+
+def test_help_needs_no_typer() -> None:
+    _, modules, verbs = probe("--help")
+    assert "typer" not in modules
+    assert verbs == {"gangline.cli.main"}
+
+
+def test_the_options_of_every_verb_are_the_agreed_ones() -> None:
+    """A changed line here is a changed promise: update options.txt together with the docs."""
+    assert options() == GOLDEN.read_text(encoding="utf-8")
+
+
+def options() -> str:
+    import typer
+
+    rows = []
+    for verb in VERBS:
+        command = typer.main.get_command(command_of(verb))
+        names = ["/".join(parameter.opts + parameter.secondary_opts) for parameter in command.params]
+        rows.append(f"{verb}: {' '.join(names)}".rstrip())
+    return "\n".join(rows) + "\n"
+
+
+def test_the_list_of_verbs_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out == help_text()
+    assert all(f"  {verb} " in help_text() for verb in VERBS)
+
+
+def test_an_unknown_verb_says_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert "did you mean gangline train?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["ps", "--jsno"], ["train"], ["schema", "gang"], ["chat", "x", "--max-tokens", "0"]])
+def test_a_wrong_option_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err != ""
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_words: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(GanglineError, 1), (SpecError, 2), (CheckFailed, 3), (HostUnreachable, 4), (RunFailed, 5), (DoesNotFit, 6)],
+)
+def test_every_error_has_three_parts_and_its_exit_code(
+    kind: type[GanglineError], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(kind("pc1 is off", seen="no \x1b[31manswer", fix="switch it on"), monkeypatch)
+    assert main([]) == code
+    assert capsys.readouterr().err == "error: pc1 is off\n  seen  no answer\n  fix   switch it on\n"
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    raising(KeyboardInterrupt(), monkeypatch)
+    assert main([]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_bug_is_one_message_that_says_where_the_traceback_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(ZeroDivisionError("by zero"), monkeypatch)
+    assert main(["ps"]) == 1
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert str(home / "last-traceback.txt") in text
+    assert "ZeroDivisionError" in (home / "last-traceback.txt").read_text(encoding="utf-8")
+    assert main(["--debug", "ps"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ps_lists_runs_as_a_table_and_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = RunLayout(home, "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    RunState(name="tiny", phase="stopped", attempt=2).save(layout)
+    assert main(["ps"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["run", "job", "phase", "attempt"]
+    assert row.split()[:4] == ["calm-otter-7", "tiny", "stopped", "2"]
+    assert main(["ps", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema_version"] == 1
+    assert document["runs"][0]["id"] == "calm-otter-7"
+
+
+def test_a_reader_that_leaves_early_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(BrokenPipeError(), monkeypatch)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert main(["ps"]) == 0
