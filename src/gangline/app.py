@@ -184,8 +184,7 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
             choice = choose_checkpoint(places, layout.run_id, talk=talk)
             carry_history(before.head, cluster.head, transports[cluster.head.name], layout.run_id)
             place_documents(cluster, transports, layout.run_id, {"job": job.to_json()})
-            inputs = bring_inputs(layout.run_id, cluster, transports, talk=talk)
-            _require_same_inputs(layout, inputs)
+            inputs = bring_inputs(layout.run_id, cluster, transports, expected=_inputs_before(layout), talk=talk)
             for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
                 talk.say(f"step {choice.step} brought to {label}")
             write_documents(layout, decision.documents())
@@ -344,9 +343,13 @@ def _unprepared(state: RunState, error: BaseException) -> RunState:
     return dataclasses.replace(state, phase="failed", supervisor=None, error=known.to_json())
 
 
-def bring_inputs(run_id: str, cluster: Cluster, transports: Transports, *, talk: Talk) -> Inputs:
-    """Tokenise on the head what is not there yet, and bring it to every host."""
+def bring_inputs(
+    run_id: str, cluster: Cluster, transports: Transports, *, expected: Inputs | None = None, talk: Talk
+) -> Inputs:
+    """Tokenise on the head what is not there yet, and bring it to every host; it must be what was `expected`."""
     inputs = prepare_inputs(cluster, transports, run_id, on_progress=lambda record: talk.tick(_tokenising(record)))
+    if expected is not None:
+        require_same(run_id, expected, inputs)
     for name in distribute(cluster, transports, inputs):
         talk.say(f"data brought to {name}")
     return inputs
@@ -440,9 +443,9 @@ def _places(before: Cluster, old: Transports, cluster: Cluster, new: Transports)
     return places
 
 
-def _require_same_inputs(layout: RunLayout, inputs: Inputs) -> None:
-    if layout.inputs.exists():  # a run that failed before it was tokenised has none
-        require_same(layout.run_id, Inputs.from_json(read_json(layout.inputs)), inputs)
+def _inputs_before(layout: RunLayout) -> Inputs | None:
+    """What the run has read so far; None where it failed before its data was tokenised."""
+    return Inputs.from_json(read_json(layout.inputs)) if layout.inputs.exists() else None
 
 
 def _tokenising(record: dict[str, Any]) -> str:

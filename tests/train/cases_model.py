@@ -42,12 +42,13 @@ def tokenizer_error(folder: str):
     return None
 
 
-def write_folder(folder: str, *, kind: str, auto_map: bool = False):
+def write_folder(folder: str, *, kind: str, auto_map: str | None = None):
     """A model folder: without weights, with old-style weights, or with a pickle that would write a file."""
     target = Path(folder)
     target.mkdir()
     config = json.loads((Path(model_folder()) / "config.json").read_text())
     if auto_map:
+        config["model_type"] = auto_map
         config["auto_map"] = {"AutoModelForCausalLM": "evil.Model"}
         (target / "evil.py").write_text(f"open({str(target / 'canary')!r}, 'w')\n")
     (target / "config.json").write_text(json.dumps(config))

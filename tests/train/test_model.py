@@ -23,12 +23,19 @@ def test_a_folder_that_is_no_model_is_named(pool, tmp_path):
 
 def test_code_in_a_model_folder_is_refused_and_not_executed(pool, tmp_path):
     folder = tmp_path / "remote"
-    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="old", auto_map=True)
+    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="old", auto_map="unheard-of")
     for case in ("load_error", "tokenizer_error"):
         error = pool(1).run(f"{CASES}:{case}", folder=str(folder))[0]
         assert error["kind"] == "ModelError"
         assert "own code" in error["what"]
         assert "trust_remote_code" in error["fix"]
+    assert not (folder / "canary").exists()
+
+
+def test_code_beside_a_family_that_transformers_has_is_left_alone(pool, tmp_path):
+    folder = tmp_path / "leftover"
+    pool(1).run(f"{CASES}:write_folder", folder=str(folder), kind="old", auto_map="llama")
+    assert pool(1).run(f"{CASES}:old_weights_equal", folder=str(folder)) == [True]
     assert not (folder / "canary").exists()
 
 

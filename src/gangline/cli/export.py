@@ -30,7 +30,8 @@ def command(
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports, step=step)
         if dry_run:
             talk.clear()
-            print_data([shlex.join(export_argv(saved, to=to, merged=merged))])
+            words = export_argv(saved, to=to, merged=merged)
+            print_data([shlex.join((saved.place.host.python, "-m", "gangline.worker", *words))])
             return
         talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
         record = export_model(saved, to=to, merged=merged, on_text=talk.tick)

@@ -12,7 +12,6 @@ from gangline.cli.output import print_data
 from gangline.errors import UsageError
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
-from gangline.runs.state import RunState
 from gangline.watch.logs import LogFile, log_files
 from gangline.watch.tail import Tail
 from gangline.watch.text import clean
@@ -29,7 +28,8 @@ def command(
 ) -> None:
     """Print the logs of a run, each line with its host and rank."""
     with app.opened(run, home=app.default_home()) as opened:
-        number = attempt or RunState.load(opened.layout).attempt
+        state = read_record(opened.layout).state
+        number = attempt or (state.attempt if state else 1)
         run_id = opened.layout.run_id
         files = log_files(run_id, opened.cluster, opened.transports, attempt=number, console=console)
         _show(opened.layout, _chosen(run_id, files, rank), follow=follow)

@@ -78,15 +78,18 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     for line in summary(view, watched, width=terminal_width(), plain=plain):
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
-    _raise_failure(watched.run)
+    raise_failure(watched.run)
 
 
-def _raise_failure(run: RunRecord) -> None:
+def raise_failure(run: RunRecord) -> None:
+    """Raise what ended a run, if it ended badly."""
     if run.phase == "failed" and run.state and run.state.error:
         raise GanglineError.from_json(run.state.error)
-    if run.phase in {"failed", "lost", "unknown"}:
+    if run.phase == "lost":
         raise RunFailed(
-            f"{run.id} is {run.phase}",
-            seen="nobody looks after it any more" if run.phase == "lost" else "state.json says no more",
-            fix=f"gangline logs {run.id}, then: gangline resume {run.id}",
+            f"{run.id} is lost",
+            seen="its supervisor is gone; ranks of it may still run",
+            fix=f"gangline stop {run.id} saves and ends what runs, then: gangline resume {run.id}",
         )
+    if run.phase in {"failed", "unknown"}:
+        raise RunFailed(f"{run.id} is {run.phase}", seen="its state.json says no more", fix=f"gangline logs {run.id}")

@@ -27,12 +27,12 @@ def command(
     elif rows:
         header = ("run", "job", "phase", "attempt", "step", "loss", "created", "updated")
         now = datetime.now(timezone.utc)
-        print_data(table(header, [[_text(name, row[name], now) for name in _COLUMNS] for row in rows]))
+        print_data(table(header, [[_text(name, row, now) for name in _COLUMNS] for row in rows]))
     else:
         print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
 
 
-_COLUMNS = ("id", "job", "phase", "attempt", "progress", "loss", "created", "updated")
+_COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")
 
 
 def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
@@ -44,7 +44,6 @@ def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
         "attempt": state.attempt if state else None,
         "step": last.get("step"),
         "steps": last.get("steps"),
-        "progress": f"{last['step']}/{last['steps']}" if last else None,
         "loss": last.get("loss"),
         "created": record.created,
         "updated": state.updated if state else "",
@@ -52,9 +51,12 @@ def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _text(name: str, value: object, now: datetime) -> str:
+def _text(name: str, row: dict[str, Any], now: datetime) -> str:
+    value = row[name]
     if value is None:
         return "-"
+    if name == "step":
+        return f"{value}/{row['steps']}"
     if name in {"created", "updated"}:
         return age(str(value), now=now)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

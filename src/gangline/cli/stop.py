@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.cli.output import Terminal, print_data
+from gangline.cli.output import Terminal, print_data, raise_failure
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
 
@@ -25,7 +25,10 @@ def command(
             return
         if app.stop(opened, now=now):
             _wait(opened.layout)
-        print_data([f"{opened.layout.run_id} {read_record(opened.layout).phase}"])
+        record = read_record(opened.layout)
+    print_data([f"{record.id} {record.phase}"])
+    if record.phase == "lost":
+        raise_failure(record)
 
 
 def _wait(layout: RunLayout, *, poll_s: float = 0.2) -> None:

@@ -152,13 +152,21 @@ def _refuse_remote_code(model: ModelJob) -> None:
         raise ModelError(
             f"model.path: {config} is not JSON", seen=f"{error}", fix="copy the model folder again"
         ) from error
-    if data.get("auto_map"):
+    if data.get("auto_map") and not _is_known(data.get("model_type")):
         raise ModelError(
             f"model.path: {model.path} wants to run its own code",
-            seen="config.json has auto_map, which loads Python files from the model; nothing of it was executed",
+            seen=f"config.json says model_type {data.get('model_type')!r}, which transformers does not know, and has "
+            "auto_map, which loads Python files from the model; nothing of it was executed",
             fix="read those files, then set model.trust_remote_code: true with the revision that you read, "
             "or use a model that transformers knows",
         )
+
+
+def _is_known(model_type: object) -> bool:
+    """Whether transformers has this family: it then uses its own code and passes an old auto_map over."""
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
 
 
 def _require_weights(model: ModelJob) -> None:

@@ -132,7 +132,7 @@ class TestLongRows:
         num_ids = len(tokenizer.encode(self.LONG)) + 1
         rows = write_rows([{"text": self.LONG}, {"text": "six dogs"}])
         tokens = tokens_of(rows, sequence_length=num_ids, packing=False)
-        assert list(tokens.lengths)[0] == num_ids
+        assert tokens.lengths[0] == num_ids
         assert tokens.sample(0).targets[-1] == NO_TARGET
         assert tokens.num_label_tokens == tokens.num_tokens - 2
 

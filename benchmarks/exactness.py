@@ -1,0 +1,170 @@
+"""Promises 1 and 3 in figures: any split of the batch, and any interruption, against one process without either.
+
+    python -m benchmarks.exactness --out exactness.jsonl
+
+One JSON line per case (its figure, its bar, the commit); cases that the file has already are passed over, so that a
+run can be continued. The last lines printed are a table for RESULTS.md. Real ranks over gloo, a Llama of 28 k weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.train.pool import Zygote
+
+SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
+Case = tuple[str, float, Callable[[], float]]
+"""Name, bar, and what gives the figure."""
+
+
+def main() -> None:
+    """Do every case that the file does not have, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--interruptions", type=int, default=10, help="random stops per kind")
+    arguments = parser.parse_args()
+    done = _read(arguments.out)
+    zygote = Zygote()
+    try:
+        for name, bar, measure in [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]:
+            if name in done:
+                continue
+            line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
+            with arguments.out.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+            print(f"{line['figure']:10.2e}  bar {bar:g}  {name}", flush=True)
+    finally:
+        zygote.close()
+    _print_table(_read(arguments.out))
+
+
+def _split_cases(zygote: Zygote) -> Iterator[Case]:
+    for precision, bar in (("fp64", 1e-9), ("fp32", 1e-5)):
+        for method in ("full", "lora"):
+            for shares in SPLITS:
+                words = {"shares": shares, "method": method, "precision": precision}
+                yield f"gradient {precision} {method} {_text(shares)}", bar, lambda w=words: _gradient(zygote, w)
+    for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+        for method in ("full", "lora"):
+            for shares in SPLITS:
+                words = {"shares": shares, "method": method, "precision": precision, "warmup": warmup}
+                yield (
+                    f"losses of 200 steps {precision} {method} {_text(shares)}",
+                    bar,
+                    lambda w=words: _losses(zygote, w),
+                )
+    for shares in SPLITS:
+        words = {"shares": shares, "precision": "fp32"}
+        yield f"evaluation loss fp32 {_text(shares)}", 1e-6, lambda w=words: _evaluation(zygote, w)
+
+
+def _resume_cases(zygote: Zygote, interruptions: int) -> Iterator[Case]:
+    for method, precision in (("full", "fp32"), ("lora", "fp32"), ("lora", "bf16")):
+        for seed in range(interruptions):
+            step = random.Random(f"{method}{precision}{seed}").randrange(1, 24)
+            job = {"method": method, "precision": precision}
+            name = f"same ranks {precision} {method} stopped at step {step} (seed {seed})"
+            yield name, 0.0, lambda j=job, s=step: _same_ranks(zygote, j, s)
+    for method, precision, warmup, bar in (
+        ("full", "fp64", 5, 1e-9),
+        ("lora", "fp64", 5, 1e-9),
+        ("full", "fp32", 50, 1e-4),
+        ("lora", "fp32", 50, 1e-4),
+    ):
+        for seed in range(max(1, interruptions // 3)):
+            draw = random.Random(f"{method}{precision}{seed}-324")
+            stops = sorted(draw.sample(range(1, 24), 2))
+            job = {"method": method, "precision": precision, "warmup": warmup}
+            name = f"3 to 2 to 4 ranks {precision} {method} at steps {stops[0]}, {stops[1]} (seed {seed})"
+            yield name, bar, lambda j=job, s=stops: _other_ranks(zygote, j, s)
+
+
+def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
+    results = zygote.pool(3).run("tests.train.cases_exact:gradient", **words)
+    assert all(result["equal"] for result in results), "ranks hold different gradients"
+    return max(result["error"] for result in results)
+
+
+def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
+    result = zygote.pool(3).run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
+    return _worst(result["split"], result["alone"])
+
+
+def _evaluation(zygote: Zygote, words: dict[str, Any]) -> float:
+    results = zygote.pool(3).run("tests.train.cases_exact:evaluation", **words)
+    return max(abs(split["loss"] / alone["loss"] - 1) for split, alone in results)
+
+
+def _same_ranks(zygote: Zygote, job: dict[str, Any], step: int) -> float:
+    """Relative difference of losses; weights and sample order must be equal to the bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = _piece(zygote, f"{folder}/whole", [5, 3, 2], job)
+        first = _piece(zygote, f"{folder}/cut", [5, 3, 2], job, stop_after=step)
+        second = _piece(zygote, f"{folder}/cut", [5, 3, 2], job, resume_step=step)
+    for rank in range(3):
+        assert first[rank]["samples"] + second[rank]["samples"] == whole[rank]["samples"], "other samples"
+        assert second[rank]["digest"] == whole[rank]["digest"], "other weights"
+    return _worst(first[0]["losses"] + second[0]["losses"], whole[0]["losses"])
+
+
+def _other_ranks(zygote: Zygote, job: dict[str, Any], stops: list[int]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        whole = _piece(zygote, f"{folder}/whole", [4, 3, 3], job)
+        pieces = [
+            _piece(zygote, f"{folder}/cut", [5, 3, 2], job, stop_after=stops[0]),
+            _piece(zygote, f"{folder}/cut", [7, 3], job, resume_step=stops[0], stop_after=stops[1]),
+            _piece(zygote, f"{folder}/cut", [1, 2, 3, 4], job, resume_step=stops[1]),
+        ]
+    return _worst([loss for piece in pieces for loss in piece[0]["losses"]], whole[0]["losses"])
+
+
+def _piece(zygote: Zygote, folder: str, shares: list[int], job: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    words = {"folder": folder, "shares": shares, "steps": 24, "resume_step": None, "stop_after": None, "job": job}
+    return zygote.pool(len(shares)).run("tests.train.cases_resume:piece", **{**words, **changes})
+
+
+def _worst(ours: list[Any], expected: list[Any]) -> float:
+    assert [entry[0] for entry in ours] == [entry[0] for entry in expected], "other steps"
+    return max(abs(one[1] / other[1] - 1) for one, other in zip(ours, expected, strict=True))
+
+
+def _text(shares: list[int]) -> str:
+    return "/".join(str(share) for share in shares)
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return {line["case"]: line for line in lines}
+
+
+def _print_table(done: dict[str, dict[str, Any]]) -> None:
+    """Worst figure of each kind: names that differ in shares, steps and seeds only are one row."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for name, line in done.items():
+        words = name.split()
+        kind = " ".join(words[: next(i for i, w in enumerate(words) if w in ("full", "lora") or "/" in w) + 1])
+        kinds.setdefault(kind.rsplit(" ", 1)[0] if "/" in kind.rsplit(" ", 1)[-1] else kind, []).append(line)
+    print("\n| what | cases | worst figure | bar |\n|---|---|---|---|")
+    for kind, lines in kinds.items():
+        print(f"| {kind} | {len(lines)} | {max(line['figure'] for line in lines):.1e} | {lines[0]['bar']:g} |")
+    failed = [line["case"] for line in done.values() if line["figure"] > line["bar"]]
+    print(f"\n{len(done)} cases, {len(failed)} over their bar{': ' + '; '.join(failed) if failed else ''}")
+
+
+if __name__ == "__main__":
+    main()

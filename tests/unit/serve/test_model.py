@@ -1,0 +1,98 @@
+"""Which checkpoint is exported or talked to, and the command that does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline import app
+from gangline.errors import CheckpointError, UsageError
+from gangline.runs.checkpoints import part_folder
+from gangline.serve.model import Saved, export_argv, find_saved, is_model_folder
+from tests.unit.app.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("a text\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return World(root=tmp_path)
+
+
+@pytest.fixture
+def run_id(world: World) -> str:
+    return app.train(world.start(), talk=world, seams=world.seams).run_id
+
+
+def find(world: World, run_id: str, step: int | None = None) -> Saved:
+    with app.opened(run_id, home=world.home, seams=world.seams) as run:
+        return find_saved(run_id, run.cluster, run.transports, step=step)
+
+
+def damage(world: World, run_id: str, step: int, host: str) -> None:
+    part = part_folder(world.host(host, run_id).checkpoints, step, host)
+    (part / "weights").write_text("WEIGHTS of step 40", encoding="utf-8")
+
+
+def test_the_newest_whole_checkpoint_of_the_head_is_taken(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40)
+    saved = find(world, run_id)
+    assert (saved.step, saved.place.host.name) == (40, "a")
+    assert saved.part == part_folder(world.host("a", run_id).checkpoints, 40, "a")
+
+
+def test_where_the_heads_copy_is_damaged_another_hosts_is_taken(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    damage(world, run_id, 40, "a")
+    saved = find(world, run_id)
+    assert (saved.step, saved.place.host.name) == (40, "b")
+    assert saved.run_folder == world.host("b", run_id).folder
+
+
+def test_a_step_can_be_named(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40)
+    assert find(world, run_id, 20).step == 20
+
+
+def test_a_step_that_is_not_there_names_those_that_are(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    with pytest.raises(UsageError, match="no checkpoint of step 33") as caught:
+        find(world, run_id, 33)
+    assert "20" in caught.value.seen
+
+
+def test_a_damaged_step_is_not_replaced_by_another_when_it_was_asked_for(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40)
+    for host in ("a", "b"):
+        damage(world, run_id, 40, host)
+    with pytest.raises(CheckpointError) as caught:
+        find(world, run_id, 40)
+    assert "weights" in caught.value.seen
+
+
+def test_an_uncommitted_checkpoint_is_not_used(world: World, run_id: str) -> None:
+    world.save(run_id, 40, commit=False)
+    with pytest.raises(UsageError, match="has no checkpoint"):
+        find(world, run_id)
+
+
+def test_exports_lie_in_the_run_directory_unless_told_otherwise(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    saved = find(world, run_id)
+    folder = world.host("a", run_id).folder
+    words = export_argv(saved, to=None, merged=True)
+    assert words[:4] == ("export", str(folder), "--checkpoint", str(saved.part))
+    assert words[4:] == ("--to", str(folder / "export" / "step-40-merged"), "--merged")
+    assert export_argv(saved, to=Path("here"), merged=False)[-1] == str(world.root / "here")
+
+
+def test_a_model_or_an_adapter_makes_a_model_folder(tmp_path: Path) -> None:
+    assert not is_model_folder(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    assert is_model_folder(tmp_path)
