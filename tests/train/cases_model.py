@@ -100,7 +100,7 @@ def write_large(folder: str, *, old: bool):
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def loading_peak(folder: str):
+def loading_peak(folder: str, *, converted: bool):
     """Anonymous memory at the most while loading, above what was there before, in bytes (sampled at 1 kHz)."""
     before, peak, done = _anonymous_bytes(), [0], threading.Event()
 
@@ -110,7 +110,8 @@ def loading_peak(folder: str):
 
     thread = threading.Thread(target=watch)
     thread.start()
-    model = load_model(make_job(precision="fp32", model=ModelJob(path=folder)))
+    compute = torch.bfloat16 if converted else torch.float32
+    model = load_model(make_job(parameters="compute", model=ModelJob(path=folder)), compute=compute)
     done.set()
     thread.join()
     return {"peak": peak[0] - before, "held": sum(parameter.nbytes for parameter in model.parameters())}

@@ -76,8 +76,11 @@ def test_trained_weights_are_fp32_unless_the_job_wants_pure_bf16(pool, method, p
 @pytest.mark.parametrize("old", [False, True])
 def test_a_model_is_never_held_twice_while_loading(zygote, tmp_path, old):
     folder = str(tmp_path / "large")
-    writer = zygote.fork(f"{CASES}:write_large", folder=folder, old=old)
-    size = writer.result()
-    loaded = zygote.fork(f"{CASES}:loading_peak", folder=folder).result()
-    assert loaded["held"] == size
-    assert 0.8 * size < loaded["peak"] < 1.3 * size
+    size = zygote.fork(f"{CASES}:write_large", folder=folder, old=old).result()
+    # in its own dtype it is mapped from the file: pages that the kernel can take back and ranks share
+    mapped = zygote.fork(f"{CASES}:loading_peak", folder=folder, converted=False).result()
+    assert mapped["held"] == size
+    assert mapped["peak"] < 0.3 * size
+    converted = zygote.fork(f"{CASES}:loading_peak", folder=folder, converted=True).result()
+    assert converted["held"] == size // 2
+    assert 0.8 * converted["held"] < converted["peak"] < 1.3 * converted["held"]
