@@ -57,9 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     cases = _chosen(options)
     with _workspace(options.work) as folder:
-        settings = Settings(
-            folder=folder, out=options.out, threads=options.threads, loaded=loaded or options.loaded_ok
-        )
+        settings = Settings(folder=folder, out=options.out, threads=options.threads, loaded=loaded or options.loaded_ok)
         try:
             for case in cases:
                 _run_case(case, rounds=options.rounds, settings=settings)
@@ -131,9 +129,7 @@ def _child(case: Case, side: str, settings: Settings) -> str:
     }
     if case.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        [*command, str(settings.folder)], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, str(settings.folder)], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
         raise SystemExit(f"{case.name} {side} ended with {done.returncode}; lines so far are in {settings.out}")

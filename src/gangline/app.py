@@ -315,7 +315,8 @@ def decide(job: Job, cluster: Cluster, transports: Transports, *, talk: Talk) ->
     """Gather, plan, judge; everything that is found is told. Changes nothing."""
     talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
     inventory = gather(cluster, transports)
-    drafted = make_plan(job, cluster)
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inventory.hosts}
+    drafted = make_plan(job, cluster, gpus)
     findings = judge(inventory, cluster)
     for line in (*explain(drafted), *(line for finding in findings for line in finding.lines())):
         talk.say(line)

@@ -144,18 +144,20 @@ class Captured:
 
 
 def run_loop(session: Session, *, saver=None, progress: Progress | None = None, stop_after: int | None = None):
-    """Train to the end, or ask for a stop once `stop_after` steps are done; returns (result, Captured)."""
+    """Train to the end, or ask for a stop at the end of step `stop_after`; returns (result, Captured)."""
     stop = StopFlag()
+    progress = progress or Progress()
     captured = Captured([], [], [], [])
     if stop_after is not None:
         plain = captured.step
+        stop.raised = progress.step + 1 >= stop_after
 
         def step_and_stop(report, *, step, **figures):
             plain(report, step=step, **figures)
             stop.raised = step + 1 >= stop_after
 
         captured.step = step_and_stop
-    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=stop), progress or Progress())
+    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=stop), progress)
     return loop.run(), captured
 
 

@@ -30,7 +30,6 @@ STOP_STEP = 45
 QUESTION = "What does textwrap.wrap do?\n"
 
 
-
 class Follow(Protocol):
     """Shows a run to its end."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gangline.catalog.gpus import peak_flops
 from gangline.planning.shares import rank_hosts, rank_shares
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
@@ -26,6 +28,8 @@ class PlannedRank:
     """Part of the batch."""
     slowdown: float = 1.0
     """Trials only: see `Host.slowdown`."""
+    peak_flops: float | None = None
+    """See `GangRank.peak_flops`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,10 @@ class Plan:
 
     def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
         """The gang of one attempt under this plan."""
-        ranks = tuple(GangRank(host=rank.host, share=rank.share, slowdown=rank.slowdown) for rank in self.ranks)
+        ranks = tuple(
+            GangRank(host=rank.host, share=rank.share, slowdown=rank.slowdown, peak_flops=rank.peak_flops)
+            for rank in self.ranks
+        )
         return Gang(run_id=run_id, attempt=attempt, ranks=ranks, resume_step=resume_step, strategy=self.strategy)
 
     def with_data(self, job: Job, data: DataCount) -> Plan:
@@ -87,9 +94,12 @@ class Plan:
         return build(Plan, data)
 
 
-def make_plan(job: Job, cluster: Cluster) -> Plan:
-    """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples."""
-    ranks = _planned_ranks(job, cluster)
+def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | None = None) -> Plan:
+    """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
+
+    gpus: the names of every host's GPUs, by host and index; rank i of a host computes on GPU i.
+    """
+    ranks = _planned_ranks(job, cluster, gpus or {})
     return Plan(
         job=job.name,
         strategy="ddp",
@@ -109,13 +119,25 @@ def make_plan(job: Job, cluster: Cluster) -> Plan:
     )
 
 
-def _planned_ranks(job: Job, cluster: Cluster) -> tuple[PlannedRank, ...]:
+def _planned_ranks(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]]) -> tuple[PlannedRank, ...]:
     count = job.batch // job.micro_batch
-    shares = rank_shares(cluster, count)
+    peaks = [
+        _peak_flops(gpus.get(host.name, ()), local_rank) for host in cluster.hosts for local_rank in range(host.slots)
+    ]
     return tuple(
-        PlannedRank(host=host.name, share=share, percent=round(100 * share / count, 1), slowdown=host.slowdown)
-        for host, share in zip(rank_hosts(cluster), shares, strict=True)
+        PlannedRank(
+            host=host.name,
+            share=share,
+            percent=round(100 * share / count, 1),
+            slowdown=host.slowdown,
+            peak_flops=peak,
+        )
+        for host, share, peak in zip(rank_hosts(cluster), rank_shares(cluster, count), peaks, strict=True)
     )
+
+
+def _peak_flops(names: Sequence[str], local_rank: int) -> float | None:
+    return peak_flops(names[local_rank % len(names)]) if names else None
 
 
 def _reason(num_ranks: int) -> str:

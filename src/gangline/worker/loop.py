@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from gangline.worker.record import Recorder
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
+
+log = logging.getLogger(__name__)
 
 Result = Literal["finished", "stopped", "failed"]
 
@@ -166,6 +169,7 @@ class Loop:
         searching_scale = self.session.scaler is not None and math.isfinite(report.loss_sum)
         progress.skipped_in_a_row += 0 if searching_scale else 1
         names = [int(sample) for sample in samples]
+        log.warning("step %d skipped: summed loss %s, samples %s", progress.step + 1, report.loss_sum, names)
         if self._out.recorder is not None:
             self._out.recorder.event("step-skipped", step=progress.step + 1, loss=report.loss_sum, samples=names)
         if progress.skipped_in_a_row > job.max_skipped_steps:
@@ -197,6 +201,7 @@ class Loop:
             max_samples=session.job.evaluation.max_samples,
         )
         self.progress.evaluation_loss = evaluation.loss
+        log.info("evaluation at step %d: loss %.6g", self.progress.step, evaluation.loss)
         if self._out.recorder is not None:
             self._out.recorder.evaluation(evaluation, step=self.progress.step)
 
@@ -212,6 +217,7 @@ class Loop:
         session, progress = self.session, self.progress
         if progress.step != self._saved_step and self._out.saver is not None:
             self._enter("save")
+            log.info("saving step %d", progress.step)
             tensors = state_tensors(session.model, session.optimizer)
             self._out.saver.save(progress.step, tensors, progress.to_json(session.scaler), wait=wait)
             if self._out.recorder is not None:
@@ -227,6 +233,7 @@ class Loop:
             raise saver.failure
         if self._out.recorder is not None:
             self._out.recorder.event(result, step=self.progress.step, skipped=self.progress.skipped)
+        log.info("%s at step %d of %d", result, self.progress.step, self.session.total_steps)
         self._enter("ended")
         return result
 

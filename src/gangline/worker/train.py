@@ -61,6 +61,7 @@ def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result
     train_set, evaluation_set = open_sets(layout)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
     progress = restore(session, layout.checkpoints)
+    log.info("%s from step %d of %d in %s", job.method.kind, progress.step, session.total_steps, session.precision.name)
     if recorder is not None:
         recorder.event(
             "resumed" if progress.step else "started",

@@ -73,3 +73,9 @@ def test_equal_ranks_of_a_host_are_folded() -> None:
     hosts = (Host(name="box", workdir="/w", python="python", slots=4),)
     lines = "\n".join(explain(make_plan(JOB, Cluster(name="c", hosts=hosts))))
     assert "box 4 x 3 (25 % each)" in lines
+
+
+def test_a_rank_knows_the_peak_of_its_own_gpu() -> None:
+    gpus = {"pc1": ["NVIDIA GeForce RTX 4090"], "pc2": ["NVIDIA GeForce RTX 4090 Laptop GPU"]}
+    gang = make_plan(JOB, cluster(3, 2, 1), gpus).gang("calm-otter-7", 1)
+    assert [rank.peak_flops for rank in gang.ranks] == [165e12, None, None]
