@@ -16,10 +16,12 @@ import dataclasses
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -32,7 +34,10 @@ from benchmarks.trainer_cases import CASES, SIDES, SUITES, Case
 from benchmarks.trainer_report import LossesDiffer, check_losses, markdown
 
 ROOT = Path(__file__).parents[1]
-MAX_LOAD_PER_CORE = 0.6
+MAX_OTHERS = 0.1
+"""Share of all cores that other programs may take during a measurement that is for the record."""
+BUSY = 2
+"""Exit status of a run that did not measure because the machine was not quiet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +50,47 @@ class Settings:
     loaded: bool
 
 
+class OtherPrograms:
+    """What other programs take of all cores from now on: busy time of the machine less that of our children."""
+
+    def __init__(self) -> None:
+        self._start_s, self._busy_s = time.perf_counter(), self._busy()
+
+    def share(self) -> float:
+        """Between 0 and 1; 0 where the system does not tell."""
+        wall_s = time.perf_counter() - self._start_s
+        return max(0.0, (self._busy() - self._busy_s) / wall_s / (os.cpu_count() or 1))
+
+    @staticmethod
+    def _busy() -> float:
+        # user, nice, system, idle, iowait, irq, softirq, steal: in clock ticks, summed over the cores
+        ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return busy_s - children.ru_utime - children.ru_stime
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure what is missing from --out, and print the table."""
     options = _parser().parse_args(argv)
-    loaded = load_per_core() > MAX_LOAD_PER_CORE
+    loaded = load_per_core() > options.max_load
     if loaded and not options.loaded_ok:
         print(
             f"not measuring: the load of the last minute is {load_per_core():.2f} per core, more than "
-            f"{MAX_LOAD_PER_CORE}. Wait, or add --loaded-ok, which marks the figures as not for the record."
+            f"{options.max_load}. Wait, or add --loaded-ok, which marks the figures as not for the record."
         )
-        return 2
+        return BUSY
     cases = _chosen(options)
     with _workspace(options.work) as folder:
-        settings = Settings(folder=folder, out=options.out, threads=options.threads, loaded=loaded or options.loaded_ok)
+        settings = Settings(folder=folder, out=options.out, threads=options.threads, loaded=loaded)
         try:
             for case in cases:
                 _run_case(case, rounds=options.rounds, settings=settings)
-            print()
-            print(markdown(_lines_of(options.out, cases, threads=options.threads)))
         except LossesDiffer as error:
             print(f"invalid: {error}")
             return 1
+    lines = _lines_of(options.out, cases, threads=options.threads)
+    print("\n" + markdown(lines) if lines else "nothing was measured")
     return 0
 
 
@@ -100,8 +125,9 @@ def _run_case(case: Case, *, rounds: int, settings: Settings) -> None:
 
 
 def _measure(case: Case, side: str, *, round_number: int, settings: Settings) -> None:
-    load = round(load_per_core(), 2)
+    load, others = round(load_per_core(), 2), OtherPrograms()
     figures = json.loads(_child(case, side, settings).splitlines()[-1])
+    share = others.share()
     line = {
         "case": case.name,
         "side": side,
@@ -109,7 +135,8 @@ def _measure(case: Case, side: str, *, round_number: int, settings: Settings) ->
         "steps": case.steps,
         **figures,
         "load": load,
-        "loaded": settings.loaded,
+        "others": round(share, 3),
+        "loaded": settings.loaded or share > MAX_OTHERS,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": _versions(),
     }
@@ -122,14 +149,17 @@ def _measure(case: Case, side: str, *, round_number: int, settings: Settings) ->
 def _child(case: Case, side: str, settings: Settings) -> str:
     """Run one process; what it printed. Its error output is shown when it fails."""
     command = [sys.executable, "-m", "benchmarks.trainer_measure", case.name, str(case.steps), side]
-    environment = os.environ | {
+    environment = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ
+    environment |= {
         "OMP_NUM_THREADS": str(settings.threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if case.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run([*command, str(settings.folder)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(settings.folder)], check=False, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
         raise SystemExit(f"{case.name} {side} ended with {done.returncode}; lines so far are in {settings.out}")
@@ -139,7 +169,7 @@ def _child(case: Case, side: str, settings: Settings) -> str:
 def _lines_of(out: Path, cases: list[Case], *, threads: int) -> list[dict[str, Any]]:
     """Lines of these cases with as many steps and threads."""
     wanted = {(case.name, case.steps) for case in cases}
-    lines = [json.loads(line) for line in out.open(encoding="utf-8")] if out.exists() else []
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
     return [line for line in lines if (line["case"], line["steps"]) in wanted and line["threads"] == threads]
 
 
@@ -160,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("trainer.jsonl"))
     parser.add_argument("--work", type=Path, help="keep models and rows here for the next time")
+    parser.add_argument("--max-load", type=float, default=0.6, help="load per core up to which a machine is quiet")
     parser.add_argument("--loaded-ok", action="store_true", help="measure on a busy machine; marks the figures")
     return parser
 
@@ -177,7 +208,7 @@ def _workspace(kept: Path | None) -> Iterator[Path]:
 def _has_cuda() -> bool:
     """Asks the driver's tool, so that this process need not import torch."""
     tool = shutil.which("nvidia-smi")
-    return tool is not None and subprocess.run([tool, "-L"], capture_output=True).stdout.startswith(b"GPU")
+    return tool is not None and b"GPU" in subprocess.run([tool, "-L"], check=False, capture_output=True).stdout
 
 
 def _versions() -> dict[str, str]:

@@ -81,7 +81,7 @@ CPU_CASES = (
         sequence_length=256,
         micro_batch=4,
         accumulation=1,
-        steps=14,
+        steps=22,
         warmup_steps=2,
     ),
     Case(
@@ -92,7 +92,7 @@ CPU_CASES = (
         sequence_length=256,
         micro_batch=4,
         accumulation=2,
-        steps=14,
+        steps=18,
         warmup_steps=2,
     ),
 )

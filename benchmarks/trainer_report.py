@@ -13,6 +13,18 @@ MIB = 1 << 20
 # Dense bf16 peaks of the makers' data sheets, in FLOP/s, by a part of the name that CUDA gives.
 PEAKS = {"H200": 989e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 
+COLUMNS = (
+    "case",
+    "side",
+    "tokens/s (median)",
+    "ours / side: median",
+    "worst round",
+    "peak memory, MiB",
+    "above start, MiB",
+    "MFU",
+    "final loss",
+)
+
 
 class LossesDiffer(Exception):
     """Two sides did not do the same training: their figures must not be compared."""
@@ -22,11 +34,7 @@ def markdown(lines: Iterable[Line]) -> str:
     """A table of all cases, one row per side. Raises LossesDiffer."""
     lines = list(lines)
     loaded = any(line["loaded"] for line in lines)
-    rows = [
-        "| case | side | tokens/s (median) | ours / side: median | worst round | peak memory, MiB | above start, MiB "
-        "| MFU | final loss |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name in dict.fromkeys(line["case"] for line in lines):
         rows += _case_rows([line for line in lines if line["case"] == name])
     notes = [_note(lines)] + (["**Taken on a loaded machine: not for the record.**"] if loaded else [])
@@ -77,4 +85,8 @@ def _note(lines: list[Line]) -> str:
     first = lines[0]
     rounds = len({line["round"] for line in lines})
     versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
-    return f"{rounds} rounds, {first['threads']} threads, {first['device']}, {versions}; load at start {first['load']}."
+    busiest = max(line["others"] for line in lines)
+    return (
+        f"{rounds} rounds, {first['threads']} threads, {first['device']}, {versions}; "
+        f"load per core at the start {first['load']}, other programs took up to {busiest:.0%} of the cores."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -44,12 +43,6 @@ class Clock:
             if self._case.device == "cuda":
                 torch.cuda.synchronize()
             self._started, self._ended = self._ended, (time.perf_counter(), time.process_time())
-
-
-def needs(side: str) -> tuple[str, ...]:
-    """Packages that a side imports and that are not here."""
-    wanted = (("trl",) if side.startswith("trl") else ()) + (("liger_kernel",) if side.endswith("liger") else ())
-    return tuple(name for name in wanted if importlib.util.find_spec(name) is None)
 
 
 def load_side(side: str) -> Callable[[Case, Path, Clock], Trained]:

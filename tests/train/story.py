@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,7 +99,14 @@ class User:
         """Until nothing of the run goes on; the phase it ended in."""
         return self._wait(run, lambda row: row["phase"] in {"finished", "stopped", "failed"})["phase"]
 
-    def _wait(self, run: str, is_so) -> dict:
+    def wait_until(self, is_so: Callable[[], object]) -> None:
+        """Until it is so."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < deadline, f"it never came to that: {self.runs()}"
+            time.sleep(0.05)
+
+    def _wait(self, run: str, is_so: Callable[[dict], bool]) -> dict:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             (row,) = [row for row in self.runs() if row["id"] == run]

@@ -24,11 +24,11 @@ data:
   sequence_length: 128
 batch: 24          # samples in one optimizer step, over all hosts
 micro_batch: 4
-steps: 90
-optimizer: {learning_rate: 2.0e-3, weight_decay: 0.1}
+steps: 100
+optimizer: {learning_rate: 4.0e-3, weight_decay: 0.1}
 schedule: {kind: cosine, warmup_steps: 10}
-evaluation: {every_steps: 45, max_samples: 72}
-checkpoint: {every_steps: 30}
+evaluation: {every_steps: 50, max_samples: 72}
+checkpoint: {every_steps: 25}
 """
 
 TUNE = """\

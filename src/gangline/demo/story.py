@@ -26,7 +26,7 @@ from gangline.units import format_bytes, format_duration
 from gangline.watch.follow import Update, View
 
 CORPUS_BYTES = 700_000
-STOP_STEP = 45
+STOP_STEP = 50
 QUESTION = "What does textwrap.wrap do?\n"
 
 
@@ -76,7 +76,7 @@ def _write(stage: Stage) -> None:
     here = Host(name="local", workdir=str(stage.home), python=sys.executable)
     with app.reach(app.load_cluster(None, stage.home), app.REAL) as transports:
         argv = ("scratch", str(stage.folder / "corpus" / "pages.jsonl"), "--to", str(stage.folder / "model"))
-        size_words = ("--vocabulary", "2048", "--hidden", "192", "--context", "256")
+        size_words = ("--vocabulary", "1024", "--hidden", "128", "--context", "256")
         record = ask_worker(here, transports["local"], (*argv, *size_words), on_progress=lambda _record: None)
     stage.talk.say(f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {stage.folder}")
 

@@ -29,6 +29,8 @@ def rank_env(cluster: Cluster, host: Host, *, num_cpus: int | None = None) -> di
     env = {
         "GANGLINE_HOST": host.name,
         "OMP_NUM_THREADS": str(num_threads(cluster, num_cpus=num_cpus)),
+        # Threads that spin at a barrier while another process has their core made small steps up to 60 times slower.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         # Stale keys in the agent's store break a second process group (torch 2.13).

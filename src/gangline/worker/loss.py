@@ -84,7 +84,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 def _add_product(
     target: torch.Tensor | None, delta: torch.Tensor, part: torch.Tensor, *, dtype: torch.dtype
 ) -> torch.Tensor:
-    """target + delta.T @ part, in place but for the first chunk, which needs no zeros to add to."""
+    """Sum of target and delta.T @ part, in place but for the first chunk, which needs no zeros to add to."""
     if target is None:
         return (delta.t() @ part).to(dtype)
     if dtype == delta.dtype:

@@ -74,7 +74,7 @@ def _write_config(folder: Path, arguments: argparse.Namespace, *, vocabulary: in
     LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=arguments.hidden,
-        intermediate_size=4 * arguments.hidden,
+        intermediate_size=32 * round(arguments.hidden / 12),  # 8/3 of hidden, as Llama has it
         num_hidden_layers=arguments.layers,
         num_attention_heads=arguments.heads,
         num_key_value_heads=arguments.heads,
