@@ -81,7 +81,12 @@ def full_disk(shares, *, on_failure: str):
         result, captured = run_loop(session, saver=saver)
     except CheckpointError as error:
         return {"error": error.to_json(), "saves": saver.saves}
-    return {"result": result, "steps": len(captured.steps), "saves": saver.saves if saver else None}
+    return {
+        "result": result,
+        "steps": len(captured.steps),
+        "saves": saver.saves if saver else None,
+        "failed_saves": [event["step"] for event in captured.events if event["event"] == "save-failed"],
+    }
 
 
 def one_rank_is_asked_to_leave(shares, *, asked: int):

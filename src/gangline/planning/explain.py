@@ -60,5 +60,8 @@ def _saves(plan: Plan) -> str:
 
 
 def _evaluates(plan: Plan) -> str:
-    every = plan.evaluation_every_steps
-    return "at the end" if every is None else f"every {every} steps and at the end"
+    if not plan.evaluates:
+        return "never: the job has no data.eval"
+    start = "at the start, " if plan.evaluation_at_start else ""
+    every = f"every {plan.evaluation_every_steps} steps, " if plan.evaluation_every_steps is not None else ""
+    return f"{start}{every}at the end"

@@ -28,6 +28,8 @@ class PlannedRank:
     """Part of the batch."""
     slowdown: float = 1.0
     """Trials only: see `Host.slowdown`."""
+    device: int = 0
+    """Index of its GPU on the machine, where it has any."""
     peak_flops: float | None = None
     """See `GangRank.peak_flops`."""
 
@@ -61,7 +63,12 @@ class Plan:
     """None until the data is tokenised."""
     checkpoint_every_steps: int | None
     checkpoint_every_minutes: float | None
+    evaluates: bool
+    """Whether there is anything to evaluate on."""
+    evaluation_at_start: bool
     evaluation_every_steps: int | None
+    shares_gpus: bool = False
+    """More ranks than GPUs on a machine: see `Gang.shares_gpus`."""
     notes: tuple[str, ...] = ()
     """What the user may want to know or change."""
     schema_version: int = SCHEMA_VERSION
@@ -74,10 +81,23 @@ class Plan:
     def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
         """The gang of one attempt under this plan."""
         ranks = tuple(
-            GangRank(host=rank.host, share=rank.share, slowdown=rank.slowdown, peak_flops=rank.peak_flops)
+            GangRank(
+                host=rank.host,
+                share=rank.share,
+                slowdown=rank.slowdown,
+                device=rank.device,
+                peak_flops=rank.peak_flops,
+            )
             for rank in self.ranks
         )
-        return Gang(run_id=run_id, attempt=attempt, ranks=ranks, resume_step=resume_step, strategy=self.strategy)
+        return Gang(
+            run_id=run_id,
+            attempt=attempt,
+            ranks=ranks,
+            resume_step=resume_step,
+            strategy=self.strategy,
+            shares_gpus=self.shares_gpus,
+        )
 
     def with_data(self, job: Job, data: DataCount) -> Plan:
         """The same plan once the samples are counted."""
@@ -97,9 +117,11 @@ class Plan:
 def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | None = None) -> Plan:
     """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
 
-    gpus: the names of every host's GPUs, by host and index; rank i of a host computes on GPU i.
+    gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order.
     """
-    ranks = _planned_ranks(job, cluster, gpus or {})
+    gpus = gpus or {}
+    devices = _devices(cluster, gpus)
+    ranks = _planned_ranks(job, cluster, devices, gpus)
     return Plan(
         job=job.name,
         strategy="ddp",
@@ -114,30 +136,48 @@ def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | No
         data=None,
         checkpoint_every_steps=job.checkpoint.every_steps,
         checkpoint_every_minutes=job.checkpoint.every_minutes,
+        evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
+        evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        notes=_notes(ranks),
+        shares_gpus=_shares_gpus(cluster, devices, gpus),
+        notes=_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)),
     )
 
 
-def _planned_ranks(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]]) -> tuple[PlannedRank, ...]:
+Gpus = Mapping[str, Sequence[str]]
+
+
+def _planned_ranks(job: Job, cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> tuple[PlannedRank, ...]:
     count = job.batch // job.micro_batch
-    peaks = [
-        _peak_flops(gpus.get(host.name, ()), local_rank) for host in cluster.hosts for local_rank in range(host.slots)
-    ]
     return tuple(
         PlannedRank(
             host=host.name,
             share=share,
             percent=round(100 * share / count, 1),
             slowdown=host.slowdown,
-            peak_flops=peak,
+            device=device,
+            peak_flops=peak_flops(gpus[host.name][device]) if gpus.get(host.name) else None,
         )
-        for host, share, peak in zip(rank_hosts(cluster), rank_shares(cluster, count), peaks, strict=True)
+        for host, share, device in zip(rank_hosts(cluster), rank_shares(cluster, count), devices, strict=True)
     )
 
 
-def _peak_flops(names: Sequence[str], local_rank: int) -> float | None:
-    return peak_flops(names[local_rank % len(names)]) if names else None
+def _devices(cluster: Cluster, gpus: Gpus) -> list[int]:
+    """The GPU of every rank. Hosts with one address are one machine, whose GPUs their ranks take in order."""
+    taken: dict[str, int] = {}
+    devices = []
+    for host in rank_hosts(cluster):
+        position = taken.get(host.address, 0)
+        taken[host.address] = position + 1
+        devices.append(position % (len(gpus.get(host.name, ())) or 1))
+    return devices
+
+
+def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
+    places = [
+        (host.address, device) for host, device in zip(rank_hosts(cluster), devices, strict=True) if gpus.get(host.name)
+    ]
+    return len(set(places)) < len(places)
 
 
 def _reason(num_ranks: int) -> str:
@@ -146,8 +186,12 @@ def _reason(num_ranks: int) -> str:
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
 
 
-def _notes(ranks: tuple[PlannedRank, ...]) -> tuple[str, ...]:
-    idle = [str(number) for number, rank in enumerate(ranks) if rank.share == 0]
-    if not idle:
-        return ()
-    return (f"no work for rank {', '.join(idle)}: raise batch / micro_batch above {len(ranks)}, or use fewer slots",)
+def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, ...]:
+    notes = []
+    if idle := [str(number) for number, rank in enumerate(ranks) if rank.share == 0]:
+        notes.append(
+            f"no work for rank {', '.join(idle)}: raise batch / micro_batch above {len(ranks)}, or use fewer slots"
+        )
+    if shares_gpus:
+        notes.append("ranks share a GPU, so gradients travel over gloo: for trials only; one slot per GPU is faster")
+    return tuple(notes)

@@ -19,7 +19,9 @@ class GangRank:
     share: int
     """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch."""
     slowdown: float = 1.0
-    """Trials only: this rank sleeps after each micro-batch until it took `slowdown` times as long (simulated)."""
+    """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
+    device: int = 0
+    """Index of this rank's GPU on its machine, where there is any."""
     peak_flops: float | None = None
     """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
 
@@ -37,6 +39,8 @@ class Gang:
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
     strategy: Literal["ddp"] = "ddp"
+    shares_gpus: bool = False
+    """More ranks than GPUs on a machine: NCCL refuses that, so gradients go over gloo."""
 
     @property
     def world_size(self) -> int:

@@ -36,7 +36,7 @@ class ModelWords(Section):
     start: Literal["pretrained", "random"] = "pretrained"
     """`random` takes the configuration and the tokenizer of the model and fresh weights, seeded by `seed`."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
-    """How attention is computed; `auto` is the fastest that the machines have."""
+    """How attention is computed; `auto` leaves it to transformers, which takes sdpa where the model has it."""
 
 
 class MethodWords(Section):
@@ -133,7 +133,7 @@ class ScheduleWords(Section):
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Optimizer steps from 0 to the full rate."""
     final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The rate of the last step over the full rate (linear and cosine)."""
+    """Where linear and cosine fall to, over the full rate."""
 
 
 class PrecisionWords(Section):

@@ -18,6 +18,8 @@ class History:
         if not isinstance(step, int):
             return
         if record.get("kind") == "step":
+            # a repeated step moves to the end: the order is that of writing
+            self.steps.pop(step, None)
             self.steps[step] = record
         elif record.get("kind") == "evaluation":
             self.evaluations[step] = record

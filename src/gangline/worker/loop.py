@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from gangline.errors import RunFailed
+from gangline.errors import CheckpointError, RunFailed
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.batch import pick
 from gangline.worker.checkpoint import Saver
@@ -61,6 +61,7 @@ class Loop:
         self._saved_step = progress.step
         self._saved_s = time.monotonic()
         self._micro_batch_s = 0.0
+        self._known_failure: CheckpointError | None = None
 
     def run(self) -> Result:
         """Train. Every rank returns the same result."""
@@ -69,8 +70,8 @@ class Loop:
             self._evaluate()
         while progress.step < session.total_steps:
             report = self._train_step()
-            if report.save_failed and session.job.checkpoint.on_failure == "stop":
-                return self._give_up()
+            if report.save_failed and self._give_up_after_failed_save():
+                return "failed"
             self._evaluate_if_due()
             if report.stop and progress.step < session.total_steps:
                 self._save(wait=True)
@@ -134,7 +135,7 @@ class Loop:
             bad=int(not (math.isfinite(loss_sum) and bool(torch.isfinite(norm)))),
             stop=int(self._out.stop.raised),
             save=int(session.world.is_head and self._minutes_are_up()),
-            save_failed=int(saver is not None and saver.failure is not None),
+            save_failed=int(saver is not None and saver.failure not in (None, self._known_failure)),
             times=(
                 RankTimes(
                     data_s=tally.data_s,
@@ -237,12 +238,21 @@ class Loop:
         self._enter("ended")
         return result
 
-    def _give_up(self) -> Result:
-        """The rank whose save failed says why; the others just leave."""
-        saver = self._out.saver
-        if saver is not None and saver.failure is not None:
-            raise saver.failure
-        return "failed"
+    def _give_up_after_failed_save(self) -> bool:
+        """Whether the run ends for it. The rank whose save failed says why; the others just leave."""
+        saver, job = self._out.saver, self.session.job.checkpoint
+        failure = saver.failure if saver is not None else None
+        self._known_failure = failure
+        if failure is not None:
+            log.error("%s", failure)
+        if self._out.recorder is not None:
+            what = failure.what if failure is not None else "on another host; see the logs of its first rank"
+            self._out.recorder.event("save-failed", step=self.progress.step, what=what)
+        if job.on_failure == "continue":
+            return False
+        if failure is not None:
+            raise failure
+        return True
 
     def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
         if self._out.recorder is None:

@@ -48,17 +48,29 @@ def _ability(device: torch.device) -> int:
     return 2 if torch.cuda.is_bf16_supported(including_emulation=False) else 1
 
 
+def _agreed(value: int, operation: dist.ReduceOp.RedOpType) -> int:
+    """The least or greatest value over the gang, on the CPU: devices may differ."""
+    tensor = torch.tensor([value])
+    if dist.is_initialized():
+        dist.all_reduce(tensor, op=operation)
+    return int(tensor.item())
+
+
 def agree_precision(job: Job, device: torch.device) -> Precision:
-    """Resolve `job.precision` over the gang (one tiny all-reduce when a process group exists).
+    """Resolve `job.precision` over the gang (tiny all-reduces when a process group exists).
 
     Raises UsageError for a combination that cannot train.
     """
+    on_gpu = int(device.type == "cuda")
+    if _agreed(on_gpu, dist.ReduceOp.MIN) != _agreed(on_gpu, dist.ReduceOp.MAX):
+        raise UsageError(
+            "some ranks of the gang have a GPU and some have none",
+            seen=f"this rank computes on {device}; expected the same kind everywhere",
+            fix="leave the hosts without a GPU out of the cluster, or hide the GPUs with CUDA_VISIBLE_DEVICES: ''",
+        )
     name: str = job.precision
     if name == "auto":
-        ability = torch.tensor([_ability(device)], device=device)
-        if dist.is_initialized():
-            dist.all_reduce(ability, op=dist.ReduceOp.MIN)
-        name = _BY_ABILITY[int(ability.item())]
+        name = _BY_ABILITY[_agreed(_ability(device), dist.ReduceOp.MIN)]
     if name == "bf16" and device.type == "cuda" and _ability(device) < 2:
         raise UsageError(
             f"job.precision: this GPU ({torch.cuda.get_device_name(device)}) has no bf16",

@@ -59,9 +59,9 @@ def join(gang: Gang) -> World:
             seen=f"expected {gang.world_size}, saw WORLD_SIZE={size}",
             fix="start it with `gangline train` or `gangline resume`, not by hand",
         )
-    device = _own_device()
+    device = _own_device(gang.ranks[rank].device)
     if size > 1:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not gang.shares_gpus else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=gang.collective_timeout_s))
     return World(gang=gang, rank=rank, device=device)
 
@@ -72,9 +72,9 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _own_device() -> torch.device:
+def _own_device(index: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    index %= torch.cuda.device_count()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

@@ -189,7 +189,7 @@ class TestWrongInput:
 
     def test_missing_files_are_all_named(self, make_job, tmp_path):
         job = make_job(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
-        self.check(job, tmp_path, match=r"data.train.files: .*a.jsonl\ndata.train.files: .*b.jsonl")
+        self.check(job, tmp_path, match=r"data.train: .*a.jsonl\ndata.train: .*b.jsonl")
 
     def test_an_empty_data_set(self, make_job, write_rows, tmp_path):
         self.check(make_job(write_rows([])), tmp_path, match="no token to learn in .*rows.jsonl")
@@ -203,13 +203,13 @@ class TestWrongInput:
 
     def test_a_fraction_that_leaves_nothing(self, make_job, write_rows, tmp_path):
         job = make_job(write_rows([{"text": "two dogs"}]), evaluation_fraction=1e-9)
-        with pytest.raises(DataError, match=r"data\.evaluation: no token to learn .*after evaluation_fraction"):
+        with pytest.raises(DataError, match=r"data\.eval: no token to learn .* after data\.eval: 1e-09"):
             prepare_inputs(job, tmp_path)
 
     def test_a_fraction_and_a_file(self, make_job, write_rows, tmp_path):
         rows = write_rows(rows_of(5))
         job = make_job(rows, evaluation=SourceJob(files=(str(rows),)), evaluation_fraction=0.1)
-        self.check(job, tmp_path, match="both set")
+        self.check(job, tmp_path, match="both files and a fraction")
 
     def test_a_file_that_is_written_to_meanwhile(self, make_job, write_rows, tmp_path, model):
         job = make_job(write_rows(rows_of(50)))

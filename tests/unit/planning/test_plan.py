@@ -79,3 +79,17 @@ def test_a_rank_knows_the_peak_of_its_own_gpu() -> None:
     gpus = {"pc1": ["NVIDIA GeForce RTX 4090"], "pc2": ["NVIDIA GeForce RTX 4090 Laptop GPU"]}
     gang = make_plan(JOB, cluster(3, 2, 1), gpus).gang("calm-otter-7", 1)
     assert [rank.peak_flops for rank in gang.ranks] == [165e12, None, None]
+
+
+def test_hosts_that_are_one_machine_take_its_gpus_in_order_and_share_only_when_there_are_too_few() -> None:
+    two = {f"pc{number}": ["NVIDIA A10", "NVIDIA A10"] for number in (1, 2, 3)}
+    gang = make_plan(JOB, cluster(1, 1), two).gang("calm-otter-7", 1)
+    assert ([rank.device for rank in gang.ranks], gang.shares_gpus) == ([0, 1], False)
+    plan = make_plan(JOB, cluster(1, 1, 1), two)
+    assert ([rank.device for rank in plan.ranks], plan.shares_gpus) == ([0, 1, 0], True)
+    assert any("share a GPU" in line for line in explain(plan))
+    assert not make_plan(JOB, cluster(1, 1, 1)).shares_gpus
+
+
+def test_a_job_without_evaluation_data_says_so() -> None:
+    assert any("never" in line and "data.eval" in line for line in explain(make_plan(JOB, cluster(1))))

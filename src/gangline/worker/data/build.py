@@ -185,11 +185,12 @@ def _refuse_bad(request: SetRequest, tally: _Tally) -> None:
 def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None:
     if writer.num_label_tokens:
         return
-    cut_off = f" after evaluation_fraction {request.data.evaluation_fraction}" if request.side else ""
+    key = "data.eval" if request.purpose == "evaluation" else "data.train"
+    cut_off = f" after data.eval: {request.data.evaluation_fraction}" if request.side else ""
     source = request.source.hub or ", ".join(request.source.files)
     examples = "".join(f"\n  {example}" for example in tally.bad.examples)
     raise DataError(
-        f"data.{request.purpose}: no token to learn in {source}{cut_off}",
+        f"{key}: no token to learn in {source}{cut_off}",
         seen=f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}",
         fix="name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else ""),
     )

@@ -118,18 +118,18 @@ def plan_sets(
 def _check(data: DataJob) -> None:
     if data.evaluation is not None and data.evaluation_fraction:
         raise DataError(
-            "data.evaluation and data.evaluation_fraction are both set",
+            "data.eval has both files and a fraction",
             seen="expected one of them: rows of their own, or a part of the training rows",
             fix="remove one of the two",
         )
     missing = []
-    for name, source in (("train", data.train), ("evaluation", data.evaluation)):
+    for name, source in (("train", data.train), ("eval", data.evaluation)):
         for file in source.files if source else ():
             if not Path(file).is_file():
-                missing.append(f"data.{name}.files: {file}")
+                missing.append(f"data.{name}: {file}")
             elif data.format != "text" and file_kind(file) == "text":
                 raise DataError(
-                    f"data.{name}.files: {file} is plain text, data.format is {data.format}",
+                    f"data.{name}: {file} is plain text, data.format is {data.format}",
                     seen="expected rows with fields: .jsonl, .jsonl.gz or .parquet",
                     fix="set data.format: text, or write the rows as JSON lines",
                 )
