@@ -137,7 +137,8 @@ class User:
 
 
 def _pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+    names = [entry.name for entry in Path("/proc").iterdir()]
+    return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
 
 
 def _told_by(pid: int, word: bytes) -> str:

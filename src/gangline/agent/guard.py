@@ -37,6 +37,9 @@ LEAVE_S = 10.0
 
 DISK_S = 60.0
 """How long a last word waits for room on the disk."""
+RESERVE = "reserve"
+"""A file that keeps room for the guard's last words; it goes when they are written."""
+RESERVE_BYTES = 64 << 10
 
 
 class StartFailed(Exception):
@@ -83,6 +86,8 @@ class Guard:
         record = {"pid": me.pid, "start_ticks": me.start_ticks, "started": time.time()}
         child_record = {"torchrun_pid": child.pid, "torchrun_start_ticks": self.command.start_ticks}
         self._write("guard.json", dict(record, host=self.request["host"], **child_record))
+        with contextlib.suppress(OSError):  # what is full already has nothing to keep
+            (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
     def watch(self) -> None:
         """Follow until the command has ended and nothing of it is left; write exit.json."""
@@ -150,6 +155,7 @@ class Guard:
 
     def _write_at_last(self, name: str, value: Any) -> None:
         """Write, and try again while the disk is full: what filled it may just have been ended."""
+        (self.folder / RESERVE).unlink(missing_ok=True)
         deadline = time.monotonic() + DISK_S
         while True:
             try:

@@ -36,7 +36,8 @@ def require(findings: Sequence[Finding]) -> None:
         return
     kind = HostUnreachable if any(finding.id == "E-ACC-01" for finding in failed) else CheckFailed
     raise kind(
-        f"{len(failed)} of the checks stop the start: {', '.join(finding.id for finding in failed)}",
+        f"{'a check stops' if len(failed) == 1 else f'{len(failed)} checks stop'} the start: "
+        f"{', '.join(finding.id for finding in failed)}",
         seen=f"{failed[0].title} ({failed[0].evidence})",
         fix=failed[0].fix,
     )

@@ -54,7 +54,8 @@ def event_line(record: dict[str, Any]) -> str | None:
     event = str(record.get("event", ""))
     if not event or event in _TOLD or (record.get("source") == "worker" and event in _ECHOED):
         return None
-    details = [f"{key} {_detail(value)}" for key, value in record.items() if key in _DETAILS and value is not None]
+    shown = [(key, _detail(value)) for key, value in record.items() if key in _DETAILS and value is not None]
+    details = [value if key == "what" else f"{key} {value}" for key, value in shown]
     name = {"committed": "checkpoint committed", "started": "gang started"}.get(event, event)
     return clean("  ".join([name, *details]))
 

@@ -32,11 +32,15 @@ class SampleLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: int64 tensors [samples, longest]."""
+    """One micro-batch: int64 tensors [samples, longest], and the trained positions [n] in the flattened batch.
+
+    The positions are found here, on the CPU: a boolean mask would make every micro-batch wait for the GPU.
+    """
 
     input_ids: torch.Tensor
     targets: torch.Tensor
     position_ids: torch.Tensor
+    trained: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
@@ -45,9 +49,9 @@ class Batch:
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self.tensors))
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The arguments of `CausalLoss.forward`, in order."""
-        return self.input_ids, self.targets, self.position_ids
+        return self.input_ids, self.targets, self.position_ids, self.trained
 
 
 def collate(samples: Sequence[SampleLike]) -> Batch:
@@ -67,12 +71,14 @@ def collate(samples: Sequence[SampleLike]) -> Batch:
         targets[row, :length] = sample.targets
         position_ids[row, :length] = sample.position_ids
         position_ids[row, length:] = sample.position_ids[-1] + 1 + np.arange(longest - length)
-    return Batch(*(torch.from_numpy(array) for array in (input_ids, targets, position_ids)))
+    trained = np.flatnonzero(targets != IGNORE)
+    return Batch(*(torch.from_numpy(array) for array in (input_ids, targets, position_ids, trained)))
 
 
 def empty_batch() -> Batch:
     """One token without a target: what a rank without work sends through the model to join the collectives."""
-    return Batch(*(torch.full((1, 1), value) for value in (0, IGNORE, 0)))
+    token, target, position = (torch.full((1, 1), value) for value in (0, IGNORE, 0))
+    return Batch(token, target, position, torch.empty(0, dtype=torch.int64))
 
 
 def pick(samples: Iterable[int], source: TokenSource) -> Batch:

@@ -100,7 +100,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class CausalLoss(nn.Module):
     """A causal model with its loss: what a strategy wraps, so that the whole of it runs inside DDP's forward.
 
-    forward(input_ids, targets, position_ids), all int64 [m, t], gives the loss summed over the trained positions.
+    forward(input_ids, targets, position_ids, trained), all int64, three of [m, t] and the indices [n] of the trained
+    positions in the flattened batch, gives the loss summed over these.
     """
 
     def __init__(self, model: nn.Module, *, compute: torch.dtype) -> None:
@@ -109,27 +110,31 @@ class CausalLoss(nn.Module):
         self.compute = compute
         self.fused = self._can_fuse()
 
-    def forward(self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor, trained: torch.Tensor
+    ) -> torch.Tensor:
         """Summed loss over the positions whose target is not IGNORE."""
         if not self.fused:
             logits = self.logits(input_ids, position_ids)
             logits = logits.to(_wide(logits.dtype))
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        return self._fused_loss(input_ids, targets, position_ids)
+        return self._fused_loss(input_ids, targets, position_ids, trained)
 
     def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """All logits [m, t, V]. use_cache=False: with a cache, packed documents would see each other."""
         output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         return output.logits  # type: ignore[no-any-return]
 
-    def _fused_loss(self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    def _fused_loss(
+        self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor, trained: torch.Tensor
+    ) -> torch.Tensor:
         core = base_of(self.model)
         decoder = core.base_model
         hidden = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)[0]
-        trained = targets != IGNORE
+        rows, goal = hidden.flatten(0, 1).index_select(0, trained), targets.flatten().index_select(0, trained)
         head = core.get_output_embeddings()  # type: ignore[operator]
         loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden[trained], head.weight, head.bias, targets[trained], self.compute, torch.is_grad_enabled()
+            rows, head.weight, head.bias, goal, self.compute, torch.is_grad_enabled()
         )
         return loss
 

@@ -27,6 +27,9 @@ from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)
 
+_RESERVE_BYTES = 16 << 10
+"""More than an error.json ever has."""
+
 
 def train_main(argv: list[str]) -> int:
     """Train as one rank; every failure is left in rank-<r>.error.json before the process ends."""
@@ -43,13 +46,16 @@ def train_main(argv: list[str]) -> int:
     stop.install(stream)
     _start_log(stream)
     _write_pid(files / f"rank-{rank}.pid")
+    last_words = files / f"rank-{rank}.error.json"
+    _reserve(_reserve_of(last_words))
     try:
         result = _train(Job.load(arguments.job), gang, layout, stop=stop)
     except GanglineError as error:
-        return _leave_error(files / f"rank-{rank}.error.json", error)
+        return _leave_error(last_words, error)
     except Exception as error:
         log.exception("rank %d failed", rank)
-        return _leave_error(files / f"rank-{rank}.error.json", _unexpected(error, rank))
+        return _leave_error(last_words, _unexpected(error, rank))
+    _reserve_of(last_words).unlink(missing_ok=True)
     return RunFailed.exit_code if result == "failed" else 0
 
 
@@ -103,10 +109,21 @@ def _write_pid(path: Path) -> None:
     write_json(path, {**ProcessId.current().to_json(), "time": time.time()})
 
 
+def _reserve(path: Path) -> None:
+    """Keep room for a last word on a disk that becomes full."""
+    path.write_bytes(bytes(_RESERVE_BYTES))
+
+
 def _leave_error(path: Path, error: GanglineError) -> int:
-    log.error("%s", error)
+    _reserve_of(path).unlink(missing_ok=True)
+    # the log comes second: it could take the room that was kept for the error
     write_json(path, error.to_json())
+    log.error("%s", error)
     return error.exit_code
+
+
+def _reserve_of(error: Path) -> Path:
+    return error.with_suffix(".reserve")
 
 
 def _unexpected(error: Exception, rank: int) -> RunFailed:

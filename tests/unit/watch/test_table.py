@@ -8,7 +8,7 @@ import pytest
 
 from gangline.launch.backend import HostRequest, Request
 from gangline.watch.commands import printed
-from gangline.watch.table import age, table
+from gangline.watch.table import age, event_line, table
 
 
 def test_columns_are_aligned_and_texts_cleaned() -> None:
@@ -30,6 +30,11 @@ def test_columns_are_aligned_and_texts_cleaned() -> None:
 )
 def test_times_are_told_as_ages(time: str, expected: str) -> None:
     assert age(time, now=datetime(2026, 1, 1, 12, tzinfo=timezone.utc)) == expected
+
+
+def test_an_event_says_what_without_saying_that_it_does() -> None:
+    record = {"source": "supervisor", "event": "failing", "step": 3, "what": "rank 0 on pc1 ended", "attempt": 1}
+    assert event_line(record) == "failing  step 3  rank 0 on pc1 ended"
 
 
 def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:
