@@ -365,7 +365,7 @@ def settle(layout: RunLayout, decision: Decision, inputs: Inputs, *, talk: Talk)
     write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
     if counts.get("skipped_rows"):
         talk.say(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
-    talk.say(f"length     {length(settled)}")
+    talk.say(f"data       {length(settled)}")
     return settled
 
 

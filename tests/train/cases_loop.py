@@ -89,6 +89,35 @@ def full_disk(shares, *, on_failure: str):
     }
 
 
+class ListingSaver:
+    """A saver that only remembers what it was given."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.saves: list[list] = []
+
+    def save(self, step, tensors, state, *, wait=False) -> None:
+        self.saves.append([step, state["evaluation_loss"]])
+
+    def wait(self) -> None:
+        """Nothing is in flight."""
+
+
+def saves_of_the_best(*, keep_best: bool, learning_rate: float):
+    """Evaluate every 4 of 14 steps and save nowhere else but at the end; saves and evaluations."""
+    job = make_job(precision="fp32", steps=14, dropout=0.0)
+    job = replace(
+        job,
+        optimizer=replace(job.optimizer, learning_rate=learning_rate),
+        evaluation=replace(job.evaluation, every_steps=4),
+        checkpoint=replace(job.checkpoint, keep_best=keep_best),
+    )
+    saver = ListingSaver()
+    _, captured = run_loop(make_session(job, make_world([10], rank=0)), saver=saver)
+    return {"saves": saver.saves, "evaluations": [list(entry) for entry in captured.evaluations]}
+
+
 def one_rank_is_asked_to_leave(shares, *, asked: int):
     """Only rank `asked` gets the signal; the step at which each rank left."""
     job = make_job(precision="fp32", steps=30)

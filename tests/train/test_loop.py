@@ -53,3 +53,23 @@ def test_a_job_may_go_on_without_a_save_that_failed(pool):
 def test_when_one_rank_is_asked_to_leave_all_leave_at_the_same_step(pool, asked):
     shares = [5, 3, 2]
     assert pool(3).run(f"{CASES}:one_rank_is_asked_to_leave", shares=shares, asked=asked) == [["stopped", 8]] * 3
+
+
+def test_the_best_evaluation_always_has_a_checkpoint_with_its_own_loss(pool):
+    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=True, learning_rate=3e-3)[0]
+    losses = dict(map(tuple, found["evaluations"]))
+    assert list(losses) == [0, 4, 8, 12, 14]
+    assert losses[0] > losses[4] > losses[8] > losses[12]
+    assert found["saves"] == [[step, losses[step]] for step in (4, 8, 12, 14)]
+
+
+def test_an_evaluation_that_is_no_better_is_no_reason_to_save(pool):
+    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=True, learning_rate=1e-30)[0]
+    losses = dict(map(tuple, found["evaluations"]))
+    assert losses[4] == losses[8] == losses[12]
+    assert [step for step, _ in found["saves"]] == [4, 14]
+
+
+def test_without_keep_best_evaluations_save_nothing(pool):
+    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=False, learning_rate=3e-3)[0]
+    assert [step for step, _ in found["saves"]] == [14]

@@ -7,8 +7,10 @@
   attempts/<n>/
     request.json  gang.json                                             what was started
     <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
+    <host>/order.json  <host>/failures.json  <host>/torchrun/           what it was ordered, what it saw fail
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
     outcome.json                                                        how the attempt ended
+  order.json  supervisor.lock  supervisor.log                           who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/

@@ -232,12 +232,12 @@ def _explain(error: BaseException, folder: Path, num_bytes: int) -> CheckpointEr
             f"no room to save {step} in {existing}: {os.strerror(system.errno)}",
             seen=f"the part needs {format_bytes(num_bytes)}; {format_bytes(free_bytes)} are free with what was written",
             fix="make room on that disk (or raise the quota), or lower checkpoint.keep_last; "
-            "the checkpoints saved before are untouched, and the next save tries again",
+            "the checkpoints saved before are untouched: gangline resume goes on from them",
         )
     return CheckpointError(
         f"{step} cannot be saved in {folder.parent}",
         seen="; ".join(f"{type(cause).__name__}: {cause}" for cause in causes[:3]),
-        fix="look at the rank's log; the checkpoints saved before are untouched, and the next save tries again",
+        fix="look at the rank's log; the checkpoints saved before are untouched: gangline resume goes on from them",
     )
 
 

@@ -150,7 +150,7 @@ class Loop:
         session = self.session
         self._enter("update")
         if report.bad:
-            self._skip(report, samples)
+            self._skip(report, norm, samples)
         else:
             self.progress.skipped_in_a_row = 0
             clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
@@ -163,7 +163,7 @@ class Loop:
             session.scaler.update()
         session.optimizer.zero_grad(set_to_none=True)
 
-    def _skip(self, report: StepReport, samples: Indices) -> None:
+    def _skip(self, report: StepReport, norm: torch.Tensor, samples: Indices) -> None:
         """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""
         progress, job = self.progress, self.session.job
         progress.skipped += 1
@@ -172,14 +172,17 @@ class Loop:
         names = [int(sample) for sample in samples]
         log.warning("step %d skipped: summed loss %s, samples %s", progress.step + 1, report.loss_sum, names)
         if self._out.recorder is not None:
-            self._out.recorder.event("step-skipped", step=progress.step + 1, loss=report.loss_sum, samples=names)
+            self._out.recorder.event(
+                "step-skipped", step=progress.step + 1, loss=report.loss_sum, grad_norm=float(norm), samples=names
+            )
         if progress.skipped_in_a_row > job.max_skipped_steps:
             raise RunFailed(
                 f"the loss or its gradient was not finite in {progress.skipped_in_a_row} steps in a row, "
                 f"up to step {progress.step + 1}",
-                seen=f"expected finite numbers; summed loss {report.loss_sum}; samples of the last step: {names[:16]}",
+                seen=f"expected finite numbers; summed loss {report.loss_sum}, gradient norm {norm:.6g}; "
+                f"samples of the last step: {names[:16]}",
                 fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set "
-                "precision: fp32; the last checkpoint is from before this step",
+                "precision: fp32; what was saved before is untouched",
             )
 
     def _evaluate_if_due(self) -> None:
@@ -201,7 +204,7 @@ class Loop:
             micro_batch=session.job.micro_batch,
             max_samples=session.job.evaluation.max_samples,
         )
-        self.progress.evaluation_loss = evaluation.loss
+        self.progress.evaluated(evaluation.loss)
         log.info("evaluation at step %d: loss %.6g", self.progress.step, evaluation.loss)
         if self._out.recorder is not None:
             self._out.recorder.evaluation(evaluation, step=self.progress.step)
@@ -211,8 +214,9 @@ class Loop:
         return minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
 
     def _save_is_due(self, report: StepReport) -> bool:
-        every = self.session.job.checkpoint.every_steps
-        return bool(report.save) or bool(every and self.progress.step % every == 0)
+        job = self.session.job.checkpoint
+        best = self.progress.is_best() and job.keep_best
+        return best or bool(report.save) or bool(job.every_steps and self.progress.step % job.every_steps == 0)
 
     def _save(self, *, wait: bool) -> None:
         session, progress = self.session, self.progress

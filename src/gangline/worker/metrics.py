@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
 from gangline.errors import UsageError
+from gangline.runs.events import now_iso
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 
@@ -35,7 +35,7 @@ class Lines:
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line with its kind and the time."""
-        line = {"kind": kind, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
+        line = {"kind": kind, "time": now_iso(), **values}
         self._stream.write((json.dumps(_finite(line)) + "\n").encode())
 
     def close(self) -> None:

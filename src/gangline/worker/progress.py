@@ -23,7 +23,23 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: int = 0
     evaluation_loss: float | None = None
-    """The last one."""
+    """The last one, of step `evaluated_step`."""
+    evaluated_step: int = -1
+    best_loss: float | None = None
+    """The lowest evaluation loss after the first step."""
+
+    def evaluated(self, loss: float) -> None:
+        """Take in the evaluation of this step."""
+        self.evaluation_loss, self.evaluated_step = loss, self.step
+
+    def is_best(self) -> bool:
+        """Whether this very step was evaluated, and better than all before it; then it is the best from now on."""
+        if self.evaluated_step != self.step or self.evaluation_loss is None or self.step == 0:
+            return False
+        if self.best_loss is not None and self.evaluation_loss >= self.best_loss:
+            return False
+        self.best_loss = self.evaluation_loss
+        return True
 
     def to_json(self, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
         """The state that is saved beside the tensors."""
@@ -31,7 +47,10 @@ class Progress:
             "step": self.step,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
-            "evaluation_loss": self.evaluation_loss,
+            # retention compares it: the loss of another step's weights would make the wrong checkpoint the best
+            "evaluation_loss": self.evaluation_loss if self.evaluated_step == self.step else None,
+            "evaluated_step": self.evaluated_step,
+            "best_loss": self.best_loss,
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 
