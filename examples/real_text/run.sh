@@ -5,12 +5,13 @@ set -eu
 cd "$(dirname "$0")"
 data=$(realpath "${GANGLINE_DATA:-../../../shared/data}")
 python=${PYTHON:-python3}
-mkdir -p work
+mkdir -p out
 
-if [ ! -d work/model ]; then
-    "$python" -m gangline.worker scratch "$data/wikitext-2/valid.txt" "$data/gsm8k/train.jsonl" --to work/model --vocabulary 4096
+if [ ! -d out/model ]; then
+    "$python" -m gangline.worker scratch "$data/wikitext-2/valid.txt" "$data/gsm8k/train.jsonl" --to out/model --vocabulary 4096
 fi
 first=$(gangline train pretrain.yaml --cluster cluster.yaml "data.train=$data/wikitext-2/valid.txt" "data.eval=$data/wikitext-2/test.txt")
-[ -d work/pretrained ] || gangline export "$first" --to work/pretrained
+rm -rf out/pretrained
+gangline export "$first" --to out/pretrained
 second=$(gangline train tune.yaml --cluster cluster.yaml "data.train=$data/gsm8k/train.jsonl" "data.eval=$data/gsm8k/test.jsonl")
 gangline chat "$second" --prompt "A baker has 12 rolls and sells 5. How many are left?" --max-tokens 60 --temperature 0

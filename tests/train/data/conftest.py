@@ -129,7 +129,7 @@ def tokens_of(tmp_path, make_job):
 def real_data():
     """The folder with gsm8k and wikitext-2; a visible skip without it."""
     default = Path(__file__).resolve().parents[4] / "shared" / "data"
-    folder = Path(os.environ.get("GANGLINE_TEST_DATA", default))
+    folder = Path(os.environ.get("GANGLINE_DATA", default))
     if not folder.is_dir():
-        pytest.skip(f"no real data in {folder} (set GANGLINE_TEST_DATA)")
+        pytest.skip(f"no real data in {folder} (set GANGLINE_DATA)")
     return folder
