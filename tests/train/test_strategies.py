@@ -13,7 +13,6 @@ def test_the_gradient_is_the_sum_over_all_micro_batches(pool, strategy, shares, 
     results = pool(len(shares)).run(f"{CASES}:contract", shares=shares, method=method, strategy=strategy)
     for result in results:
         assert result["error"] < 1e-9
-        assert result["waited"]
     assert sum(result["loss"] for result in results) > 1
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gangline.worker.world import World
 
-_FLAGS = 5
+_FLAGS = 6
 _PER_RANK = 4
 
 
@@ -36,6 +36,8 @@ class StepReport:
     stop: int = 0
     save: int = 0
     save_failed: int = 0
+    slow_saves: int = 0
+    """A background write has been going on for so long that the next save is put off."""
     times: tuple[RankTimes, ...]
 
 
@@ -45,7 +47,8 @@ def agree(report: StepReport, world: World) -> StepReport:
         return report
     vector = torch.zeros(_FLAGS + _PER_RANK * world.size, dtype=torch.float64)
     vector[:_FLAGS] = torch.tensor(
-        [report.loss_sum, report.bad, report.stop, report.save, report.save_failed], dtype=torch.float64
+        [report.loss_sum, report.bad, report.stop, report.save, report.save_failed, report.slow_saves],
+        dtype=torch.float64,
     )
     own = report.times[0]
     start = _FLAGS + _PER_RANK * world.rank
@@ -58,6 +61,13 @@ def agree(report: StepReport, world: World) -> StepReport:
         RankTimes(data_s=data, compute_s=compute, wait_s=wait, memory_bytes=int(memory))
         for data, compute, wait, memory in zip(*(iter(values[_FLAGS:]),) * _PER_RANK, strict=True)
     )
-    flags = (int(value) for value in values[1:_FLAGS])
-    bad, stop, save, save_failed = flags
-    return StepReport(loss_sum=values[0], bad=bad, stop=stop, save=save, save_failed=save_failed, times=times)
+    bad, stop, save, save_failed, slow_saves = (int(value) for value in values[1:_FLAGS])
+    return StepReport(
+        loss_sum=values[0],
+        bad=bad,
+        stop=stop,
+        save=save,
+        save_failed=save_failed,
+        slow_saves=slow_saves,
+        times=times,
+    )

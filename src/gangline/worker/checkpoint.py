@@ -7,6 +7,7 @@ and the rename belong to the same background work (and it refuses a group withou
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -136,6 +137,8 @@ class Saver:
             # Not narrower: what is lost in a thread is lost for good. DCP's exception is a BaseException.
             self.failure = _explain(error, temporary, _num_bytes(tensors))
             shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it may hold an older part
+                temporary.parent.rmdir()
             return
         write_s = time.perf_counter() - started_s
         self.saved = Saved(step=part.step, folder=folder, num_bytes=num_bytes, write_s=write_s)

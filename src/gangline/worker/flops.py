@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,26 +12,32 @@ from torch import nn
 from gangline.worker.model import base_of
 
 
-def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) -> float:
+def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) -> float | None:
     """FLOPs that one step's samples need, without recomputation.
 
     Per token 2 per weight forward and 2 per weight for the activations' gradient, and 2 more for the weights'
     gradient where they are trained; attention 4 * layers * hidden * length per token and pass (PaLM, appendix B).
-    Embedding tables are looked up, not multiplied, unless the head is tied to them.
+    Embedding tables are looked up, not multiplied, unless the head is tied to them. Attention counts samples as whole,
+    packed or not. None for a model that does not say its shape in the usual names.
     """
-    core = base_of(model)
-    config = core.config.get_text_config()  # type: ignore[union-attr, operator]
-    embedding = core.get_input_embeddings()  # type: ignore[operator]
-    tied = embedding.weight is core.get_output_embeddings().weight  # type: ignore[operator]
-    weights = sum(parameter.numel() for parameter in core.parameters()) - (0 if tied else embedding.weight.numel())
+    core: Any = base_of(model)
+    try:
+        config = core.config.get_text_config()
+        embedding, head = core.get_input_embeddings().weight, core.get_output_embeddings().weight
+        squares = float((lengths.astype(np.float64) ** 2).sum())
+        attention = 4.0 * config.num_hidden_layers * config.hidden_size * squares
+    except AttributeError:
+        return None
+    weights = sum(parameter.numel() for parameter in core.parameters()) - (
+        0 if embedding is head else embedding.numel()
+    )
     passes = 3 if full else 2
-    attention = 4.0 * config.num_hidden_layers * config.hidden_size * float((lengths.astype(np.float64) ** 2).sum())
     return passes * (2.0 * weights * float(lengths.sum()) + attention)
 
 
-def utilisation(flops: float, step_s: float, peaks: Sequence[float | None]) -> float | None:
-    """MFU: FLOPs done per second over the sum of the devices' peaks; None when a peak is unknown."""
+def utilisation(flops: float | None, step_s: float, peaks: Sequence[float | None]) -> float | None:
+    """MFU: FLOPs done per second over the sum of the devices' peaks; None when any of it is unknown."""
     known = [peak for peak in peaks if peak]
-    if len(known) < len(peaks) or step_s <= 0:
+    if flops is None or len(known) < len(peaks) or step_s <= 0:
         return None
     return flops / step_s / sum(known)

@@ -27,6 +27,9 @@ from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
 
+_SLOW_SAVE_S = 60.0
+"""A background write that takes longer puts the next save off: waiting for it would hold the other ranks up."""
+
 log = logging.getLogger(__name__)
 
 Result = Literal["finished", "stopped", "failed"]
@@ -62,6 +65,7 @@ class Loop:
         self._saved_s = time.monotonic()
         self._micro_batch_s = 0.0
         self._known_failure: CheckpointError | None = None
+        self._save_waits = False
 
     def run(self) -> Result:
         """Train. Every rank returns the same result."""
@@ -72,10 +76,10 @@ class Loop:
             report = self._train_step()
             if report.save_failed and self._give_up_after_failed_save():
                 return "failed"
-            self._evaluate_if_due()
             if report.stop and progress.step < session.total_steps:
                 self._save(wait=True)
                 return self._end("stopped")
+            self._evaluate_if_due()
             if self._save_is_due(report):
                 self._save(wait=False)
         self._save(wait=True)
@@ -136,6 +140,7 @@ class Loop:
             stop=int(self._out.stop.raised),
             save=int(session.world.is_head and self._minutes_are_up()),
             save_failed=int(saver is not None and saver.failure not in (None, self._known_failure)),
+            slow_saves=int(saver is not None and saver.busy and time.monotonic() - self._saved_s > _SLOW_SAVE_S),
             times=(
                 RankTimes(
                     data_s=tally.data_s,
@@ -167,7 +172,8 @@ class Loop:
         """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""
         progress, job = self.progress, self.session.job
         progress.skipped += 1
-        searching_scale = self.session.scaler is not None and math.isfinite(report.loss_sum)
+        scaler = self.session.scaler
+        searching_scale = scaler is not None and math.isfinite(report.loss_sum) and scaler.get_scale() >= 1
         progress.skipped_in_a_row += 0 if searching_scale else 1
         names = [int(sample) for sample in samples]
         log.warning("step %d skipped: summed loss %s, samples %s", progress.step + 1, report.loss_sum, names)
@@ -215,8 +221,10 @@ class Loop:
 
     def _save_is_due(self, report: StepReport) -> bool:
         job = self.session.job.checkpoint
-        best = self.progress.is_best() and job.keep_best
-        return best or bool(report.save) or bool(job.every_steps and self.progress.step % job.every_steps == 0)
+        best = self.progress.is_best and job.keep_best
+        due = best or bool(report.save) or bool(job.every_steps and self.progress.step % job.every_steps == 0)
+        self._save_waits = self._save_waits or due
+        return self._save_waits and not report.slow_saves
 
     def _save(self, *, wait: bool) -> None:
         session, progress = self.session, self.progress
@@ -227,15 +235,22 @@ class Loop:
             self._out.saver.save(progress.step, tensors, progress.to_json(session.scaler), wait=wait)
             if self._out.recorder is not None:
                 self._out.recorder.event("saving", step=progress.step)
-        self._saved_step, self._saved_s = progress.step, time.monotonic()
+        self._saved_step, self._saved_s, self._save_waits = progress.step, time.monotonic(), False
         if wait and self._out.saver is not None:
             self._out.saver.wait()
 
     def _end(self, result: Result) -> Result:
-        """A save that failed at the very end must not look like success."""
+        """A save that failed at the very end must not look like success, on any host."""
         saver = self._out.saver
-        if saver is not None and saver.failure is not None:
-            raise saver.failure
+        failure = saver.failure if saver is not None else None
+        nothing = RankTimes(data_s=0.0, compute_s=0.0, wait_s=0.0, memory_bytes=0)
+        report = agree(
+            StepReport(loss_sum=0.0, save_failed=int(failure is not None), times=(nothing,)), self.session.world
+        )
+        if failure is not None:
+            raise failure
+        if report.save_failed:
+            return "failed"
         if self._out.recorder is not None:
             self._out.recorder.event(result, step=self.progress.step, skipped=self.progress.skipped)
         log.info("%s at step %d of %d", result, self.progress.step, self.session.total_steps)

@@ -31,12 +31,20 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("ab", buffering=0)
+        self._stream = path.open("ab+", buffering=0)
+        self._close_torn_line()
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line with its kind and the time."""
         line = {"kind": kind, "time": now_iso(), **values}
         self._stream.write((json.dumps(_finite(line)) + "\n").encode())
+
+    def _close_torn_line(self) -> None:
+        """A full disk may have cut the last line of an attempt before; ours must not be glued to it."""
+        if self._stream.seek(0, 2) > 0:
+            self._stream.seek(-1, 2)
+            if self._stream.read(1) != b"\n":
+                self._stream.write(b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -91,7 +91,10 @@ def _load_base(job: Job, *, dtype: torch.dtype) -> Any:
         options["attn_implementation"] = job.model.attention
     if job.model.start == "random":
         torch.manual_seed(job.seed)
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
+        # drawn in fp32 whatever the run computes in: an export draws the same weights again
+        options["dtype"] = torch.float32
+        drawn = AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
+        return drawn.to(dtype)
     _require_weights(job.model)
     try:
         return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **_source(job.model), **options)

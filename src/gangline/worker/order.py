@@ -51,7 +51,8 @@ class Order:
 
 @lru_cache(maxsize=2)
 def _permutation(num_samples: int, seed: int, epoch: int) -> Indices:
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_samples)
+    """Sorted by random integers: numpy promises the raw stream of PCG64 for good, but not Generator.permutation."""
+    return np.argsort(np.random.PCG64([seed, epoch]).random_raw(num_samples), kind="stable")
 
 
 def deal(num_micro_batches: int, shares: Sequence[int]) -> list[range]:

@@ -48,21 +48,22 @@ def _ability(device: torch.device) -> int:
     return 2 if torch.cuda.is_bf16_supported(including_emulation=False) else 1
 
 
-def _agreed(value: int, operation: dist.ReduceOp.RedOpType) -> int:
-    """The least or greatest value over the gang, on the CPU: devices may differ."""
-    tensor = torch.tensor([value])
-    if dist.is_initialized():
-        dist.all_reduce(tensor, op=operation)
-    return int(tensor.item())
+def _agreed(value: int, *, world_size: int) -> tuple[int, int]:
+    """The least and the greatest value over the gang, on the CPU: devices may differ."""
+    low, high = torch.tensor([value]), torch.tensor([value])
+    if world_size > 1:
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    return int(low.item()), int(high.item())
 
 
-def agree_precision(job: Job, device: torch.device) -> Precision:
-    """Resolve `job.precision` over the gang (tiny all-reduces when a process group exists).
+def agree_precision(job: Job, device: torch.device, *, world_size: int) -> Precision:
+    """Resolve `job.precision` over the gang (tiny all-reduces where there are several ranks).
 
     Raises UsageError for a combination that cannot train.
     """
-    on_gpu = int(device.type == "cuda")
-    if _agreed(on_gpu, dist.ReduceOp.MIN) != _agreed(on_gpu, dist.ReduceOp.MAX):
+    with_gpu = _agreed(int(device.type == "cuda"), world_size=world_size)
+    if with_gpu[0] != with_gpu[1]:
         raise UsageError(
             "some ranks of the gang have a GPU and some have none",
             seen=f"this rank computes on {device}; expected the same kind everywhere",
@@ -70,12 +71,18 @@ def agree_precision(job: Job, device: torch.device) -> Precision:
         )
     name: str = job.precision
     if name == "auto":
-        name = _BY_ABILITY[_agreed(_ability(device), dist.ReduceOp.MIN)]
+        name = _BY_ABILITY[_agreed(_ability(device), world_size=world_size)[0]]
     if name == "bf16" and device.type == "cuda" and _ability(device) < 2:
         raise UsageError(
             f"job.precision: this GPU ({torch.cuda.get_device_name(device)}) has no bf16",
             seen="expected a card of compute capability 8.0 or later",
             fix="set precision: auto (all cards then use fp16 with a loss scale) or fp32",
+        )
+    if name == "fp64" and job.parameters == "fp32":
+        raise UsageError(
+            "job.precision: fp64 products on fp32 weights",
+            seen="compute fp64 with parameters fp32; weights that are rounded to fp32 make fp64 products pointless",
+            fix="remove precision.parameters, or set compute: fp32",
         )
     compute = _DTYPES[name]
     parameters = compute if name == "fp64" or job.parameters == "compute" else torch.float32

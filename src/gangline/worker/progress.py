@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,18 @@ class Progress:
     evaluated_step: int = -1
     best_loss: float | None = None
     """The lowest evaluation loss after the first step."""
+    best_step: int = -1
 
     def evaluated(self, loss: float) -> None:
-        """Take in the evaluation of this step."""
-        self.evaluation_loss, self.evaluated_step = loss, self.step
+        """Take in the evaluation of this step; one that is no number is never the best."""
+        self.evaluation_loss, self.evaluated_step = loss if math.isfinite(loss) else None, self.step
+        if self.step > 0 and math.isfinite(loss) and (self.best_loss is None or loss < self.best_loss):
+            self.best_loss, self.best_step = loss, self.step
 
+    @property
     def is_best(self) -> bool:
-        """Whether this very step was evaluated, and better than all before it; then it is the best from now on."""
-        if self.evaluated_step != self.step or self.evaluation_loss is None or self.step == 0:
-            return False
-        if self.best_loss is not None and self.evaluation_loss >= self.best_loss:
-            return False
-        self.best_loss = self.evaluation_loss
-        return True
+        """Whether this very step was evaluated, and better than all before it."""
+        return self.best_step == self.step
 
     def to_json(self, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
         """The state that is saved beside the tensors."""
@@ -51,6 +51,7 @@ class Progress:
             "evaluation_loss": self.evaluation_loss if self.evaluated_step == self.step else None,
             "evaluated_step": self.evaluated_step,
             "best_loss": self.best_loss,
+            "best_step": self.best_step,
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 

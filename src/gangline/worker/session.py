@@ -48,7 +48,7 @@ class Session:
 
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
-    precision = agree_precision(job, world.device)
+    precision = agree_precision(job, world.device, world_size=world.size)
     loss = CausalLoss(load_model(job, device=world.device, compute=precision.compute), compute=precision.compute)
     if job.data.packing:
         _require_isolation(loss, job, precision, world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import time
@@ -45,10 +46,10 @@ def train_main(argv: list[str]) -> int:
     stop = StopFlag()
     stop.install(stream)
     _start_log(stream)
-    _write_pid(files / f"rank-{rank}.pid")
     last_words = files / f"rank-{rank}.error.json"
-    _reserve(_reserve_of(last_words))
     try:
+        _write_pid(files / f"rank-{rank}.pid")
+        _reserve(_reserve_of(last_words))
         result = _train(Job.load(arguments.job), gang, layout, stop=stop)
     except GanglineError as error:
         return _leave_error(last_words, error)
@@ -78,7 +79,10 @@ def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result
         )
     outlets = Outlets(recorder=recorder, saver=_make_saver(job, layout, world), stop=stop, phase=phase)
     try:
-        return Loop(session, outlets, progress).run()
+        result = Loop(session, outlets, progress).run()
+        if recorder is not None:
+            write_json(layout.attempt(gang.attempt) / "result.json", {"result": result, "step": progress.step})
+        return result
     finally:
         if recorder is not None:
             recorder.close()
@@ -110,8 +114,9 @@ def _write_pid(path: Path) -> None:
 
 
 def _reserve(path: Path) -> None:
-    """Keep room for a last word on a disk that becomes full."""
-    path.write_bytes(bytes(_RESERVE_BYTES))
+    """Keep room for a last word on a disk that becomes full; one that is full already has none."""
+    with contextlib.suppress(OSError):
+        path.write_bytes(bytes(_RESERVE_BYTES))
 
 
 def _leave_error(path: Path, error: GanglineError) -> int:

@@ -19,7 +19,7 @@ from gangline.worker.data.hub import Hub
 from gangline.worker.data.requests import SetRequest
 from gangline.worker.data.rows import BadRow, BadRows, Position, Row
 from gangline.worker.data.tokenise import Encoder
-from gangline.worker.data.tokens import TokenSet
+from gangline.worker.data.tokens import TokenSet, verify
 from gangline.worker.data.writer import SetWriter
 
 BATCH_DOCUMENTS = 1000
@@ -52,13 +52,14 @@ def ensure_set(
     """(the token set of a request, whether it was there already); raises DataError.
 
     Several processes of a host may ask at once: the first makes it under a file lock, the others wait and find it.
+    One that is found is read and hashed; a damaged one is made again.
     """
     folder = root / "data" / request.content_hash
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f"{folder.name}.lock"), beat=lambda: tick(0, 0)):
         if folder.exists():
             try:
-                return TokenSet.open(folder), True
+                return verify(folder), True
             except DataError:
                 shutil.rmtree(folder)
         try:

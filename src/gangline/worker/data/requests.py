@@ -17,7 +17,7 @@ from gangline.worker.data.hub import Hub
 from gangline.worker.data.rows import BadRow, Position, Row, file_kind, read_files
 from gangline.worker.data.tokens import FORMAT_VERSION
 
-TOKENISER_VERSION = 1
+TOKENISER_VERSION = 2
 """Raise it when the same rows would become other tokens or other samples: every cached set is then made anew."""
 
 Side = Literal["train", "evaluation"]

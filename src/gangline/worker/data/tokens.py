@@ -11,7 +11,8 @@
       lengths.bin         int64  samples     tokens
       set.json                               counts, and size, dtype and hash of every file; written last
 
-Little-endian, without headers. A folder with this name is whole: it is written elsewhere and renamed.
+Little-endian, without headers. A folder with this name is whole: it is written elsewhere and renamed. Samples are in
+an order that is random and always the same for as many of them, so that any first few are a fair choice.
 """
 
 from __future__ import annotations

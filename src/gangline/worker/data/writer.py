@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gangline.runs.files import file_digest, sync_folder, write_json
-from gangline.worker.data.pack import pack
+from gangline.worker.data.pack import mixed, pack
 from gangline.worker.data.tokens import FORMAT_VERSION, MANIFEST, Int64s
 
 FLUSH_TOKENS = 1 << 18
@@ -132,6 +132,7 @@ def _index(lengths: Int64s, labels: Int64s, capacity: int | None) -> dict[str, n
     rows = np.flatnonzero(labels)
     sample_of = np.arange(len(rows)) if capacity is None else pack(lengths[rows], capacity)
     num_samples = int(sample_of.max()) + 1 if len(rows) else 0
+    sample_of = mixed(num_samples)[sample_of]
     sizes = np.bincount(sample_of, minlength=num_samples)
     # float64 weights are exact below 2**53
     label_counts = np.bincount(sample_of, weights=labels[rows], minlength=num_samples).astype(np.int64)
