@@ -11,7 +11,15 @@ def run(pool, folder, shares, **changes):
     return pool(len(shares)).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
 
 
-@pytest.mark.parametrize("job", [{"method": "full", "precision": "fp32"}, {"method": "lora", "precision": "bf16"}])
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"method": "full", "precision": "fp32"},
+        {"method": "lora", "precision": "bf16"},
+        # the loss scale is state, too
+        {"method": "full", "precision": "fp16"},
+    ],
+)
 def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_path, job):
     whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
     stop_after = random.Random(str(job)).randrange(2, 23)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from gangline.errors import RunFailed
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.agree import StepReport
@@ -11,11 +15,19 @@ from gangline.worker.evaluate import Evaluation
 from gangline.worker.metrics import Lines, make_reporters
 from gangline.worker.world import World
 
+log = logging.getLogger(__name__)
+
 
 class Recorder:
-    """Writes metrics.jsonl, events.jsonl and the job's other reporters."""
+    """Writes metrics.jsonl, events.jsonl and the job's other reporters.
+
+    What cannot be written (a full disk) ends the run with RunFailed, or is left out and logged where the job goes on
+    without what cannot be saved (`checkpoint.on_failure: continue`).
+    """
 
     def __init__(self, job: Job, layout: RunLayout, world: World) -> None:
+        self._goes_on = job.checkpoint.on_failure == "continue"
+        self._folder = layout.folder
         self._world = world
         self._metrics = Lines(layout.metrics)
         self._events = Lines(layout.events)
@@ -23,7 +35,8 @@ class Recorder:
 
     def event(self, event: str, **details: Any) -> None:
         """Note something that happened."""
-        self._events.write("event", source="worker", event=event, attempt=self._world.gang.attempt, **details)
+        with self._tolerance():
+            self._events.write("event", source="worker", event=event, attempt=self._world.gang.attempt, **details)
 
     def step(self, report: StepReport, *, step: int, **figures: Any) -> None:
         """Note one optimizer step; `figures` as the brief of metrics.jsonl in docs/metrics.md lists them."""
@@ -38,7 +51,8 @@ class Recorder:
             }
             for rank, times in enumerate(report.times)
         ]
-        self._metrics.write("step", attempt=self._world.gang.attempt, step=step, **figures, ranks=ranks)
+        with self._tolerance():
+            self._metrics.write("step", attempt=self._world.gang.attempt, step=step, **figures, ranks=ranks)
         named = {f"train/{name}": figures[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_s")}
         if figures.get("mfu") is not None:
             named["train/mfu"] = figures["mfu"]
@@ -49,15 +63,16 @@ class Recorder:
 
     def evaluation(self, evaluation: Evaluation, *, step: int) -> None:
         """Note one evaluation."""
-        self._metrics.write(
-            "evaluation",
-            attempt=self._world.gang.attempt,
-            step=step,
-            loss=evaluation.loss,
-            perplexity=evaluation.perplexity,
-            label_tokens=evaluation.label_tokens,
-            duration_s=round(evaluation.duration_s, 4),
-        )
+        with self._tolerance():
+            self._metrics.write(
+                "evaluation",
+                attempt=self._world.gang.attempt,
+                step=step,
+                loss=evaluation.loss,
+                perplexity=evaluation.perplexity,
+                label_tokens=evaluation.label_tokens,
+                duration_s=round(evaluation.duration_s, 4),
+            )
         self._scalars({"evaluation/loss": evaluation.loss, "evaluation/perplexity": evaluation.perplexity}, step)
 
     def close(self) -> None:
@@ -68,5 +83,19 @@ class Recorder:
         self._events.close()
 
     def _scalars(self, values: dict[str, float], step: int) -> None:
-        for reporter in self._reporters:
-            reporter.scalars(values, step=step)
+        with self._tolerance():
+            for reporter in self._reporters:
+                reporter.scalars(values, step=step)
+
+    @contextmanager
+    def _tolerance(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._goes_on:
+                raise RunFailed(
+                    f"the figures of the run cannot be written in {self._folder}",
+                    seen=f"{type(error).__name__}: {error}",
+                    fix="make room on that disk, then gangline resume; the checkpoints saved before are untouched",
+                ) from error
+            log.error("figures left out: %s", error)  # noqa: TRY400 - the same few lines of stack each step say no more
