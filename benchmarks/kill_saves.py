@@ -31,6 +31,7 @@ import torch
 from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import PART_FILE, commit_record, digest_of
+from gangline.runs.retention import set_aside
 from gangline.worker.checkpoint import Saver
 from gangline.worker.restore import load_part
 
@@ -80,6 +81,8 @@ def train(root: Path, *, attempt: int, start: int, num_saves: int, asynchronous:
     """What ranks and supervisor do with checkpoints, on both hosts; every commit is written down once it is placed."""
     description = {"attempt": attempt, "hosts": HOSTS, "num_ranks": 2, "fingerprints": {"job": "f00d"}}
     job = CheckpointJob(keep_last=KEEP_LAST, keep_best=True, asynchronous=asynchronous)
+    for host in HOSTS if start else ():
+        set_aside(root / host, start)  # as `gangline resume` has every host do
     savers = {host: Saver(root / host, host=host, job=job, description=description) for host in HOSTS}
     for step in range(start + INTERVAL, start + INTERVAL * num_saves + 1, INTERVAL):
         for saver in savers.values():

@@ -35,6 +35,7 @@ from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
+from gangline.runs.gang import Gang
 from gangline.runs.ids import new_id
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
@@ -42,6 +43,7 @@ from gangline.runs.process import ProcessId
 from gangline.runs.registry import find_run, read_record, run_ids
 from gangline.runs.state import RunState
 from gangline.supervise.detached import is_alive, spawn, stop_run
+from gangline.supervise.lock import prepare_lock
 from gangline.sync.checkpoints import Place, bring, find_checkpoint, rejected_error, survey_places
 from gangline.sync.inputs import Inputs, distribute, prepare_inputs, require_same
 from gangline.sync.place import (
@@ -74,7 +76,7 @@ class Talk(Protocol):
 class StopRun(Protocol):
     """See `gangline.supervise.detached.stop_run`."""
 
-    def __call__(self, layout: RunLayout, cluster: Cluster, *, now: bool) -> None:
+    def __call__(self, layout: RunLayout, *, now: bool) -> None:
         """Order a run to end, and return."""
         ...
 
@@ -132,10 +134,9 @@ class Decision:
     findings: tuple[Finding, ...]
 
     def documents(self) -> dict[str, Any]:
-        """The files of the run directory that say so."""
+        """The files of the run directory that say so, but for the hosts: cluster.json is for who starts the gang."""
         return {
             "job": self.job.to_json(),
-            "cluster": self.cluster.to_json(),
             "inventory": self.inventory.to_json(),
             "plan": self.plan.to_json(),
             "findings": [finding.to_json() for finding in self.findings],
@@ -152,13 +153,14 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
         decision = decide(job, cluster, transports, talk=talk)
         require(decision.findings)
         layout = create_folder(start.home)
-        with preparing(layout, RunState(name=job.name, supervisor=ProcessId.current())):
-            write_documents(layout, decision.documents())
+        state = RunState(name=job.name, supervisor=ProcessId.current())
+        with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
+            write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
             place_documents(cluster, transports, layout.run_id, {"job": job.to_json()})
             inputs = bring_inputs(layout.run_id, cluster, transports, talk=talk)
             plan = settle(layout, decision, inputs, talk=talk)
             place_documents(cluster, transports, layout.run_id, {"inputs": inputs.record})
-            start_attempt(layout, cluster, transports, plan, seams=seams)
+            start_attempt(layout, cluster, transports, plan.gang(layout.run_id, 1), seams=seams)
     talk.say(f"run {layout.run_id} started")
     return layout
 
@@ -170,14 +172,23 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
+    with prepare_lock(layout):
+        attempt = _resume(layout, home=home, cluster_path=cluster_path, talk=talk, seams=seams)
+    talk.say(f"run {layout.run_id} resumed, attempt {attempt}")
+    return layout
+
+
+def _resume(layout: RunLayout, *, home: Path, cluster_path: Path | None, talk: Talk, seams: Seams) -> int:
+    """The attempt that was started; the caller holds the run's `prepare_lock`."""
     ended = _resumable(layout, seams)
     before, job = read_cluster(layout), Job.load(layout.job)
     cluster = before if cluster_path is None else load_cluster(cluster_path, home)
     with reach(cluster, seams) as transports, reach(before, seams) as old_transports:
         decision = decide(job, cluster, transports, talk=talk)
         require(decision.findings)
+        attempt = ended.attempt + 1
         state = dataclasses.replace(
-            ended, attempt=ended.attempt + 1, phase="preparing", error=None, supervisor=ProcessId.current()
+            ended, attempt=attempt, phase="preparing", error=None, supervisor=ProcessId.current()
         )
         with preparing(layout, state, before=ended):
             places = _places(before, old_transports, cluster, transports)
@@ -190,9 +201,9 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
             write_documents(layout, decision.documents())
             plan = settle(layout, decision, inputs, talk=talk)
             place_documents(cluster, transports, layout.run_id, {"inputs": inputs.record})
-            start_attempt(layout, cluster, transports, plan, resume_step=choice.step, seams=seams)
-    talk.say(f"run {layout.run_id} resumed, attempt {state.attempt}")
-    return layout
+            gang = plan.gang(layout.run_id, attempt, resume_step=choice.step)
+            start_attempt(layout, cluster, transports, gang, seams=seams)
+    return attempt
 
 
 def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
@@ -258,7 +269,7 @@ def stop(run: Opened, *, now: bool = False, seams: Seams = REAL) -> bool:
         )
     if not seams.is_alive(run.layout):
         return False
-    seams.stop_run(run.layout, run.cluster, now=now)
+    seams.stop_run(run.layout, now=now)
     return True
 
 
@@ -337,6 +348,20 @@ def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = N
         raise
 
 
+@contextlib.contextmanager
+def told_if_kept(layout: RunLayout, talk: Talk) -> Iterator[None]:
+    """Say which run is kept if it could not be started, and how it can be."""
+    try:
+        yield
+    except BaseException:
+        if layout.job.exists() and layout.cluster.exists():
+            talk.say(
+                f"kept as {layout.run_id}, which is {read_record(layout).phase}: gangline resume {layout.run_id} once "
+                "the cause is gone; for a mistake in the job, correct it and start anew: gangline train"
+            )
+        raise
+
+
 def _unprepared(state: RunState, error: BaseException) -> RunState:
     if isinstance(error, KeyboardInterrupt):
         return dataclasses.replace(state, phase="stopped", supervisor=None)
@@ -369,22 +394,17 @@ def settle(layout: RunLayout, decision: Decision, inputs: Inputs, *, talk: Talk)
     return settled
 
 
-def start_attempt(
-    layout: RunLayout,
-    cluster: Cluster,
-    transports: Transports,
-    settled: Plan,
-    *,
-    resume_step: int | None = None,
-    seams: Seams,
-) -> None:
-    """Write down exactly what will be started, and have a detached supervisor start it."""
-    attempt = RunState.load(layout).attempt
-    gang = settled.gang(layout.run_id, attempt, resume_step=resume_step)
+def start_attempt(layout: RunLayout, cluster: Cluster, transports: Transports, gang: Gang, *, seams: Seams) -> None:
+    """Write down exactly what will be started, and have a detached supervisor start it.
+
+    The hosts are written down with the attempt; they become those of the run once the gang has been started.
+    """
+    attempt = gang.attempt
     place_gang(cluster, transports, gang)
     request = seams.backend().render(cluster, gang, port=seams.free_port())
     layout.attempt(attempt).mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_documents(layout, {f"attempts/{attempt}/request": request.to_json()})
+    documents = {"request": request.to_json(), "cluster": cluster.to_json()}
+    write_documents(layout, {f"attempts/{attempt}/{name}": value for name, value in documents.items()})
     try:
         seams.spawn(layout.folder, attempt)
     except RunFailed:

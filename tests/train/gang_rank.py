@@ -31,6 +31,8 @@ def main(folder: Path, mode: str) -> None:
         (folder / f"rank-{rank}.error.json").write_text(json.dumps(record))
         sys.exit(5)
     dist.destroy_process_group()
+    if rank == 0:
+        (folder / "result.json").write_text(json.dumps({"result": "finished", "step": 1}))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ PACKAGES = (
     "datasets",
     "safetensors",
     "tokenizers",
+    "numpy",
     "tensorboard",
     "nvidia-ml-py",
     "gangline",

@@ -59,6 +59,8 @@ class Guard:
         self.exits: Dict[int, int] = {}
         """Exit codes of our own children: the command, and orphans that came back to us."""
         self._deadline = float("inf")
+        self._signs: Any = None
+        """What was last seen of the ranks' progress while they are to leave."""
         self._asked_command = False
 
     def start(self) -> None:
@@ -110,6 +112,8 @@ class Guard:
         if self.order != "stop":
             return
         self.ranks.terminate(signal.SIGTERM)
+        if not self._asked_command:
+            self._extend()
         if time.monotonic() < self._deadline:
             return
         if self._asked_command:
@@ -119,6 +123,16 @@ class Guard:
         processes.send(self.command, signal.SIGTERM)
         self._asked_command = True
         self._deadline = time.monotonic() + LEAVE_S
+
+    def _extend(self) -> None:
+        """The grace begins anew with every sign of progress: a long step or a large save is no hang."""
+        signs = self.ranks.signs()
+        if signs != self._signs:
+            self._signs = signs
+            self._deadline = time.monotonic() + self._grace_s()
+
+    def _grace_s(self) -> float:
+        return float(self.request.get("grace_s", 120.0))
 
     def _read_order(self) -> None:
         try:
@@ -132,7 +146,7 @@ class Guard:
         """Begin to carry out an order."""
         self.order = order
         if order == "stop":
-            self._deadline = time.monotonic() + float(self.request.get("grace_s", 120.0))
+            self._deadline = time.monotonic() + self._grace_s()
 
     def _finish(self) -> None:
         assert self.command is not None

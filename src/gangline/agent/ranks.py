@@ -51,6 +51,11 @@ class Ranks:
                 self._signalled.add(rank)
                 send(process, number)
 
+    def signs(self) -> Tuple[List[bytes], List[int]]:
+        """What changes as long as something gets on: the ranks' phase files, and the sizes of what is being saved."""
+        phases = [_bytes(self.folder / f"rank-{rank}.phase") for rank in sorted(self.processes)]
+        return phases, _sizes(self.folder.parent.parent / "checkpoints", "step-*/part-*.tmp/**/*")
+
     def failures(self, exits: Dict[int, int]) -> List[Dict[str, Any]]:
         """Every rank that ended badly, in the order seen. `exits`: exit code by pid, as far as known."""
         bad = []
@@ -128,3 +133,17 @@ def _json(path: Path) -> Optional[Dict[str, Any]]:
     except (FileNotFoundError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _sizes(folder: Path, pattern: str) -> List[int]:
+    try:
+        return [path.stat().st_size for path in sorted(folder.glob(pattern))]
+    except OSError:  # one has just been renamed, or removed: that is a change, too
+        return []

@@ -12,8 +12,9 @@ from gangline.runs.cluster import Cluster
 NEEDED = ("gangline", "torch", "transformers", "peft", "datasets", "safetensors", "tokenizers")
 """What a rank imports."""
 
-EQUAL = ("gangline", "torch", "transformers", "peft", "safetensors")
-"""What must be the same version on every host: ranks of different builds can disagree on layouts and rounding."""
+EQUAL = ("gangline", "torch", "transformers", "peft", "safetensors", "numpy")
+"""What must be the same version on every host: ranks of different builds can disagree on layouts and rounding, and on
+the order of the samples, which every rank draws for itself with numpy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from gangline import app
-from gangline.cli.output import Terminal, is_live
+from gangline.cli.output import Terminal, is_live, raise_failure
 from gangline.demo.story import Stage, play
 from gangline.watch.follow import Update, View
 from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
@@ -24,3 +24,4 @@ def _follow(view: View, *, from_start: bool, on_update: Callable[[Update], None]
     for line in lines[: lines.index("", lines.index("") + 1) if lines.count("") > 1 else None]:
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
+    raise_failure(watched.run)

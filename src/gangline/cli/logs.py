@@ -10,6 +10,7 @@ import typer
 from gangline import app
 from gangline.cli.output import print_data
 from gangline.errors import UsageError
+from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
 from gangline.watch.logs import LogFile, log_files
@@ -31,8 +32,10 @@ def command(
         state = read_record(opened.layout).state
         number = attempt or (state.attempt if state else 1)
         run_id = opened.layout.run_id
-        files = log_files(run_id, opened.cluster, opened.transports, attempt=number, console=console)
-        _show(opened.layout, _chosen(run_id, files, rank), follow=follow)
+        cluster = Cluster.of_attempt(opened.layout, number)  # an earlier attempt may have run on other hosts
+        with app.reach(cluster, app.REAL) as transports:
+            files = log_files(run_id, cluster, transports, attempt=number, console=console)
+            _show(opened.layout, _chosen(run_id, files, rank), follow=follow)
 
 
 def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import gangline
+from gangline.cli import signals
 from gangline.errors import GanglineError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -33,8 +34,6 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 """Verb -> the module that has it as `command`, and one line for the list of verbs."""
 
-INTERRUPTED = 130
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
@@ -42,13 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = words[:1] == ["--debug"]
     words = words[1:] if debug else words
     try:
-        return _dispatch(words)
+        with signals.raising():
+            return _dispatch(words)
     except GanglineError as error:
         _say_error(error)
         return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted\n")
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        signals.say_interrupted()
+        return signals.exit_code_of(interrupt)
     except BrokenPipeError:
         # whoever read our output has seen enough; without this Python complains once more at exit
         sys.stdout = None
@@ -87,7 +87,7 @@ def help_text() -> str:
             "",
             *rows,
             "",
-            "Runs are named by id (calm-otter-7) or by the beginning of one. Ctrl-C never ends a run.",
+            "Runs are named by id (calm-otter-7) or by the beginning of one. Ctrl-C never ends a run that has started.",
             "Exit codes: 0 ok, 1 failed, 2 usage or config, 3 check failed, 4 host unreachable, 5 run failed,",
             "6 plan does not fit, 130 interrupted. gangline --debug VERB ... shows the traceback of a bug.",
             "",
@@ -112,9 +112,9 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **options: Any) -> None:
         try:
             command(*arguments, **options)
-        except KeyboardInterrupt:
-            sys.stderr.write("\ninterrupted\n")
-            raise SystemExit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            signals.say_interrupted()
+            raise SystemExit(signals.exit_code_of(interrupt)) from None
 
     return run
 

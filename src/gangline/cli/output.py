@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from gangline.cli.signals import exit_code_of
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.registry import RunRecord
 from gangline.watch.follow import View
@@ -71,9 +72,9 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
     try:
         watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"left {run_id}: it goes on. gangline attach {run_id} · gangline stop {run_id}\n")
-        raise SystemExit(130) from None
+        raise SystemExit(exit_code_of(interrupt)) from None
     plain = not speaks_braille(sys.stderr)
     for line in summary(view, watched, width=terminal_width(), plain=plain):
         sys.stderr.write(line + "\n")

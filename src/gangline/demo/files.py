@@ -24,11 +24,11 @@ data:
   sequence_length: 128
 batch: 24          # samples in one optimizer step, over all hosts
 micro_batch: 4
-steps: 100
+steps: 140
 optimizer: {learning_rate: 4.0e-3, weight_decay: 0.1}
 schedule: {kind: cosine, warmup_steps: 10}
-evaluation: {every_steps: 50, max_samples: 72}
-checkpoint: {every_steps: 25}
+evaluation: {every_steps: 70, max_samples: 72}
+checkpoint: {every_steps: 35}
 """
 
 TUNE = """\
@@ -43,7 +43,7 @@ data:
   sequence_length: 128
 batch: 24
 micro_batch: 4
-steps: 30
+steps: 45
 optimizer: {learning_rate: 3.0e-3}
 schedule: {kind: linear, warmup_steps: 5}
 evaluation: {max_samples: 72}

@@ -26,7 +26,7 @@ from gangline.units import format_bytes, format_duration
 from gangline.watch.follow import Update, View
 
 CORPUS_BYTES = 700_000
-STOP_STEP = 50
+STOP_STEP = 70
 QUESTION = "What does textwrap.wrap do?\n"
 
 
@@ -136,6 +136,8 @@ def _ask(stage: Stage, adapter: Path) -> None:
 
 def _farewell(stage: Stage, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
     _head(stage, 6, f"done in {format_duration(duration_s)}; everything is still there")
+    if shutil.which("gangline") is None:
+        stage.talk.say(f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline")
     for command, meaning in (
         ("gangline ps", "both runs"),
         (f"gangline chat {second.run_id}", "talk to the tuned model"),

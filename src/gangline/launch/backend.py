@@ -27,7 +27,7 @@ class HostRequest:
     guard_argv: tuple[str, ...]
     """The command that starts the guard; it reads this request as JSON from stdin."""
     grace_s: float = 120.0
-    """How long ranks may take to save and leave after an orderly stop."""
+    """After an orderly stop: how long ranks may show no progress before they are ended."""
     ranks: tuple[int, ...] = ()
     """Global ranks of this host; empty: every one whose files appear in `rank_files`."""
 

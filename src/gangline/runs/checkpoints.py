@@ -4,6 +4,7 @@
     checkpoints/step-00000100/part-<host>/          DCP's files, state.json, part.json
     checkpoints/step-00000100/part-<host>.tmp/      being written, or left by a crash
     checkpoints/.trash-step-00000100/               being removed, or left by a crash
+    checkpoints/aside-00000090-step-00000100/       passed over when the run went on from step 90
 
 A checkpoint is valid if a commit record and one whole part that it lists are found anywhere. "The latest" is
 computed from that and never from names. On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify]`.
@@ -190,6 +191,8 @@ def choose(surveys: Surveys) -> Choice:
     steps = {entry["step"] for entries in surveys.values() for entry in entries}
     for step in sorted(steps, reverse=True):
         found = {host: entry for host, entries in surveys.items() for entry in entries if entry["step"] == step}
+        if not any(entry["record"] is not None or entry["parts"] for entry in found.values()):
+            continue  # what a save leaves that never finished anywhere: no checkpoint, so none to pass over
         commits, notes = _commits(step, found)
         for commit in commits:
             sources, damaged = _match(commit, found)

@@ -6,7 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gangline.runs.files import read_json
 from gangline.runs.job import build
+from gangline.runs.layout import RunLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +54,9 @@ class Cluster:
     def from_json(data: dict[str, Any]) -> Cluster:
         """The cluster that `to_json` wrote."""
         return build(Cluster, data)
+
+    @staticmethod
+    def of_attempt(layout: RunLayout, number: int) -> Cluster:
+        """The hosts of one attempt; until it has been written down, those of the run. Raises FileNotFoundError."""
+        path = layout.attempt(number) / "cluster.json"
+        return Cluster.from_json(read_json(path if path.exists() else layout.cluster))

@@ -1,10 +1,15 @@
-"""Files that are whole or absent: temp + fsync + rename."""
+"""Files that are whole or absent: temp + fsync + rename.
+
+On a host: `python -m gangline.runs.files FOLDER` tells the digest of every file in a folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +56,21 @@ def file_digest(path: Path) -> str:
         while piece := stream.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Name -> `file_digest` of every file in a folder; {} where there is no such folder."""
+    return {path.name: file_digest(path) for path in sorted(folder.glob("*")) if path.is_file()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """`FOLDER`: its `digests` as one line of JSON on stdout."""
+    if len(argv) != 1:
+        sys.stderr.write("usage: python -m gangline.runs.files FOLDER\n")
+        return 2
+    sys.stdout.write(json.dumps(digests(Path(argv[0]))) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

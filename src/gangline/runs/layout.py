@@ -9,8 +9,10 @@
     <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
     <host>/order.json  <host>/failures.json  <host>/torchrun/           what it was ordered, what it saw fail
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
-    outcome.json                                                        how the attempt ended
-  order.json  supervisor.lock  supervisor.log                           who looks after it (controller)
+    cluster.json                                                        the hosts of this attempt (controller)
+    result.json                                                         how rank 0 left: finished or stopped (head)
+    outcome.json                                                        how the attempt ended (controller)
+  order.json  prepare.lock  supervisor.lock                             who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/
@@ -42,7 +44,7 @@ class RunLayout:
 
     @property
     def cluster(self) -> Path:
-        """The cluster as it was when the run was made."""
+        """The cluster of the last attempt whose gang was started."""
         return self.folder / "cluster.json"
 
     @property
@@ -102,6 +104,10 @@ class RunLayout:
     def gang(self, number: int) -> Path:
         """The gang of one attempt."""
         return self.attempt(number) / "gang.json"
+
+    def result(self, number: int) -> Path:
+        """What rank 0 of one attempt says when it leaves: {"result": "finished" or "stopped", "step": n}."""
+        return self.attempt(number) / "result.json"
 
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""

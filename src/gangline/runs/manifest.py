@@ -47,7 +47,7 @@ class Part:
     fingerprints: dict[str, str | None]
     """What the state belongs to: content hashes of job, data and model, as the caller names them."""
     evaluation_loss: float | None
-    """The last evaluation before the save; retention keeps the lowest."""
+    """Of an evaluation at this very step, else None; retention keeps the lowest."""
     files: tuple[PartFile, ...]
     kind: str = "replica"
     gangline: str = __version__

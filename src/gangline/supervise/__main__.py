@@ -10,16 +10,16 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from gangline.errors import GanglineError
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
-from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.supervise.detached import STARTED
-from gangline.supervise.loop import Pace, Supervisor, supervisor_lock
+from gangline.supervise.lock import supervisor_lock
+from gangline.supervise.loop import Pace, Supervisor
 
 
 def main() -> int:
@@ -46,10 +46,9 @@ def _detach() -> None:
 
 
 def _supervise(layout: RunLayout, attempt: int, *, ready: int | None) -> int:
-    transports = connect_all(Cluster.from_json(read_json(layout.cluster)))
     try:
         with supervisor_lock(layout, timeout_s=Pace().lock_s):
-            supervisor = Supervisor(layout, attempt, backend=backend(), transports=transports)
+            supervisor = Supervisor(layout, attempt, backend=backend(), connect=connect_all)
             supervisor.begin()
             _say(ready, STARTED)
             ready = None
@@ -62,9 +61,11 @@ def _supervise(layout: RunLayout, attempt: int, *, ready: int | None) -> int:
 
 
 def _say(descriptor: int | None, words: bytes) -> None:
-    if descriptor is not None:
+    if descriptor is None:
+        return
+    with suppress(BrokenPipeError):  # who asked was interrupted; the gang has been started, and needs us
         os.write(descriptor, words)
-        os.close(descriptor)
+    os.close(descriptor)
 
 
 if __name__ == "__main__":

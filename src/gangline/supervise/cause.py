@@ -111,7 +111,7 @@ def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
         grace_s = next(part.grace_s for part in request.hosts if part.host == status.host)
         error = RunFailed(
             f"the ranks on {status.host} did not leave in time and were killed",
-            seen=f"expected them to save and leave within {grace_s:g} s; the last of {log}:\n{tail}",
+            seen=f"expected them to save and leave, and saw nothing move for {grace_s:g} s; the last of {log}:\n{tail}",
             fix="gangline resume goes on from the last checkpoint",
         )
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gangline.errors import RunFailed
@@ -13,11 +14,12 @@ from gangline.launch.backend import Request
 from gangline.launch.local import outlives_guard
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
+from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState, write_order
-from gangline.supervise.loop import has_supervisor
+from gangline.supervise.lock import has_supervisor
 
 STARTED = b"started"
 
@@ -59,38 +61,39 @@ def is_alive(layout: RunLayout) -> bool:
     if has_supervisor(layout):
         return True
     with suppress(FileNotFoundError):
-        return _runs_somewhere(layout, Cluster.from_json(read_json(layout.cluster)))
+        return _runs_somewhere(layout)
     return False
 
 
-def stop_run(layout: RunLayout, cluster: Cluster, *, now: bool) -> None:
+def stop_run(layout: RunLayout, *, now: bool) -> None:
     """Order a run to end, and return; `now`: without saving. Works without a supervisor, too.
 
     Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome.
     """
     write_order(layout, "kill" if now else "stop")
-    if has_supervisor(layout) or RunState.load(layout).phase not in {"running", "stopping"}:
+    state = RunState.load(layout)
+    if has_supervisor(layout) or state.phase not in {"running", "stopping"}:
         return
-    transports = connect_all(cluster)
-    backend().stop(_request(layout), transports, now=now)
-    for transport in transports.values():
-        transport.close()
+    with _attempt_at_hand(layout, state.attempt) as (request, transports):
+        backend().stop(request, transports, now=now)
     with suppress(RunFailed):  # somebody else's came first
-        spawn(layout.folder, RunState.load(layout).attempt)
+        spawn(layout.folder, state.attempt)
 
 
-def _request(layout: RunLayout) -> Request:
-    attempt = RunState.load(layout).attempt
-    return Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
-
-
-def _runs_somewhere(layout: RunLayout, cluster: Cluster) -> bool:
-    request = _request(layout)
-    transports = connect_all(cluster)
-    try:
+def _runs_somewhere(layout: RunLayout) -> bool:
+    with _attempt_at_hand(layout, RunState.load(layout).attempt) as (request, transports):
         if any(status.phase == "running" for status in backend().poll(request, transports)):
             return True
         return any(outlives_guard(part, transports[part.host]) for part in request.hosts)
+
+
+@contextmanager
+def _attempt_at_hand(layout: RunLayout, attempt: int) -> Iterator[tuple[Request, Mapping[str, Transport]]]:
+    """What was started, and ways to the hosts on which it was; raises FileNotFoundError."""
+    request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
+    transports = connect_all(Cluster.of_attempt(layout, attempt))
+    try:
+        yield request, transports
     finally:
         for transport in transports.values():
             transport.close()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
+import json
 import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import Backend, HostStatus, Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.events import append_event
-from gangline.runs.files import read_json
+from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, clear_order, read_order
@@ -38,43 +37,6 @@ class Pace:
     """A look at the lock by somebody else is no reason to refuse."""
 
 
-def has_supervisor(layout: RunLayout) -> bool:
-    """Whether a supervisor looks after the run now."""
-    descriptor = os.open(layout.folder / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        # Shared: several may look at once, and none of them is taken for a supervisor.
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the run's lock; raises RunFailed when another process holds it after `timeout_s`."""
-    descriptor = os.open(layout.folder / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = time.monotonic() + timeout_s
-    try:
-        while not _try_lock(descriptor):
-            if time.monotonic() >= deadline:
-                raise RunFailed(
-                    f"{layout.run_id} is running already",
-                    seen="another supervisor holds its lock",
-                    fix=f"gangline stop {layout.run_id}, or follow it: gangline attach {layout.run_id}",
-                )
-            time.sleep(0.05)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 class Supervisor:
     """Looks after one attempt until nothing of it runs.
 
@@ -87,18 +49,20 @@ class Supervisor:
         attempt: int,
         *,
         backend: Backend,
-        transports: Mapping[str, Transport],
+        connect: Callable[[Cluster], Mapping[str, Transport]],
         pace: Pace | None = None,
     ) -> None:
         self._layout = layout
         self._attempt = attempt
         self._backend = backend
-        self._transports = transports
+        self._connect = connect
+        self._cluster = Cluster.of_attempt(layout, attempt)
+        self._transports = connect(self._cluster)
         self._pace = pace or Pace()
         self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
         self._committer = Committer(
-            Cluster.from_json(read_json(layout.cluster)),
-            transports,
+            self._cluster,
+            self._transports,
             run_id=layout.run_id,
             hosts=tuple(part.host for part in self.request.hosts),
             attempt=attempt,
@@ -124,6 +88,8 @@ class Supervisor:
                 self._conclude("failed", error.to_json())
                 raise
             self._event("started", hosts=[part.host for part in self.request.hosts])
+        # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
+        self._persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
 
     def _clear_earlier(self) -> None:
         """End what attempts without an outcome have left; raises RunFailed if one of them still runs."""
@@ -132,14 +98,17 @@ class Supervisor:
             if (folder / "outcome.json").exists() or not (folder / "request.json").exists():
                 continue
             request = Request.from_json(read_json(folder / "request.json"))
-            statuses = self._backend.poll(request, self._transports)
+            transports = self._connect(Cluster.of_attempt(self._layout, number))
+            statuses = self._backend.poll(request, transports)
             if any(status.phase == "running" for status in statuses):
                 raise RunFailed(
                     f"{self._layout.run_id} is running already",
                     seen=f"attempt {number} has guards that run",
                     fix=f"gangline stop {self._layout.run_id}",
                 )
-            self._backend.stop(request, self._transports, now=True)
+            self._backend.stop(request, transports, now=True)
+            for transport in transports.values():
+                transport.close()
 
     def watch(self) -> Outcome:
         """Look after the gang until it has ended, then write outcome.json and state.json."""
@@ -193,11 +162,23 @@ class Supervisor:
 
     def _judge(self, statuses: Sequence[HostStatus]) -> Outcome:
         error = first_cause(self.request, statuses)
-        if self._ordered == "kill" and self._failed_at is None:
+        if error is None and self._said_finished():
+            return self._conclude("finished", None, statuses)
+        if error is None or (self._ordered == "kill" and self._failed_at is None):
             return self._conclude("stopped", None, statuses)
-        if error is not None:
-            return self._conclude("failed", error, statuses)
-        return self._conclude("stopped" if self._ordered else "finished", None, statuses)
+        return self._conclude("failed", error, statuses)
+
+    def _said_finished(self) -> bool:
+        """Whether rank 0 left because all was done. A stop may come from the user, from a guard whose machine shuts
+        down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
+        """
+        head = self.request.hosts[0]
+        path = PurePath(head.rank_files) / self._layout.result(self._attempt).name
+        try:
+            said = json.loads(self._transports[head.host].read(path))
+        except (FileNotFoundError, ValueError):
+            return False
+        return isinstance(said, dict) and said.get("result") == "finished"
 
     def _conclude(self, result: Phase, error: dict[str, object] | None, statuses: Sequence[HostStatus] = ()) -> Outcome:
         assert result in {"finished", "stopped", "failed"}
@@ -208,7 +189,10 @@ class Supervisor:
             failures=tuple(gather_failures(statuses)),
         )
         self._persist(lambda: outcome.save(self._layout.attempt(self._attempt) / "outcome.json"))
-        self._event(result, **({"what": error["what"]} if error else {}))
+        details = {"what": error["what"]} if error else {}
+        if result == "stopped" and self._ordered is None:
+            details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
+        self._event(result, **details)
         self._set_phase(result, error=error)
         return outcome
 
@@ -245,11 +229,3 @@ def _has_failed(status: HostStatus) -> bool:
     if status.phase in {"lost", "starting"} or any(failure["error"] is not None for failure in status.failures):
         return True
     return status.phase == "ended" and status.returncode != 0
-
-
-def supervise(layout: RunLayout, attempt: int, *, backend: Backend, transports: Mapping[str, Transport]) -> Outcome:
-    """Run an attempt to its end, holding the run's lock; raises RunFailed if the run has a supervisor."""
-    with supervisor_lock(layout, timeout_s=Pace().lock_s):
-        supervisor = Supervisor(layout, attempt, backend=backend, transports=transports)
-        supervisor.begin()
-        return supervisor.watch()

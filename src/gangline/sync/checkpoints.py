@@ -20,6 +20,8 @@ from gangline.sync.place import host_layout
 
 TIMEOUT_S = 6 * 3600.0
 """Every byte of every checkpoint of a host is read and hashed."""
+ASIDE_TIMEOUT_S = 600.0
+"""A few folders are renamed, and what lay aside before is removed."""
 
 Survey = list[dict[str, Any]]
 
@@ -64,7 +66,10 @@ def at_step(surveys: Mapping[str, Survey], step: int) -> Choice:
 
 
 def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str]) -> list[str]:
-    """See to it that every target has the commit record and a whole part; the labels of those that got a part."""
+    """See to it that every target has the commit record and a whole part; the labels of those that got a part.
+
+    Last, the steps newer than the choice are moved aside at every place that answers: the run writes them anew.
+    """
     if choice.step is None or choice.record is None:
         return []
     holders = {source.host for source in choice.sources}
@@ -77,6 +82,9 @@ def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str]
         with _at_hand(places[source.host], part_folder(Path(), choice.step, source.part), run_id) as folder:
             for label in lacking:
                 _replace_part(places[label], run_id, folder, step=choice.step, part=source.part)
+    for label in _with_newer(choice, places):
+        with contextlib.nullcontext() if label in targets else contextlib.suppress(HostUnreachable):
+            _set_aside(places[label], run_id, choice.step)
     return lacking
 
 
@@ -104,6 +112,23 @@ def _survey(place: Place, run_id: str) -> Survey | None:
         )
     survey: Survey = json.loads(result.stdout)
     return survey
+
+
+def _with_newer(choice: Choice, places: Places) -> list[str]:
+    """All places, if anything newer than the choice was passed over."""
+    return list(places) if any(rejection.step > (choice.step or 0) for rejection in choice.rejected) else []
+
+
+def _set_aside(place: Place, run_id: str, step: int) -> None:
+    folder = str(place.checkpoints(run_id))
+    argv = (place.host.python, "-m", "gangline.runs.retention", "aside", folder, str(step))
+    result = place.transport.run(argv, timeout_s=ASIDE_TIMEOUT_S)
+    if result.returncode != 0:
+        raise CheckpointError(
+            f"{place.host.name}: checkpoints newer than step {step} cannot be moved aside",
+            seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
+            fix=f"on that host: {' '.join(argv)}",
+        )
 
 
 def _adopt(places: Places, run_id: str, record: bytes) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -11,8 +12,13 @@ from gangline.errors import DataError, GanglineError, ModelError
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import digest_of
 from gangline.sync.ask import OnProgress, ask_worker
 from gangline.sync.place import host_layout
+
+SET_FILE = "set.json"
+TIMEOUT_S = 6 * 3600.0
+"""Every byte of a token set is read and hashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +48,57 @@ def prepare_inputs(
 
 
 def distribute(cluster: Cluster, transports: Mapping[str, Transport], inputs: Inputs) -> list[str]:
-    """Bring the token sets to hosts that lack them; the names of the hosts that got something."""
-    served = []
-    for host in cluster.hosts[1:]:
-        missing = [
-            content_hash
-            for content_hash in (inputs.train, inputs.evaluation)
-            if content_hash and not transports[host.name].names(_token_set(host, content_hash))
-        ]
-        for content_hash in missing:
+    """Bring the token sets to hosts that lack them or have others; the names of the hosts that got something.
+
+    What a host has is read and hashed there, and compared with the head's set.json. Raises DataError where a set is
+    damaged even after it was brought.
+    """
+    head, served = cluster.head, []
+    for content_hash in filter(None, (inputs.train, inputs.evaluation)):
+        source = _token_set(head, content_hash)
+        expected = _expected(transports[head.name], source)
+        for host in cluster.hosts[1:]:
+            target = _token_set(host, content_hash)
+            if not _wrong(host, transports[host.name], target, expected):
+                continue
             # the head is this computer as long as `Host.transport` knows nothing but "local"
-            transports[host.name].push(Path(_token_set(cluster.head, content_hash)), _token_set(host, content_hash))
-        served += [host.name] if missing else []
-    return served
+            transports[host.name].push(Path(source), target)
+            served.append(host.name)
+            if wrong := _wrong(host, transports[host.name], target, expected):
+                raise _damaged(host, target, wrong)
+    return list(dict.fromkeys(served))
+
+
+def _expected(transport: Transport, folder: PurePath) -> dict[str, str]:
+    """Name -> digest of every file of the head's set."""
+    text = transport.read(folder / SET_FILE)
+    files = {name: entry["blake2b"] for name, entry in json.loads(text)["files"].items()}
+    return {**files, SET_FILE: digest_of(text)}
+
+
+def _wrong(host: Host, transport: Transport, folder: PurePath, expected: Mapping[str, str]) -> list[str]:
+    """The files on a host that are not the head's, or are missing; [] when all are the same."""
+    names = transport.names(folder)
+    if missing := [name for name in expected if name not in names]:
+        return missing
+    argv = (host.python, "-m", "gangline.runs.files", str(folder))
+    result = transport.run(argv, timeout_s=TIMEOUT_S)
+    if result.returncode != 0:
+        raise DataError(
+            f"{host.name}: the token set {folder} cannot be verified",
+            seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
+            fix=f"on that host: {' '.join(argv)}",
+        )
+    found = json.loads(result.stdout)
+    return [name for name, digest in expected.items() if found.get(name) != digest]
+
+
+def _damaged(host: Host, folder: PurePath, wrong: Sequence[str]) -> DataError:
+    return DataError(
+        f"{host.name}: {', '.join(str(folder / name) for name in wrong)} is damaged",
+        seen="expected the content of the head's file; it was brought again and still differs",
+        fix="look at the disk of that host, and at the head's: its set may have changed while it was copied",
+    )
 
 
 def require_same(run_id: str, before: Inputs, now: Inputs) -> None:

@@ -60,8 +60,52 @@ def _encode(value: Any) -> bytes:
 
 
 def carry_history(before: Host, now: Host, transport: Transport, run_id: str) -> None:
-    """Bring what rank 0 wrote to a new head, so that the run keeps one history. The old head is this computer."""
+    """Bring what rank 0 wrote to a new head, so that the run keeps one history. The old head is this computer.
+
+    Only what is missing there is added: the new head may have been one before, and where its work folder is the
+    controller's home, the supervisor's events lie in the same file.
+    """
     old, new = host_layout(before, run_id), host_layout(now, run_id)
-    for source, target in ((old.metrics, new.metrics), (old.events, new.events), (old.tensorboard, new.tensorboard)):
-        if source != target and source.exists():
-            transport.push(source, target)
+    if old.root == new.root:
+        return
+    for source, target in ((old.metrics, new.metrics), (old.events, new.events)):
+        if source.exists():
+            _add_lines(_lines_of_ranks(source.read_bytes()), target, transport)
+    there = set(transport.names(new.tensorboard))
+    for path in sorted(old.tensorboard.iterdir()) if old.tensorboard.is_dir() else ():
+        if path.name not in there:
+            transport.push(path, new.tensorboard / path.name)
+
+
+def _lines_of_ranks(data: bytes) -> list[bytes]:
+    """Whole lines but those of the supervisor, whose events stay on the controller."""
+    whole, _, _torn = data.rpartition(b"\n")
+    return [line for line in whole.splitlines() if not _is_supervisors(line)]
+
+
+def _is_supervisors(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("source") == "supervisor"
+
+
+def _add_lines(lines: list[bytes], target: Path, transport: Transport) -> None:
+    there = _read_all(target, transport)
+    known = set(there.splitlines())
+    missing = [line for line in lines if line not in known]
+    if not missing:
+        return
+    joint = b"\n" if there and not there.endswith(b"\n") else b""  # a crash tore its last line
+    transport.write(target, there + joint + b"\n".join(missing) + b"\n")
+
+
+def _read_all(path: Path, transport: Transport) -> bytes:
+    pieces: list[bytes] = []
+    try:
+        while piece := transport.read(path, offset=sum(map(len, pieces))):
+            pieces.append(piece)
+    except FileNotFoundError:
+        pass
+    return b"".join(pieces)

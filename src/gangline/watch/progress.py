@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from gangline.watch.follow import Update
 from gangline.watch.history import History
-from gangline.watch.table import evaluation_line, event_line, step_line
+from gangline.watch.table import ENDS, evaluation_line, event_line, step_line
 
 PLAIN_EVERY_S = 5.0
 """Without a terminal: time between two progress lines."""
@@ -27,6 +27,8 @@ class Progress:
         self._width = width
         self._shown_at = float("-inf")
         self._pending: str | None = None
+        self._end: str | None = None
+        """How the run ended; the last line to show."""
 
     def skip(self, update: Update) -> None:
         """Take in what was before, without showing it but for the state it led to."""
@@ -45,15 +47,23 @@ class Progress:
             elif kind == "evaluation":
                 self._line(evaluation_line(record))
             elif kind == "event" and (line := event_line(record)):
-                self._line(line)
+                self._event(record, line)
         if update.last:
             self.finish()
 
     def finish(self) -> None:
-        """End the live line; without a terminal, show the last step if it was not."""
+        """End the live line; without a terminal, show the last step if it was not. Then how the run ended."""
         if self._pending is not None:
             self._write("\n" if self._live else self._pending + "\n")
-        self._pending = None
+        if self._end is not None:
+            self._write(self._end + "\n")
+        self._pending = self._end = None
+
+    def _event(self, record: dict[str, Any], line: str) -> None:
+        if record.get("event") in ENDS:
+            self._end = line  # metrics are another file, whose last lines may be read only after this
+        else:
+            self._line(line)
 
     def _step(self, record: dict[str, Any]) -> None:
         # a line as wide as the terminal would wrap and could not be overwritten

@@ -60,8 +60,12 @@ def event_line(record: dict[str, Any]) -> str | None:
     return clean("  ".join([name, *details]))
 
 
-_TOLD = frozenset({"evaluated", "saving", "saved"})
-"""An evaluation has its own line, and a save counts once it is committed."""
+_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed"})
+"""An evaluation has its own line, a save counts once it is committed, and a failure is the error that ends the command
+which follows the run."""
+
+ENDS = frozenset({"finished", "stopped"})
+"""Events after which nothing comes."""
 
 _ECHOED = frozenset({"started", "stopping", "finished", "stopped", "failed"})
 """Said by the supervisor for the whole gang."""

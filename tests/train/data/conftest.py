@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -123,6 +124,18 @@ def tokens_of(tmp_path, make_job):
         return TokenSet.open(root / "data" / inputs.train)
 
     return make
+
+
+@pytest.fixture
+def as_filed():
+    """All samples of a set as their first rows follow each other in the files."""
+
+    def order(tokens):
+        first = np.fromfile(tokens.folder / "sample_offsets.bin", dtype=np.int64)[:-1]
+        rows = np.fromfile(tokens.folder / "sample_rows.bin", dtype=np.int64)[first]
+        return [tokens.sample(int(index)) for index in np.argsort(rows)]
+
+    return order
 
 
 @pytest.fixture

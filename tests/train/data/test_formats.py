@@ -53,16 +53,16 @@ def test_no_token_spans_the_end_of_the_prompt(tokens_of, write_rows, tokenizer):
     assert learned(sample, tokenizer) == "gs</s>"
 
 
-def test_instruction_writes_its_headings_and_learns_the_output(tokens_of, write_rows, tokenizer):
+def test_instruction_writes_its_headings_and_learns_the_output(tokens_of, write_rows, tokenizer, as_filed):
     rows = [
         {"instruction": "Count", "input": "dogs", "output": "six"},
         {"instruction": "Pull", "input": "", "output": "harder"},
         {"instruction": "Rest", "output": "now"},
     ]
-    tokens = tokens_of(write_rows(rows), format="instruction", packing=False)
-    assert [learned(tokens.sample(i), tokenizer) for i in range(3)] == ["six</s>", "harder</s>", "now</s>"]
-    assert seen(tokens.sample(0), tokenizer) == instruction_prompt("Count", "dogs") + "six</s>"
-    assert seen(tokens.sample(2), tokenizer) == "### Instruction:\nRest\n\n### Response:\nnow</s>"
+    samples = as_filed(tokens_of(write_rows(rows), format="instruction", packing=False))
+    assert [learned(sample, tokenizer) for sample in samples] == ["six</s>", "harder</s>", "now</s>"]
+    assert seen(samples[0], tokenizer) == instruction_prompt("Count", "dogs") + "six</s>"
+    assert seen(samples[2], tokenizer) == "### Instruction:\nRest\n\n### Response:\nnow</s>"
 
 
 def test_a_tokenizer_that_puts_bos_first_keeps_doing_so_and_it_is_not_learned(make_model, tokens_of, write_rows):
@@ -112,10 +112,10 @@ def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(make_mod
 class TestLongRows:
     LONG = "The rope joins every dog of a sled team. " * 40
 
-    def test_a_long_text_goes_on_in_the_next_row_and_no_label_is_lost(self, tokens_of, write_rows, tokenizer):
+    def test_a_long_text_goes_on_in_the_next_row_and_no_label_is_lost(self, tokens_of, write_rows, tokenizer, as_filed):
         tokens = tokens_of(write_rows([{"text": self.LONG}]), sequence_length=16, packing=False)
         ids = [*tokenizer.encode(self.LONG), tokenizer.eos_token_id]
-        samples = [tokens.sample(i) for i in range(len(tokens))]
+        samples = as_filed(tokens)
         assert [token for sample in samples for token in sample.input_ids] == ids
         assert [token for sample in samples for token in sample.targets] == [*ids[1:], NO_TARGET]
         assert all(len(sample.input_ids) <= 16 for sample in samples)
@@ -128,12 +128,15 @@ class TestLongRows:
         assert tokens.sample(0).targets[-1] == tokenizer.eos_token_id
         assert list(tokens.label_counts) == [num_ids]
 
-    def test_a_text_that_just_fills_its_row_does_not_predict_the_next_one(self, tokens_of, write_rows, tokenizer):
+    def test_a_text_that_just_fills_its_row_does_not_predict_the_next_one(
+        self, tokens_of, write_rows, tokenizer, as_filed
+    ):
         num_ids = len(tokenizer.encode(self.LONG)) + 1
         rows = write_rows([{"text": self.LONG}, {"text": "six dogs"}])
         tokens = tokens_of(rows, sequence_length=num_ids, packing=False)
-        assert tokens.lengths[0] == num_ids
-        assert tokens.sample(0).targets[-1] == NO_TARGET
+        first = as_filed(tokens)[0]
+        assert len(first.targets) == num_ids
+        assert first.targets[-1] == NO_TARGET
         assert tokens.num_label_tokens == tokens.num_tokens - 2
 
     @pytest.mark.parametrize("row", [{"text": LONG}, {"prompt": "how?", "completion": LONG}])

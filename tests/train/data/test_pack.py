@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gangline.worker.data import NO_TARGET
-from gangline.worker.data.pack import pack
+from gangline.worker.data.pack import mixed, pack
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -75,3 +75,20 @@ def test_packing_keeps_every_row_of_a_set_with_split_texts(tokens_of, write_rows
         assert [(sample.targets != NO_TARGET).sum() for sample in samples] == list(tokens.label_counts)
     ids = [np.sort(np.concatenate([t.sample(i).input_ids for i in range(len(t))])) for t in (apart, packed)]
     assert np.array_equal(*ids)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_first_samples_are_a_fair_choice_of_rows_sorted_by_length(tokens_of, write_rows, packing):
+    rows = write_rows([{"text": "two dogs pull " * (1 + index // 50)} for index in range(400)])
+    tokens = tokens_of(rows, packing=packing, sequence_length=256)
+    starts = [np.flatnonzero(tokens.sample(i).position_ids == 0) for i in range(len(tokens))]
+    rows_per_sample = np.array([len(found) for found in starts])
+    lengths = tokens.lengths / rows_per_sample
+    first = lengths[: len(lengths) // 3].mean()
+    assert first == pytest.approx(lengths.mean(), rel=0.2)
+    assert lengths[0] < lengths.max(), "longest first"
+
+
+def test_the_numbers_of_samples_are_the_same_for_ever():
+    assert list(mixed(8)) == [6, 1, 5, 7, 3, 0, 2, 4]
+    assert all(sorted(mixed(count)) == list(range(count)) for count in (0, 1, 2, 1000))

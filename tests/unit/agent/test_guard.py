@@ -47,7 +47,7 @@ def guarded(tmp_path):
     parts = []
 
     def make(*ranks, **options):
-        host_part = part(tmp_path, "pc1", *ranks, **options)
+        host_part = part(tmp_path / "attempts", "pc1", *ranks, **options)
         parts.append(host_part)
         done = start(host_part)
         assert done.returncode == 0, done.stderr
@@ -107,6 +107,16 @@ def test_ranks_that_do_not_leave_in_time_are_killed_with_their_orphans(guarded):
     assert (ended["reason"], ended["left"]) == ("killed", 0)
     assert not is_running(orphan)
     assert left_of(host_part) == []
+
+
+@pytest.mark.parametrize("mode", ["slow", "growing"])
+def test_ranks_that_still_get_on_with_their_save_are_waited_for(guarded, mode):
+    host_part = guarded(f"0={mode}", grace_s=0.7)
+    rank_pid(host_part, 0)
+    order(host_part, "stop")
+    ended = exit_record(host_part)
+    assert (ended["returncode"], ended["reason"]) == (0, "stopped")
+    assert Path(host_part.rank_files, "saved-0").exists()
 
 
 def test_an_order_to_kill_waits_for_nobody(guarded):

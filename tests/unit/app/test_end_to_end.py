@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gangline.app import load_cluster
 from gangline.cli.main import main
-from gangline.runs.files import read_json
+from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
 from gangline.runs.registry import list_runs, read_record
 from tests.unit.app.world import JOB, PACKAGES, World
+from tests.unit.launch.gang import wait_until
 
 PYTHON = """#!{python}
 # The Python of the hosts: torchrun and the worker are played, everything else is real.
@@ -23,9 +29,14 @@ if words[:2] == ["-m", "gangline.agent.facts"]:
     from gangline.agent.facts import facts
     print(json.dumps({{**facts(words[2]), "packages": {packages!r}}}))
 elif words[:3] == ["-m", "gangline.worker", "inputs"]:
+    if {slow}:
+        pathlib.Path(words[4], "tokeniser").write_text(str(os.getpid()))
+        time.sleep(600)
     folder = pathlib.Path(words[4], "data", "feed")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokens").write_bytes(b"tokens")
+    from gangline.runs.files import file_digest, write_json
+    write_json(folder / "set.json", {{"files": {{"tokens": {{"blake2b": file_digest(folder / "tokens")}}}}}})
     counts = {{"train": {{"samples": 100, "tokens": 6400, "skipped_rows": 0, "bad_rows": []}}, "evaluation": None}}
     print(json.dumps({{"kind": "result", "train": "feed", "evaluation": None, "model": "cafe", "counts": counts}}))
 elif words[:2] == ["-m", "torch.distributed.run"]:
@@ -36,6 +47,8 @@ elif words[:2] == ["-m", "torch.distributed.run"]:
             for step in (1, 2, 3):
                 record = {{"kind": "step", "step": step, "steps": 3, "loss": 4.0 - step, "step_s": 0.1}}
                 stream.write(json.dumps(record) + "\\n")
+    if {returncode} == 0 and words[words.index("--node-rank") + 1] == "0":
+        gang.with_name("result.json").write_text('{{"result": "finished", "step": 3}}')
     print("torchrun says hello")
     sys.exit({returncode})
 else:
@@ -50,8 +63,9 @@ def words(world: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return train_words(world, returncode=0)
 
 
-def train_words(world: World, *, returncode: int) -> list[str]:
-    python = world.file("python", PYTHON.format(python=sys.executable, packages=PACKAGES, returncode=returncode))
+def train_words(world: World, *, returncode: int, slow: bool = False) -> list[str]:
+    text = PYTHON.format(python=sys.executable, packages=PACKAGES, returncode=returncode, slow=slow)
+    python = world.file("python", text)
     python.chmod(0o700)
     hosts = [
         {"name": name, "transport": "local", "workdir": str(world.root / "places" / name), "python": str(python)}
@@ -79,6 +93,18 @@ def test_a_run_is_started_followed_and_listed(
     assert capsys.readouterr().out.strip() == f"{run_id} finished"
 
 
+def test_logs_of_an_attempt_are_found_on_the_hosts_that_it_ran_on(
+    world: World, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    layout = RunLayout(world.home, list_runs(world.home)[0].id)
+    (moved,) = load_cluster(None, world.home).hosts
+    write_json(layout.cluster, Cluster(name="elsewhere", hosts=(moved,)).to_json())
+    capsys.readouterr()
+    assert main(["logs", layout.run_id, "--console", "--attempt", "1"]) == 0
+    assert "b console  torchrun says hello" in capsys.readouterr().out
+
+
 def test_detached_train_prints_the_id_and_returns(
     world: World, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +120,27 @@ def test_a_run_that_fails_ends_with_its_cause_and_exit_code_5(world: World, caps
     text = capsys.readouterr().err
     assert "error: " in text
     assert "gangline resume" in text
+    assert "failing" not in text
+    assert text.count("torchrun on a ended with exit code 1") == 1
     assert [record.phase for record in list_runs(world.home)] == ["failed"]
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_closing_the_terminal_during_preparation_ends_the_tokeniser_and_is_written_down(
+    world: World, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "gangline.cli.main", *train_words(world, returncode=0, slow=True)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    note = world.root / "places" / "a" / "tokeniser"
+    wait_until(lambda: note.exists() and note.read_text(encoding="utf-8"), "the tokeniser runs")
+    process.send_signal(number)
+    _output, words = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert ProcessId.of(int(note.read_text(encoding="utf-8"))) is None
+    (record,) = list_runs(world.home)
+    assert record.phase == "stopped"
+    assert f"gangline resume {record.id}" in words
 
 
 def test_check_and_plan_change_nothing(world: World, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gangline import app
-from gangline.errors import CheckpointError, DataError, ModelError, UsageError
+from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
 from gangline.runs.checkpoints import find_part, part_folder
+from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, verify_part
@@ -156,6 +157,38 @@ def test_a_run_that_another_terminal_prepares_is_refused(world: World, run_id: s
         pytest.raises(UsageError, match="being prepared"),
     ):
         app.stop(run, seams=world.seams)
+
+
+def test_of_two_resumes_at_once_one_is_refused_and_harms_nothing(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    errors = []
+
+    def again() -> None:
+        world.while_spawning = lambda: None
+        RunState(name="job", phase="stopped", attempt=2).save(RunLayout(world.home, run_id))
+        with pytest.raises(UsageError) as caught:
+            resume(world, run_id)
+        errors.append(caught.value)
+
+    world.while_spawning = again
+    layout = resume(world, run_id)
+    assert world.spawned == [(layout.folder, 2)]
+    assert "being resumed" in errors[0].what
+    assert errors[0].seen
+    assert "gangline attach" in errors[0].fix
+
+
+def test_the_hosts_of_a_run_change_only_once_its_gang_runs_there(world: World, run_id: str) -> None:
+    world.save(run_id, 40)
+    layout = RunLayout(world.home, run_id)
+    before = read_json(layout.cluster)
+    world.spawn_error = RunFailed("e: the guard did not start")
+    three = THREE.replace("name: a, transport: local, workdir: ./places/a", "name: e, transport: local, workdir: ./e")
+    with pytest.raises(RunFailed):
+        resume(world, run_id, world.file("three.yaml", three))
+    assert read_json(layout.cluster) == before
+    assert read_json(layout.attempt(1) / "cluster.json") == before
+    assert [host["name"] for host in read_json(layout.attempt(2) / "cluster.json")["hosts"]] == ["e", "c", "d"]
 
 
 def test_a_finished_run_is_refused(world: World, run_id: str) -> None:

@@ -97,6 +97,8 @@ def test_bad_data_is_reported_as_the_worker_said_it_and_kept_with_the_run(world:
     assert record.state is not None
     assert record.state.error is not None
     assert record.state.error["fix"] == "name the field"
+    assert f"gangline resume {record.id}" in world.said[-1]
+    assert "gangline train" in world.said[-1]
     assert world.spawned == []
 
 
@@ -105,6 +107,7 @@ def test_ctrl_c_while_tokenising_leaves_a_stopped_run_and_nothing_started(world:
     with pytest.raises(KeyboardInterrupt):
         train(world)
     assert [record.phase for record in list_runs(world.home)] == ["stopped"]
+    assert f"gangline resume {list_runs(world.home)[0].id}" in world.said[-1]
     assert world.spawned == []
 
 

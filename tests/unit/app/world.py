@@ -15,8 +15,10 @@ from gangline.remote.local import LocalTransport
 from gangline.remote.transport import Result, Transport
 from gangline.runs.checkpoints import place_commit, step_folder, survey
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import digests, file_digest, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
+from gangline.runs.retention import set_aside
 from gangline.runs.state import RunState
 
 JOB = """
@@ -48,6 +50,7 @@ PACKAGES = {
     "datasets": "5.2.0",
     "safetensors": "0.8.0",
     "tokenizers": "0.23.3",
+    "numpy": "2.3.4",
 }
 
 
@@ -64,6 +67,8 @@ class World:
     """What preparing the inputs ends with, if not with a result."""
     spawn_error: GanglineError | None = None
     alive: bool = False
+    while_spawning: Callable[[], None] = lambda: None
+    """What happens elsewhere while the supervisor comes up."""
     said: list[str] = field(default_factory=list)
     spawned: list[tuple[Path, int]] = field(default_factory=list)
     commands: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -79,7 +84,7 @@ class World:
             backend=FakeBackend,
             spawn=self.spawn,
             is_alive=lambda _layout: self.alive,
-            stop_run=lambda layout, cluster, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
+            stop_run=lambda layout, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
             free_port=lambda: 4711,
         )
 
@@ -107,6 +112,7 @@ class World:
 
     def spawn(self, folder: Path, attempt: int) -> None:
         self.spawned.append((folder, attempt))
+        self.while_spawning()
         layout = RunLayout.of(folder)
         if self.spawn_error is not None:
             RunState(name="job", phase="failed", attempt=attempt, error=self.spawn_error.to_json()).save(layout)
@@ -160,6 +166,10 @@ class ScriptedTransport(LocalTransport):
             lines = [facts(self._host, world)]
         elif words[1:3] == ("-m", "gangline.runs.checkpoints"):
             lines = [survey(Path(words[4]))]
+        elif words[1:4] == ("-m", "gangline.runs.retention", "aside"):
+            lines = [set_aside(Path(words[4]), int(words[5]))]
+        elif words[1:3] == ("-m", "gangline.runs.files"):
+            lines = [digests(Path(words[3]))]
         elif words[1:4] == ("-m", "gangline.worker", "inputs"):
             code, lines = self._inputs(Path(words[5]))
         else:
@@ -180,6 +190,7 @@ class ScriptedTransport(LocalTransport):
         folder = root / "data" / world.train_hash
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokens").write_bytes(b"tokens")
+        write_json(folder / "set.json", {"files": {"tokens": {"blake2b": file_digest(folder / "tokens")}}})
         counts = {"train": {"samples": 100, "tokens": 6400, "skipped_rows": 0, "bad_rows": []}, "evaluation": None}
         result = {"train": world.train_hash, "evaluation": None, "model": world.model, "counts": counts}
         return 0, [{"kind": "progress", "done_bytes": 1, "total_bytes": 2, "rows": 3}, {"kind": "result", **result}]

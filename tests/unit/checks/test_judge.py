@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from gangline.agent import facts as agent_facts
 from gangline.checks.finding import Finding, fold, fold_names
 from gangline.checks.judge import judge, require
 from gangline.checks.versions import release
@@ -76,6 +77,13 @@ def test_different_versions_are_named_with_their_hosts() -> None:
     assert finding.id == "E-SW-04"
     assert "2.13.0+cpu on pc1" in finding.evidence
     assert "2.12.0 on pc2" in finding.evidence
+
+
+def test_numpy_draws_the_order_of_the_samples_and_is_one_version_everywhere() -> None:
+    assert "numpy" in agent_facts.PACKAGES
+    assert found(having(facts(), numpy="2.3.4"), having(facts("pc2"), numpy="1.26.4")) == [
+        ("E-SW-04", "fail", ("pc1", "pc2"))
+    ]
 
 
 @pytest.mark.parametrize(

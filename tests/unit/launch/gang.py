@@ -12,7 +12,7 @@ from gangline.runs.process import ProcessId
 DEADLINE_S = 30.0
 
 RANK = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, struct, subprocess, sys, time
 folder, rank, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 def path(name):
@@ -27,12 +27,32 @@ def wait_for(name):
     while not os.path.exists(path(name)):
         time.sleep(0.01)
 
+def say_result(result):
+    if rank == 0:
+        write("result.json", {"result": result, "step": 40})
+
 def save_and_leave(*_):
     write(f"saved-{rank}", {})
+    say_result("stopped")
     sys.exit(0)
+
+def save_slowly(*_):
+    for count in range(20):
+        if mode == "slow":
+            with open(path(f"rank-{rank}.phase"), "wb") as stream:
+                stream.write(struct.pack("<qqqd", 40, 6, count, time.time()))
+        else:
+            part = path("../../checkpoints/step-00000040/part-pc1.tmp")
+            os.makedirs(part, exist_ok=True)
+            with open(os.path.join(part, "weights"), "ab") as stream:
+                stream.write(b"some")
+        time.sleep(0.1)
+    save_and_leave()
 
 if mode == "orderly":
     signal.signal(signal.SIGTERM, save_and_leave)
+elif mode in ("slow", "growing"):
+    signal.signal(signal.SIGTERM, save_slowly)
 elif mode != "plain":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "stubborn":
@@ -55,6 +75,7 @@ if mode.startswith("fail:"):
     write(f"rank-{rank}.error.json", error)
     sys.exit(5)
 wait_for(f"go-{rank}")
+say_result("finished")
 """
 
 LAUNCHER = """
@@ -66,6 +87,9 @@ ranks = [subprocess.Popen([sys.executable, rank_script, folder, *word.split("=",
 def leave(*_):
     for rank in ranks:
         rank.terminate()
+    deadline = time.monotonic() + 0.5  # as torchrun, which waits for its ranks before it ends them for good
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.01)
     sys.exit(1)
 
 signal.signal(signal.SIGTERM, leave)

@@ -46,6 +46,27 @@ def test_a_run_without_checkpoints_starts_from_the_beginning(tmp_path):
     assert (choice.step, choice.rejected, choice.adoptable) == (None, (), {})
 
 
+@pytest.mark.parametrize("inside", ["part-pc1.tmp", ".COMMITTED.7.tmp", None])
+def test_what_the_first_save_of_a_run_left_unfinished_is_no_checkpoint(tmp_path, inside):
+    folder = disk.step_folder(tmp_path / "pc1", 10)
+    (folder / inside if inside else folder).mkdir(parents=True)
+    choice = choose(tmp_path)
+    assert (choice.step, choice.rejected, choice.adoptable) == (None, (), {})
+    save(tmp_path, 5)
+    assert (choose(tmp_path).step, choose(tmp_path).rejected) == (5, ())
+
+
+def test_a_finished_part_that_is_damaged_or_a_lone_record_is_a_checkpoint_that_was_passed_over(tmp_path):
+    write_part(tmp_path / "pc1", 10, "pc1")
+    flip(disk.part_folder(tmp_path / "pc1", 10, "pc1") / "state.json", 0.5)
+    save(tmp_path, 20)
+    for host in HOSTS:
+        remove(disk.part_folder(tmp_path / host, 20, host))
+    choice = choose(tmp_path)
+    assert choice.step is None
+    assert {rejection.step for rejection in choice.rejected} == {10, 20}
+
+
 def test_the_newest_committed_step_is_chosen_with_every_whole_part_of_it(tmp_path):
     save(tmp_path, 100)
     save(tmp_path, 200)

@@ -4,19 +4,19 @@ import pytest
 
 from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import COMMIT_FILE, Commit, describe_part
-from gangline.runs.retention import prune
+from gangline.runs.retention import main, prune, set_aside
 
 
-def save(checkpoints, step, *, commit=True, part=True, loss=None):
+def save(checkpoints, step, *, attempt=1, commit=True, part=True, loss=None):
     folder = disk.part_folder(checkpoints, step, "pc1")
     folder.parent.mkdir(parents=True)
     if part:
         folder.mkdir()
         (folder / "__0_0.distcp").write_bytes(b"x" * 100)
-        description = {"attempt": 1, "hosts": ["pc1"], "num_ranks": 1, "fingerprints": {}}
+        description = {"attempt": attempt, "hosts": ["pc1"], "num_ranks": 1, "fingerprints": {}}
         describe_part(folder, step=step, host="pc1", description=description, evaluation_loss=loss)
     if commit:
-        record = Commit(step=step, attempt=1, parts={"pc1": "0" * 64}, evaluation_loss=loss)
+        record = Commit(step=step, attempt=attempt, parts={"pc1": "0" * 64}, evaluation_loss=loss)
         disk.place_commit(checkpoints, record.to_bytes())
 
 
@@ -112,6 +112,91 @@ def test_the_record_goes_before_anything_else_of_a_step(tmp_path, monkeypatch):
     assert ("retention: record removed", False, True) in seen
     assert seen[-1] == ("retention: end", False, False)
     assert {point for point, *_ in seen} == {point for point in disk.POINTS if point.startswith("retention")}
+
+
+def damage(checkpoints, step):
+    """Flip a byte: the sizes stay, and retention, which hashes nothing, cannot see it."""
+    path = disk.part_folder(checkpoints, step, "pc1") / "__0_0.distcp"
+    path.write_bytes(b"y" + path.read_bytes()[1:])
+
+
+def whole(checkpoints):
+    return [entry["step"] for entry in disk.survey(checkpoints) if any(not part["problems"] for part in entry["parts"])]
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_run_that_went_back_below_damaged_steps_keeps_the_step_it_went_back_to(tmp_path, aside):
+    for step in (130, 140, 150):
+        save(tmp_path, step)
+    for step in (140, 150):
+        damage(tmp_path, step)
+    if aside:
+        assert set_aside(tmp_path, 130) == [140, 150]
+    prune(tmp_path, keep_last=2, keep_best=True, writing=frozenset({133}))
+    assert whole(tmp_path) == [130]
+    for step in (133, 136):
+        save(tmp_path, step, attempt=2)
+    prune(tmp_path, keep_last=2, keep_best=True, writing=frozenset({139}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000133", "step-00000136"]
+
+
+def test_a_part_of_this_attempt_waits_for_its_commit_below_a_newer_step_of_the_attempt_before(tmp_path):
+    save(tmp_path, 100)
+    save(tmp_path, 150)
+    damage(tmp_path, 150)
+    save(tmp_path, 110, attempt=2, commit=False)
+    prune(tmp_path, keep_last=2, keep_best=True, writing=frozenset({120}))
+    assert {100, 110} <= set(whole(tmp_path))
+
+
+def test_without_a_supervisor_a_host_keeps_what_a_slower_one_has_whole(tmp_path):
+    save(tmp_path, 10, commit=False)
+    save(tmp_path, 20, commit=False)
+    prune(tmp_path, keep_last=1, keep_best=False, writing=frozenset({30}))
+    assert disk.saved_steps(tmp_path) == [10, 20]
+
+
+def test_a_later_attempt_is_newer_whatever_its_steps(tmp_path):
+    for step in (10, 20, 200):
+        save(tmp_path, step)
+    save(tmp_path, 30, attempt=2)
+    save(tmp_path, 40, attempt=2)
+    prune(tmp_path, keep_last=2, keep_best=False)
+    assert disk.saved_steps(tmp_path) == [30, 40]
+
+
+def test_a_part_that_is_cut_off_pushes_out_nothing(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    path = disk.part_folder(tmp_path, 30, "pc1") / "__0_0.distcp"
+    path.write_bytes(path.read_bytes()[:-1])
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert disk.saved_steps(tmp_path) == [20, 30]
+
+
+def test_what_is_moved_aside_loses_its_record_first_and_goes_with_the_next_commit(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    seen = []
+    monkeypatch.setattr(disk, "at_point", lambda point: seen.append((point, disk.saved_steps(tmp_path))))
+    assert set_aside(tmp_path, 10) == [20]
+    assert seen == [("retention: record removed", [10, 20])]
+    prune(tmp_path, keep_last=1, keep_best=False, writing=frozenset({15}))
+    assert (tmp_path / "aside-00000010-step-00000020" / "part-pc1").is_dir()
+    save(tmp_path, 20)
+    assert set_aside(tmp_path, 10) == [20], "twice from the same step"
+    save(tmp_path, 15, attempt=2)
+    prune(tmp_path, keep_last=2, keep_best=False, writing=frozenset({20}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000015"]
+
+
+def test_a_host_is_told_in_words_to_move_steps_aside(tmp_path, capsys):
+    save(tmp_path, 10)
+    save(tmp_path, 20)
+    assert main(["aside", str(tmp_path), "10"]) == 0
+    assert capsys.readouterr().out == "[20]\n"
+    assert main(["aside", str(tmp_path)]) == 2
+    assert main(["aside", str(tmp_path / "none"), "10"]) == 0
 
 
 def test_no_folder_is_nothing_to_do(tmp_path):

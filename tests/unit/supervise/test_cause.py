@@ -125,7 +125,7 @@ def test_before_any_rank_ran_the_console_tells():
 def test_ranks_that_would_not_leave_are_told_of():
     found = cause(ended("pc1", returncode=0, reason="stopped"), ended("pc2", returncode=-9, reason="killed"))
     assert found["what"] == "the ranks on pc2 did not leave in time and were killed"
-    assert "within 120 s" in found["seen"]
+    assert "saw nothing move for 120 s" in found["seen"]
 
 
 def test_all_failures_are_kept_with_their_hosts():

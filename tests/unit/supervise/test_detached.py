@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,14 @@ from gangline.errors import RunFailed
 from gangline.launch.backend import Request
 from gangline.remote.connect import connect_all
 from gangline.runs.checkpoints import step_folder
+from gangline.runs.cluster import Cluster
 from gangline.runs.events import read_events
-from gangline.runs.files import write_json
+from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState
 from gangline.supervise.detached import is_alive, spawn, stop_run
-from gangline.supervise.loop import has_supervisor
+from gangline.supervise.lock import has_supervisor
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,
@@ -105,6 +108,19 @@ def test_it_is_nobodys_child_and_sees_the_run_to_its_end(make):
     assert not is_alive(lab.layout)
 
 
+def test_it_goes_on_when_who_waited_for_it_has_gone(make):
+    lab = make("plain", "plain")
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gangline.supervise", str(lab.layout.folder), "1", "--ready-fd", str(writer)]
+    subprocess.run(command, pass_fds=(writer,), check=True, timeout=60)
+    os.close(writer)
+    for rank, host_part in enumerate(lab.parts):
+        rank_pid(host_part, rank)
+        let_go(host_part, rank)
+    assert lab.outcome().result == "finished"
+
+
 def test_a_run_that_runs_is_not_started_again(make):
     lab = make("orderly", "orderly")
     lab.start()
@@ -127,16 +143,35 @@ def test_a_guard_that_cannot_start_is_told_to_who_asked(make, tmp_path):
 def test_stop_saves_and_leaves_nothing(make):
     lab = make("orderly", "orderly")
     lab.start()
-    stop_run(lab.layout, lab.cluster, now=False)
+    stop_run(lab.layout, now=False)
     assert lab.outcome().result == "stopped"
     assert all(Path(each.rank_files, f"saved-{rank}").exists() for rank, each in enumerate(lab.parts))
     assert lab.left() == []
 
 
+def test_a_run_whose_ranks_were_told_to_leave_by_somebody_else_is_stopped_and_not_finished(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    for rank, host_part in enumerate(lab.parts):
+        os.kill(rank_pid(host_part, rank), signal.SIGTERM)
+    assert lab.outcome().result == "stopped"
+    assert RunState.load(lab.layout).phase == "stopped"
+    assert lab.events() == ["started", "stopped"]
+    assert "not by gangline stop" in read_events(lab.layout.events)[-1]["why"]
+
+
+def test_a_run_whose_machine_shuts_down_is_stopped_and_not_finished(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    for host_part in lab.parts:
+        os.kill(guard_record(host_part)["pid"], signal.SIGTERM)
+    assert lab.outcome().result == "stopped"
+
+
 def test_stop_now_waits_for_nobody(make):
     lab = make("stubborn", "orderly")
     lab.start()
-    stop_run(lab.layout, lab.cluster, now=True)
+    stop_run(lab.layout, now=True)
     assert lab.outcome().result == "stopped"
     assert lab.left() == []
 
@@ -173,7 +208,7 @@ def test_without_a_supervisor_the_run_goes_on_and_can_be_stopped(make):
     lab.start()
     lab.kill_supervisor()
     assert is_alive(lab.layout)
-    stop_run(lab.layout, lab.cluster, now=False)
+    stop_run(lab.layout, now=False)
     assert lab.outcome().result == "stopped"
     assert lab.events() == ["started", "stopping", "stopped"]
     assert lab.left() == []
@@ -202,7 +237,7 @@ def test_stopping_a_run_that_is_over_changes_nothing(make):
     for rank, host_part in enumerate(lab.parts):
         let_go(host_part, rank)
     outcome = lab.outcome()
-    stop_run(lab.layout, lab.cluster, now=True)
+    stop_run(lab.layout, now=True)
     assert lab.outcome() == outcome
     assert not is_alive(lab.layout)
 
@@ -215,7 +250,7 @@ def test_if_everything_but_the_ranks_was_killed_a_stop_still_ends_them(make):
         os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
     assert lab.left()
     assert is_alive(lab.layout)
-    stop_run(lab.layout, lab.cluster, now=False)
+    stop_run(lab.layout, now=False)
     assert lab.outcome().result == "failed"
     assert lab.left() == []
     assert not is_alive(lab.layout)
@@ -241,6 +276,47 @@ def test_after_a_power_cut_the_run_is_not_alive_and_a_new_attempt_may_start(make
     wait_until((lab.layout.attempt(2) / "outcome.json").exists, "the second attempt ends")
     wait_until(lambda: not has_supervisor(lab.layout), "the supervisor leaves")
     assert RunState.load(lab.layout).attempt == 2
+
+
+def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    lab.kill_supervisor()
+    for host_part in lab.parts:
+        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+        for pid in left_of(host_part):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(lab.layout), "nothing is alive")
+    fresh = cluster_of(lab.folder, "pc9")
+    lab.parts.append(part(lab.folder, "pc9", "0=plain"))
+    write_json(lab.layout.attempt(1) / "cluster.json", lab.cluster.to_json())
+    lab.layout.attempt(2).mkdir()
+    write_json(lab.layout.attempt(2) / "cluster.json", fresh.to_json())
+    second = Request(run_id=RUN_ID, attempt=2, hosts=(lab.parts[-1],))
+    write_json(lab.layout.attempt(2) / "request.json", second.to_json())
+    spawn(lab.layout.folder, 2)
+    assert Cluster.from_json(read_json(lab.layout.cluster)) == fresh
+    assert is_alive(lab.layout)
+    let_go(lab.parts[-1], 0)
+    wait_until((lab.layout.attempt(2) / "outcome.json").exists, "the second attempt ends")
+    wait_until(lambda: not has_supervisor(lab.layout), "the supervisor leaves")
+    assert Outcome.load(lab.layout.attempt(2) / "outcome.json").result == "finished"
+    assert not is_alive(lab.layout)
+
+
+def test_a_gang_that_does_not_start_leaves_the_run_with_its_hosts(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    stop_run(lab.layout, now=True)
+    lab.outcome()
+    lab.layout.attempt(2).mkdir()
+    write_json(lab.layout.attempt(2) / "cluster.json", cluster_of(lab.folder, "pc9").to_json())
+    second = Request(run_id=RUN_ID, attempt=2, hosts=(part(lab.folder, "pc9", argv=("/no/such/python",)),))
+    write_json(lab.layout.attempt(2) / "request.json", second.to_json())
+    with pytest.raises(RunFailed, match="did not start"):
+        spawn(lab.layout.folder, 2)
+    assert Cluster.from_json(read_json(lab.layout.cluster)) == lab.cluster
+    assert not is_alive(lab.layout)
 
 
 def test_an_attempt_whose_guards_still_run_is_not_overtaken(make):

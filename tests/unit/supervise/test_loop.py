@@ -1,6 +1,8 @@
 """What the supervisor does about what it sees."""
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,8 @@ from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, write_order
-from gangline.supervise.loop import Pace, Supervisor, has_supervisor, supervisor_lock
+from gangline.supervise.lock import has_supervisor, supervisor_lock
+from gangline.supervise.loop import Pace, Supervisor
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 
@@ -27,14 +30,14 @@ class Lab:
         self.folder = folder
         self.backend = FakeBackend(**how)
         self.cluster = cluster_of(folder, *HOSTS)
-        gang = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=host, share=1) for host in HOSTS))
-        self.layout = create_run(folder, self.cluster, self.backend.render(self.cluster, gang, port=1))
+        self.gang = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=host, share=1) for host in HOSTS))
+        self.layout = create_run(folder, self.cluster, self.backend.render(self.cluster, self.gang, port=1))
         self.transports = {host: FakeTransport(host) for host in HOSTS}
         self.outcome = None
 
     def supervisor(self, grace_s=0.0):
         pace = Pace(poll_s=0.005, failure_grace_s=grace_s)
-        return Supervisor(self.layout, 1, backend=self.backend, transports=self.transports, pace=pace)
+        return Supervisor(self.layout, 1, backend=self.backend, connect=lambda _cluster: self.transports, pace=pace)
 
     def follow(self, supervisor):
         self.outcome = supervisor.watch()
@@ -49,6 +52,15 @@ class Lab:
         thread.join(20)
         assert not thread.is_alive()
         return self.outcome
+
+    def say(self, result):
+        """What rank 0 leaves behind."""
+        part = self.backend.render(self.cluster, self.gang, port=1).hosts[0]
+        self.transports["pc1"].write(Path(part.rank_files, "result.json"), json.dumps({"result": result}).encode())
+
+    def finish(self):
+        self.say("finished")
+        self.end(pc1=0, pc2=0)
 
     def end(self, **returncodes):
         for host, returncode in returncodes.items():
@@ -68,7 +80,7 @@ def make(tmp_path):
 
 def test_a_gang_that_ends_well_has_finished(make):
     lab = make()
-    outcome = lab.run(lambda: lab.end(pc1=0, pc2=0))
+    outcome = lab.run(lab.finish)
     assert (outcome.result, outcome.error) == ("finished", None)
     assert lab.events() == ["started", "finished"]
     state = RunState.load(lab.layout)
@@ -119,6 +131,39 @@ def test_an_order_of_the_user_is_passed_on(make, order):
     assert lab.events() == ["started", "stopping", "stopped"]
 
 
+def test_ranks_that_left_before_the_last_step_without_an_order_have_stopped(make):
+    lab = make()
+
+    def script():
+        lab.say("stopped")
+        lab.end(pc1=0, pc2=0)
+
+    assert lab.run(script).result == "stopped"
+    assert lab.phase() == "stopped"
+    assert lab.backend.orders == []
+
+
+@pytest.mark.parametrize("reason", ["stopped", "finished"])
+def test_ranks_that_left_without_a_word_are_not_taken_to_have_finished(make, reason):
+    lab = make()
+
+    def script():
+        lab.backend.end("pc2", returncode=0, reason="finished")
+        lab.backend.end("pc1", returncode=0, reason=reason)
+
+    assert lab.run(script).result == "stopped"
+
+
+@pytest.mark.parametrize("order", ["stop", "kill"])
+def test_an_order_that_came_after_the_last_step_changes_nothing(make, order):
+    lab = make(stubborn=frozenset(HOSTS))
+    supervisor = lab.supervisor()
+    supervisor.begin()
+    write_order(lab.layout, order)
+    lab.finish()
+    assert supervisor.watch().result == "finished"
+
+
 def test_a_stop_may_become_a_kill(make):
     lab = make(stubborn=frozenset(HOSTS))
 
@@ -146,7 +191,7 @@ def test_a_save_that_fails_while_stopping_is_a_failure(make):
 def test_an_order_for_the_attempt_before_is_forgotten(make):
     lab = make()
     write_order(lab.layout, "kill")
-    assert lab.run(lambda: lab.end(pc1=0, pc2=0)).result == "finished"
+    assert lab.run(lab.finish).result == "finished"
     assert lab.backend.orders == []
 
 
@@ -170,7 +215,7 @@ def test_checkpoints_are_committed_on_the_way_and_at_the_end(make):
         save(100)
         wait_until(lambda: "committed" in lab.events(), "the step is committed")
         save(200)
-        lab.end(pc1=0, pc2=0)
+        lab.finish()
 
     lab.run(script)
     commits = [event for event in read_events(lab.layout.events) if event["event"] == "committed"]
@@ -225,7 +270,7 @@ def test_a_commit_that_cannot_be_placed_is_tried_again(make):
         wait_until(lambda: "COMMITTED" in {path.name for path in lab.transports["pc1"].files}, "the first is placed")
         full[0] = False
         wait_until(lambda: "committed" in lab.events(), "the step is committed")
-        lab.end(pc1=0, pc2=0)
+        lab.finish()
 
     assert lab.run(script).result == "finished"
 

@@ -153,6 +153,21 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_the_last_one(run: R
     assert 2 < len(numbers) < 6
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_the_end_is_told_after_the_last_step(run: Run, live: bool) -> None:
+    finished = {"kind": "event", "source": "supervisor", "event": "finished"}
+    text = shown(run, [step(1), step(2)], [step(99), finished], [step(100)], live=live)
+    assert text.rstrip().splitlines()[-1] == "finished"
+    assert "step 100/100" in text.rstrip().splitlines()[-2]
+
+
+def test_a_failure_is_left_to_the_error_that_ends_the_command(run: Run) -> None:
+    events = [
+        {"kind": "event", "source": "supervisor", "event": event, "what": "row 7"} for event in ("failing", "failed")
+    ]
+    assert "row 7" not in shown(run, [step(1), *events], live=False)
+
+
 def test_a_skipped_step_says_so(run: Run) -> None:
     assert "skipped" in shown(run, [step(3, skipped=True)], live=False)
 

@@ -33,8 +33,8 @@ def test_times_are_told_as_ages(time: str, expected: str) -> None:
 
 
 def test_an_event_says_what_without_saying_that_it_does() -> None:
-    record = {"source": "supervisor", "event": "failing", "step": 3, "what": "rank 0 on pc1 ended", "attempt": 1}
-    assert event_line(record) == "failing  step 3  rank 0 on pc1 ended"
+    record = {"source": "supervisor", "event": "step-skipped", "step": 3, "what": "rank 0 on pc1 ended", "attempt": 1}
+    assert event_line(record) == "step-skipped  step 3  rank 0 on pc1 ended"
 
 
 def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:

@@ -12,7 +12,6 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-
 _SEED = 0x67616E67
 
 

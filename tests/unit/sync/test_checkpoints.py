@@ -1,0 +1,92 @@
+"""Going on below damaged steps: they are out of the way on every host before the run starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import CheckpointError, HostUnreachable
+from gangline.remote.local import LocalTransport
+from gangline.remote.transport import Result
+from gangline.runs import checkpoints as disk
+from gangline.runs.cluster import Host
+from gangline.runs.manifest import PART_FILE, commit_record, describe_part
+from gangline.runs.retention import prune
+from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint
+from gangline.sync.place import host_layout
+
+RUN = "calm-otter-7"
+NAMES = ("pc1", "pc2")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """Two hosts."""
+    hosts = [Host(name=name, workdir=str(tmp_path / name), python=sys.executable) for name in NAMES]
+    return {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
+
+
+def save(places: Places, step: int, *, damaged: bool = False) -> None:
+    parts = {}
+    for name, place in places.items():
+        folder = disk.part_folder(place.checkpoints(RUN), step, name)
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text(f"step {step}", encoding="utf-8")
+        description = {"attempt": 1, "hosts": NAMES, "num_ranks": 2, "fingerprints": {}}
+        describe_part(folder, step=step, host=name, description=description)
+        parts[name] = (folder / PART_FILE).read_bytes()
+    for name, place in places.items():
+        disk.place_commit(place.checkpoints(RUN), commit_record(parts))
+        if damaged:
+            (disk.part_folder(place.checkpoints(RUN), step, name) / "weights").write_text(f"STEP {step}")
+
+
+def go_on(places: Places) -> int | None:
+    choice = find_checkpoint(places, RUN)
+    bring(places, RUN, choice, targets=NAMES)
+    return choice.step
+
+
+def test_the_first_save_after_damaged_steps_leaves_the_step_that_the_run_went_on_from(places: Places) -> None:
+    save(places, 130)
+    for step in (140, 150):
+        save(places, step, damaged=True)
+    assert go_on(places) == 130
+    for place in places.values():
+        assert disk.saved_steps(place.checkpoints(RUN)) == [130]
+        prune(place.checkpoints(RUN), keep_last=2, keep_best=True, writing=frozenset({133}))
+    assert find_checkpoint(places, RUN).step == 130
+
+
+def test_nothing_is_moved_where_nothing_newer_was_passed_over(places: Places) -> None:
+    save(places, 130)
+    save(places, 140)
+    (disk.part_folder(places["pc2"].checkpoints(RUN), 140, "pc2") / "weights").write_text("damaged")
+    assert go_on(places) == 140
+    assert [disk.saved_steps(place.checkpoints(RUN)) for place in places.values()] == [[130, 140], [130, 140]]
+
+
+class AwayTransport(LocalTransport):
+    """A host that is switched off."""
+
+    def run(self, *_words: object, **_options: object) -> Result:
+        """See `Transport.run`."""
+        raise HostUnreachable(f"{self.host} does not answer")
+
+
+def test_a_place_of_the_past_that_is_away_does_not_keep_the_run_from_going_on(places: Places, tmp_path: Path) -> None:
+    save(places, 130)
+    save(places, 140, damaged=True)
+    host = Host(name="old", workdir=str(tmp_path / "old"), python=sys.executable)
+    assert go_on({**places, "old": Place(host=host, transport=AwayTransport(host))}) == 130
+
+
+def test_a_host_on_which_steps_cannot_be_moved_is_named(places: Places) -> None:
+    save(places, 130)
+    save(places, 140, damaged=True)
+    choice = find_checkpoint(places, RUN)
+    (host_layout(places["pc2"].host, RUN).checkpoints / "aside-00000130-step-00000140").write_text("in the way")
+    with pytest.raises(CheckpointError, match="pc2: checkpoints newer than step 130 cannot be moved aside"):
+        bring(places, RUN, choice, targets=NAMES)
