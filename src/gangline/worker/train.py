@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.files import read_json, write_json
@@ -18,7 +18,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.worker.checkpoint import Saver
-from gangline.worker.loop import Loop, Outlets, Result
+from gangline.worker.loop import Loop, Outlets
 from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import restore
 from gangline.worker.record import Recorder
@@ -32,8 +32,8 @@ _RESERVE_BYTES = 16 << 10
 """More than an error.json ever has."""
 
 
-def train_main(argv: list[str]) -> int:
-    """Train as one rank; every failure is left in rank-<r>.error.json before the process ends."""
+def train_main(argv: list[str]) -> NoReturn:
+    """Train as one rank, and end the process; every failure is left in rank-<r>.error.json before."""
     parser = argparse.ArgumentParser(prog="gangline.worker train")
     for name in ("job", "gang", "root"):
         parser.add_argument(name, type=Path)
@@ -50,17 +50,15 @@ def train_main(argv: list[str]) -> int:
     try:
         _write_pid(files / f"rank-{rank}.pid")
         _reserve(_reserve_of(last_words))
-        result = _train(Job.load(arguments.job), gang, layout, stop=stop)
+        _train(Job.load(arguments.job), gang, layout, stop=stop)
     except GanglineError as error:
-        return _leave_error(last_words, error)
+        leave(_leave_error(last_words, error))
     except Exception as error:
         log.exception("rank %d failed", rank)
-        return _leave_error(last_words, _unexpected(error, rank))
-    _reserve_of(last_words).unlink(missing_ok=True)
-    return RunFailed.exit_code if result == "failed" else 0
+        leave(_leave_error(last_words, _unexpected(error, rank)))
 
 
-def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result:
+def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> NoReturn:
     world = join(gang)
     log.info("joined: rank %d of %d on %s, %s", world.rank, world.size, world.host, world.device)
     phase = PhaseFile(layout.attempt(gang.attempt) / f"rank-{world.rank}.phase")
@@ -81,12 +79,12 @@ def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> Result
     try:
         result = Loop(session, outlets, progress).run()
         if recorder is not None:
-            write_json(layout.attempt(gang.attempt) / "result.json", {"result": result, "step": progress.step})
-        return result
+            write_json(layout.result(gang.attempt), {"result": result, "step": progress.step})
     finally:
         if recorder is not None:
             recorder.close()
-        leave()
+    _reserve_of(layout.attempt(gang.attempt) / f"rank-{world.rank}.error.json").unlink(missing_ok=True)
+    leave(RunFailed.exit_code if result == "failed" else 0)
 
 
 def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver | None:

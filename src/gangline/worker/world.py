@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -66,10 +69,19 @@ def join(gang: Gang) -> World:
     return World(gang=gang, rank=rank, device=device)
 
 
-def leave() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_initialized():
+def leave(code: int) -> NoReturn:
+    """End this process at once with an exit code.
+
+    Not by returning: whoever drops the last reference to a gloo group (DDP's reducer, as a frame unwinds) joins the
+    group's thread while holding the interpreter's lock, which that thread may need to let go of a tensor; one rank in
+    a few hundred then never ends (torch 2.13). Files must be closed before.
+    """
+    if dist.is_initialized() and torch.cuda.is_available():
         dist.destroy_process_group()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _own_device(index: int) -> torch.device:
