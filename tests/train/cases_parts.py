@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import pickle
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import metadata as dcp_metadata
 
 from gangline.errors import GanglineError
 from gangline.runs.job import CheckpointJob, OptimizerJob, ReportJob, ScheduleJob
@@ -25,6 +28,7 @@ from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
 from gangline.worker.precision import agree_precision
 from gangline.worker.record import Recorder
+from gangline.worker.restore import _MetadataUnpickler
 from gangline.worker.schedule import learning_rate
 from tests.train.cases_exact import _step_gradient
 from tests.train.small import MemorySet, make_job, make_session, make_world
@@ -98,6 +102,29 @@ def torn_line():
         lines.write("step", loss=float("nan"))
         lines.close()
         return path.read_text().splitlines()
+
+
+class _ByGetattr:
+    """Pickled as getattr(owner, name), as some Pythons write members of enums."""
+
+    def __init__(self, owner, name):
+        self.reduced = (getattr, (owner, name))
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def enum_members():
+    """What the restricted unpickler makes of getattr: a member of the one enum, or a refusal."""
+    encoding = dcp_metadata._MEM_FORMAT_ENCODING
+    found = []
+    for owner, name in ((encoding, "TORCH_CONTIGUOUS_FORMAT"), (encoding, "__class__"), (torch.Size, "__new__")):
+        data = pickle.dumps(_ByGetattr(owner, name))
+        try:
+            found.append(_MetadataUnpickler(io.BytesIO(data)).load() is encoding.TORCH_CONTIGUOUS_FORMAT)
+        except pickle.UnpicklingError:
+            found.append("refused")
+    return found
 
 
 class _FullDisk:

@@ -79,3 +79,8 @@ def test_random_weights_do_not_depend_on_the_dtype_they_are_drawn_for(pool):
 
 def test_every_gradient_of_the_chunked_head_is_that_of_the_models_own_logits(pool):
     assert pool(1).run(f"{CASES}:plain_and_fused_gradients")[0] < 1e-12
+
+
+def test_members_of_one_enum_may_be_written_as_getattr_and_nothing_else(pool):
+    # Python 3.11.2 writes them so; a system Python then could not read its own checkpoints
+    assert pool(1).run(f"{CASES}:enum_members") == [[True, "refused", "refused"]]

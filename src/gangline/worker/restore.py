@@ -157,6 +157,15 @@ def _names(*kinds: Any) -> dict[tuple[str, str], Any]:
 
 _DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 
+
+def _memory_format(kind: object, name: object) -> Any:
+    """What getattr may do for a pickle. Some Pythons (3.11.2 among them) write an enum's member as getattr(enum, name)."""
+    members = dcp_metadata._MEM_FORMAT_ENCODING.__members__
+    if kind is not dcp_metadata._MEM_FORMAT_ENCODING or not isinstance(name, str) or name not in members:
+        raise pickle.UnpicklingError(f"getattr of {kind!r}, {name!r}")
+    return members[name]
+
+
 _ALLOWED: dict[tuple[str, str], Any] = {
     **_names(
         dcp_metadata.Metadata,
@@ -171,6 +180,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ),
     **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _DTYPES},
     ("torch", "Size"): torch.Size,
+    ("builtins", "getattr"): _memory_format,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
 }
 
