@@ -159,7 +159,7 @@ _DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dt
 
 
 def _memory_format(kind: object, name: object) -> Any:
-    """What getattr may do for a pickle. Some Pythons (3.11.2 among them) write an enum's member as getattr(enum, name)."""
+    """What getattr may do for a pickle: some Pythons (3.11.2 among them) write a member as getattr(enum, name)."""
     members = dcp_metadata._MEM_FORMAT_ENCODING.__members__
     if kind is not dcp_metadata._MEM_FORMAT_ENCODING or not isinstance(name, str) or name not in members:
         raise pickle.UnpicklingError(f"getattr of {kind!r}, {name!r}")
