@@ -1,10 +1,10 @@
 # The same verbs for people and for CI. Each makes .venv first, if it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-TESTS ?= tests/unit tests/train
+TESTS ?= tests/unit tests/lab tests/train
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lab lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -12,8 +12,11 @@ help: ## show this list
 demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume, tune, export, generate
 	$(BIN)/gangline demo
 
-test: .venv/dev.stamp ## unit tests, and training tests with real ranks
+test: .venv/dev.stamp ## unit tests, lab tests with real hosts, and training tests with real ranks
 	$(BIN)/python -m pytest $(TESTS)
+
+lab: .venv/dev.stamp ## only the tests with real hosts in namespaces, see docs/lab.md
+	$(BIN)/python -m pytest tests/lab
 
 lint: .venv/dev.stamp ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@
     │   └── ModelError            2   the model folder is off, or asks for what is not allowed
     ├── CheckFailed               3   a check found something that stops the start
     ├── HostUnreachable           4   a host does not answer
+    │   └── HostKeyRefused        4   a host shows another key than the pinned one, or none is pinned
     ├── RunFailed                 5   the run ended badly
     │   └── CheckpointError       5   a checkpoint cannot be written, or none can be used
     └── DoesNotFit                6   the plan does not fit the machines
@@ -58,7 +59,10 @@ class GanglineError(Exception):
     def from_json(data: dict[str, Any]) -> GanglineError:
         """The error that `to_json` wrote; an unknown kind becomes a RunFailed."""
         kind = _by_name().get(str(data.get("kind")), RunFailed)
-        return kind(str(data.get("what", "")), seen=str(data.get("seen", "")), fix=str(data.get("fix", "")))
+        error = kind(str(data.get("what", "")), seen=str(data.get("seen", "")), fix=str(data.get("fix", "")))
+        if isinstance(error, HostUnreachable):
+            error.reason = str(data.get("reason", ""))
+        return error
 
 
 class UsageError(GanglineError):
@@ -86,9 +90,25 @@ class CheckFailed(GanglineError):
 
 
 class HostUnreachable(GanglineError):
-    """A host does not answer."""
+    """A host does not answer.
+
+    reason: one word for checks: unreachable, refused, unknown-name, denied, key-changed, key-unpinned, no-python; ""
+    where nobody knows.
+    """
 
     exit_code = 4
+
+    def __init__(self, what: str, *, seen: str = "", fix: str = "", reason: str = "") -> None:
+        super().__init__(what, seen=seen, fix=fix)
+        self.reason = reason
+
+    def to_json(self) -> dict[str, Any]:
+        """See `GanglineError.to_json`."""
+        return super().to_json() | ({"reason": self.reason} if self.reason else {})
+
+
+class HostKeyRefused(HostUnreachable):
+    """Nothing tells that this host is the one it should be; trying again does not help, nothing was sent to it."""
 
 
 class RunFailed(GanglineError):

@@ -1,124 +1,115 @@
-"""Read-only facts about this host as one JSON document on stdout: `python -m gangline.agent.facts WORKDIR`.
+"""`facts`: what this host is, has and allows. One JSON request on stdin, one JSON object on stdout; changes nothing.
 
-Packages are looked up by their metadata, never imported: importing torch takes seconds and can fail.
+Request: {"workdir": PATH, "python_argv": [WORD, ...] or null, "python_env": {NAME: VALUE}, "names": [NAME, ...],
+          "shared": [FOLDER, ...], "files": [FILE, ...]}
+Every section of the answer stands for itself: one that fails or hangs is {"error": TEXT} and spoils no other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import platform
-import shutil
 import sys
-from importlib import metadata
+import threading
+import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "peft",
-    "datasets",
-    "safetensors",
-    "tokenizers",
-    "numpy",
-    "tensorboard",
-    "nvidia-ml-py",
-    "gangline",
-)
-"""Packages whose versions matter to a run."""
+from gangline.agent.gpu_tools import topology
+from gangline.agent.gpus import gpus
+from gangline.agent.limits import limits
+from gangline.agent.nics import nics, routes
+from gangline.agent.packages import packages, programs
+from gangline.agent.rdma import rdma
+from gangline.agent.storage import storage
+from gangline.agent.system import names, system
+from gangline.agent.variables import variables
 
-
-def facts(workdir: str) -> Dict[str, Any]:
-    """Everything that is read, as plain data; sizes in bytes, null where it cannot be known."""
-    total, available = _memory()
-    gpus, gpu_reason = _gpus()
-    return {
-        "hostname": platform.node(),
-        "num_cpus": _num_cpus(),
-        "memory_total_bytes": total,
-        "memory_available_bytes": available,
-        "workdir": str(Path(workdir).resolve()),
-        "disk_free_bytes": _disk_free(workdir),
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
-        "gpus": gpus,
-        "gpu_reason": gpu_reason,
-    }
+SCHEMA_VERSION = 2
+TOTAL_S = 11.0
+"""All sections together; they are read at the same time."""
+ANSWER_BYTES = 1 << 20
+FILE_BYTES = 1 << 16
+NUM_FILES = 32
 
 
-def _num_cpus() -> int:
-    """CPUs this process may use; a container or taskset often allows fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def files(request: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Small files that the controller wants to read, such as a topology for NCCL."""
+    asked = [str(path) for path in request.get("files") or []]
+    if named := os.environ.get("NCCL_TOPO_FILE"):
+        asked.append(named)
+    return [_file(path) for path in list(dict.fromkeys(asked))[:NUM_FILES]]
 
 
-def _memory() -> Tuple[Optional[int], Optional[int]]:
-    """Total and available memory, from /proc/meminfo."""
+def _file(path: str) -> Dict[str, Any]:
     try:
-        with Path("/proc/meminfo").open(encoding="ascii") as stream:
-            rows = dict(line.split(":", 1) for line in stream)
-    except OSError:
-        return None, None
-
-    def read(key: str) -> Optional[int]:
-        words = rows.get(key, "").split()
-        return int(words[0]) * 1024 if words else None
-
-    return read("MemTotal"), read("MemAvailable")
+        with Path(path).expanduser().open("rb") as stream:
+            data = stream.read(FILE_BYTES + 1)
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows the home folder
+        return {"path": path, "error": getattr(error, "strerror", None) or str(error)}
+    if len(data) > FILE_BYTES:
+        return {"path": path, "error": f"larger than {FILE_BYTES} bytes"}
+    digest = hashlib.blake2b(data, digest_size=32).hexdigest()
+    return {"path": path, "digest": digest, "text": data.decode("utf-8", "replace")}
 
 
-def _disk_free(workdir: str) -> int:
-    """Free bytes where the work folder is, or will be."""
-    folder = Path(workdir).resolve()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+SECTIONS: Dict[str, Callable[[Dict[str, Any]], Any]] = {
+    "system": system,
+    "names": names,
+    "nics": nics,
+    "routes": routes,
+    "rdma": rdma,
+    "gpus": gpus,
+    "topology": topology,
+    "storage": storage,
+    "limits": limits,
+    "variables": variables,
+    "programs": programs,
+    "packages": packages,
+    "files": files,
+}
 
 
-def _version(name: str) -> Optional[str]:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def facts(request: Dict[str, Any], *, total_s: float = TOTAL_S) -> Dict[str, Any]:
+    """Every section, read at the same time."""
+    found: Dict[str, Any] = {}
+
+    def read(name: str) -> None:
+        try:
+            found[name] = SECTIONS[name](request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other sections are worth having
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+    threads = [threading.Thread(target=read, args=(name,), daemon=True) for name in SECTIONS]
+    deadline = time.monotonic() + total_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = {"error": f"no answer within {total_s:g} s"}
+    return {"schema_version": SCHEMA_VERSION, **{name: found.get(name, late) for name in SECTIONS}}
 
 
-def _gpus() -> Tuple[List[Dict[str, Any]], Optional[str]]:
-    """The GPUs that NVML lists, or none and why."""
-    try:
-        import pynvml
-    except ImportError:
-        return [], "nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [], "NVML: " + str(error)
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        return [_gpu(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())], None
-    except pynvml.NVMLError as error:
-        return [], "NVML: " + str(error)
-    finally:
-        pynvml.nvmlShutdown()
+def shortened(answer: Dict[str, Any]) -> str:
+    """The answer as one line of JSON; sections that make it too long are left out, the longest first."""
+    text = json.dumps(answer)
+    while len(text) > ANSWER_BYTES:
+        longest = max(SECTIONS, key=lambda name: len(json.dumps(answer[name])))
+        answer = {**answer, longest: {"error": "too long to be told"}}
+        text = json.dumps(answer)
+    return text
 
 
-def _gpu(nvml: Any, index: int, driver: str) -> Dict[str, Any]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return {
-        "index": index,
-        "name": _text(nvml.nvmlDeviceGetName(handle)),
-        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-        "memory_total_bytes": int(memory.total),
-        "memory_free_bytes": int(memory.free),
-        "driver": driver,
-    }
-
-
-def _text(value: Any) -> str:
-    """Old bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+def main(_argv: List[str]) -> int:
+    """The verb."""
+    text = sys.stdin.read()
+    request = json.loads(text) if text.strip() else {}
+    sys.stdout.write(shortened(facts(request)) + "\n")
+    sys.stdout.flush()
+    # A section that hangs in the kernel or in a library has a thread that will not be joined.
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    json.dump(facts(sys.argv[1] if len(sys.argv) > 1 else "."), sys.stdout)
-    sys.stdout.write("\n")
+    sys.exit(main(sys.argv[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
@@ -14,6 +15,20 @@ from gangline.agent.processes import Process, is_alive, send
 RANK_FILE = re.compile(r"rank-(\d+)\.(pid|error\.json)")
 # The summary that torchrun prints for a failed rank: "exitcode  : -9 (pid: 4711)".
 EXIT_LINE = re.compile(rb"exitcode\s*:\s*(-?\d+)\s*\(pid:\s*(\d+)\)")
+PHASES = (
+    "importing",
+    "joining",
+    "joined",
+    "data",
+    "compute",
+    "exchange",
+    "update",
+    "evaluate",
+    "save",
+    "ended",
+)
+PHASE_RECORD = struct.Struct("<qqqd")
+"""As the worker writes its phase file: step, phase, collectives entered, time."""
 TAIL_LINES = 40
 TAIL_BYTES = 1 << 16
 
@@ -55,6 +70,11 @@ class Ranks:
         """What changes as long as something gets on: the ranks' phase files, and the sizes of what is being saved."""
         phases = [_bytes(self.folder / f"rank-{rank}.phase") for rank in sorted(self.processes)]
         return phases, _sizes(self.folder.parent.parent / "checkpoints", "step-*/part-*.tmp/**/*")
+
+    def phases(self) -> Dict[int, Dict[str, Any]]:
+        """Where every rank is that says so: {"phase", "step", "collectives", "time"}."""
+        found = {rank: _phase(self.folder / f"rank-{rank}.phase") for rank in self.processes}
+        return {rank: phase for rank, phase in found.items() if phase is not None}
 
     def failures(self, exits: Dict[int, int]) -> List[Dict[str, Any]]:
         """Every rank that ended badly, in the order seen. `exits`: exit code by pid, as far as known."""
@@ -124,6 +144,15 @@ def tail(path: Path, *, num_lines: int = TAIL_LINES, num_bytes: int = TAIL_BYTES
             return stream.read().decode("utf-8", "replace").splitlines()[-num_lines:]
     except FileNotFoundError:
         return []
+
+
+def _phase(path: Path) -> Optional[Dict[str, Any]]:
+    data = _bytes(path)
+    if len(data) != PHASE_RECORD.size:
+        return None
+    step, phase, collectives, when = PHASE_RECORD.unpack(data)
+    name = PHASES[phase] if 0 <= phase < len(PHASES) else None
+    return {"phase": name, "step": step, "collectives": collectives, "time": when}
 
 
 def _json(path: Path) -> Optional[Dict[str, Any]]:

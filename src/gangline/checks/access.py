@@ -2,33 +2,90 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gangline.checks.finding import Finding
 from gangline.inventory.facts import HostFailure, Inventory
 from gangline.runs.cluster import Cluster
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One way in which a host cannot be asked."""
+
+    id: str
+    title: str
+    meaning: str
+    fix: str
+    """What to do where the transport has no better idea."""
+
+
+KINDS = {
+    "unreachable": Kind(
+        id="E-ACC-01",
+        title="does not answer",
+        meaning="nothing can be started there",
+        fix="check that the host is on and reachable, or take it out of the cluster file",
+    ),
+    "no-facts": Kind(
+        id="E-ACC-02",
+        title="cannot say its facts",
+        meaning="gangline's agent does not run there",
+        fix="look at what it said; a login that prints or asks something, or a full disk, are the usual causes",
+    ),
+    "no-python": Kind(
+        id="E-ACC-02",
+        title="has no Python 3.8 or newer",
+        meaning="gangline's agent needs a Python there; nothing else has to be installed",
+        fix="install one there: sudo apt install python3 (or dnf, zypper)",
+    ),
+    "key-changed": Kind(
+        id="E-ACC-03",
+        title="shows another host key than the pinned one",
+        meaning="it was installed anew, or somebody is in between; nothing was sent to it",
+        fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
+    ),
+    "key-unpinned": Kind(
+        id="E-ACC-04",
+        title="has no pinned host key",
+        meaning="nothing tells who answers, so nothing is sent",
+        fix="gangline init shows its key and writes it down",
+    ),
+    "denied": Kind(
+        id="E-ACC-05",
+        title="refuses your ssh key",
+        meaning="nothing can be started there",
+        fix="ssh-copy-id to it; a key with a passphrase has to be in your agent (ssh-add)",
+    ),
+    "unknown-name": Kind(
+        id="E-ACC-06",
+        title="has an ssh name that nobody knows",
+        meaning="ssh cannot find it",
+        fix="put the name into ~/.ssh/config, or write its address into the cluster file",
+    ),
+    "refused": Kind(
+        id="E-ACC-07",
+        title="refuses the connection",
+        meaning="the machine is there, but no ssh server listens",
+        fix="there: sudo systemctl start ssh (or sshd); or set `port` of this host in the cluster file",
+    ),
+}
+
+
 def check_access(inventory: Inventory, _cluster: Cluster) -> list[Finding]:
-    """A host that does not answer, or whose Python cannot say its facts."""
+    """A host that does not answer, is not trusted, or cannot say its facts."""
     return [_finding(failure) for failure in inventory.failures]
 
 
 def _finding(failure: HostFailure) -> Finding:
-    if failure.unreachable:
-        return Finding(
-            id="E-ACC-01",
-            severity="fail",
-            hosts=(failure.host,),
-            title="does not answer",
-            evidence=failure.why,
-            meaning="nothing can be started there",
-            fix="check that the host is on and reachable, or take it out of the cluster file",
-        )
+    fallback = "unreachable" if failure.unreachable else "no-facts"
+    kind = KINDS.get(failure.kind, KINDS[fallback])
     return Finding(
-        id="E-ACC-02",
+        id=kind.id,
         severity="fail",
         hosts=(failure.host,),
-        title="cannot say its facts",
+        title=kind.title,
         evidence=failure.why,
-        meaning="the Python that the cluster file names there is missing, or has no gangline",
-        fix="set `python` of this host to an environment with gangline[train] installed",
+        meaning=kind.meaning,
+        fix=failure.fix or kind.fix,
     )

@@ -1,32 +1,110 @@
-"""All checks, all findings, worst first."""
+"""All checks, all findings, worst first; and what was not checked, with the reason."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from gangline.checks.access import check_access
+from gangline.checks.clocks import check_clocks
+from gangline.checks.data import check_data
+from gangline.checks.fabric import check_fabric
 from gangline.checks.finding import Finding, fold
+from gangline.checks.gpus import check_gpus
+from gangline.checks.limits import check_limits
+from gangline.checks.links import check_links
 from gangline.checks.memory import check_memory
 from gangline.checks.names import check_names
+from gangline.checks.network import check_network
+from gangline.checks.nics import check_nics
+from gangline.checks.ports import check_ports
+from gangline.checks.security import check_security
 from gangline.checks.storage import check_storage
+from gangline.checks.topology import check_topology
+from gangline.checks.variables import check_variables
 from gangline.checks.versions import check_versions
-from gangline.errors import CheckFailed, HostUnreachable
+from gangline.errors import CheckFailed, HostUnreachable, UsageError
 from gangline.inventory.facts import Inventory
+from gangline.inventory.nics import is_one_machine
+from gangline.inventory.pairs import Skipped
 from gangline.runs.cluster import Cluster
 
-CHECKS: tuple[Callable[[Inventory, Cluster], list[Finding]], ...] = (
-    check_access,
-    check_names,
-    check_versions,
-    check_storage,
-    check_memory,
-)
-"""One family per entry."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Checks that belong together."""
+
+    prefixes: tuple[str, ...]
+    """How the ids of its findings begin."""
+    checks: tuple[Callable[[Inventory, Cluster], list[Finding]], ...]
 
 
-def judge(inventory: Inventory, cluster: Cluster) -> tuple[Finding, ...]:
-    """Every finding of every check, worst first, equal ones of several hosts folded."""
-    return fold(finding for check in CHECKS for finding in check(inventory, cluster))
+FAMILIES: Mapping[str, Family] = {
+    "access": Family(prefixes=("E-ACC-",), checks=(check_access,)),
+    "names": Family(prefixes=("E-NAME-",), checks=(check_names,)),
+    "clocks": Family(prefixes=("E-CLOCK-",), checks=(check_clocks,)),
+    "versions": Family(prefixes=("E-SW-",), checks=(check_versions,)),
+    "gpus": Family(prefixes=("E-GPU-",), checks=(check_gpus,)),
+    "topology": Family(prefixes=("E-TOPO-",), checks=(check_topology,)),
+    "network": Family(prefixes=("E-NET-", "E-PORT-"), checks=(check_nics, check_network, check_links, check_ports)),
+    "fabric": Family(prefixes=("E-IB-",), checks=(check_fabric,)),
+    "security": Family(prefixes=("E-SEC-",), checks=(check_security,)),
+    "storage": Family(prefixes=("E-DISK-",), checks=(check_storage,)),
+    "memory": Family(prefixes=("E-MEM-",), checks=(check_memory,)),
+    "limits": Family(prefixes=("E-LIM-",), checks=(check_limits,)),
+    "variables": Family(prefixes=("E-ENV-",), checks=(check_variables,)),
+    "data": Family(prefixes=("E-DATA-",), checks=(check_data,)),
+}
+"""What `--only` takes."""
+
+
+def judge(
+    inventory: Inventory, cluster: Cluster, *, only: Sequence[str] = (), own_worker: bool = True
+) -> tuple[Finding, ...]:
+    """Every finding of every check, worst first, equal ones of several hosts folded.
+
+    only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others.
+    own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
+    """
+    wanted = prefixes(only)
+    versions = functools.partial(check_versions, own_worker=own_worker)
+    checks = [check for family in FAMILIES.values() for check in family.checks]
+    found = [
+        finding
+        for check in checks
+        for finding in (versions if check is check_versions else check)(inventory, cluster)
+        if finding.id.startswith(wanted)
+    ]
+    return fold(found)
+
+
+def prefixes(only: Sequence[str]) -> tuple[str, ...]:
+    """How the ids begin that somebody wants to see; all without words. Raises UsageError for a word nobody knows."""
+    found: list[str] = []
+    for word in only:
+        if word in FAMILIES:
+            found += FAMILIES[word].prefixes
+        elif word.startswith("E-"):
+            found.append(word)
+        else:
+            near = difflib.get_close_matches(word, FAMILIES, n=1)
+            raise UsageError(
+                f"no family of checks is called {word!r}",
+                seen=f"known: {', '.join(FAMILIES)}; or the id of a finding, such as E-NET-07",
+                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+            )
+    return tuple(found) or ("E-",)
+
+
+def skipped(inventory: Inventory, cluster: Cluster, *, only: Sequence[str] = ()) -> tuple[Skipped, ...]:
+    """What was not checked, and why."""
+    wanted = prefixes(only)
+    families = [name for name, family in FAMILIES.items() if _overlap(family.prefixes, wanted)]
+    rows = [*_by_host(inventory, cluster), *_by_family(inventory, cluster, families)]
+    more = inventory.pairs.skipped if inventory.pairs and "network" in families else ()
+    return tuple(dict.fromkeys((*rows, *more)))
 
 
 def require(findings: Sequence[Finding]) -> None:
@@ -34,10 +112,63 @@ def require(findings: Sequence[Finding]) -> None:
     failed = [finding for finding in findings if finding.severity == "fail"]
     if not failed:
         return
-    kind = HostUnreachable if any(finding.id == "E-ACC-01" for finding in failed) else CheckFailed
+    kind = HostUnreachable if any(_is_unreachable(finding) for finding in failed) else CheckFailed
     raise kind(
         f"{'a check stops' if len(failed) == 1 else f'{len(failed)} checks stop'} the start: "
-        f"{', '.join(finding.id for finding in failed)}",
+        f"{', '.join(dict.fromkeys(finding.id for finding in failed))}",
         seen=f"{failed[0].title} ({failed[0].evidence})",
         fix=failed[0].fix,
     )
+
+
+def _is_unreachable(finding: Finding) -> bool:
+    """E-ACC-02 alone is a host that answers."""
+    return finding.id.startswith("E-ACC-") and finding.id != "E-ACC-02"
+
+
+def _overlap(some: Sequence[str], others: Sequence[str]) -> bool:
+    return any(one.startswith(other) or other.startswith(one) for one in some for other in others)
+
+
+def _by_host(inventory: Inventory, cluster: Cluster) -> Iterator[Skipped]:
+    for failure in inventory.failures:
+        yield Skipped(what=f"everything else about {failure.host}", why=failure.why.partition("\n")[0])
+    for facts in inventory.hosts:
+        for section in facts.unread:
+            if section.section != "packages":  # which has a finding of its own
+                yield Skipped(what=f"{section.section} of {facts.host}", why=section.why)
+    for host in cluster.hosts:
+        facts_of = inventory.of(host.name)
+        if facts_of is not None and facts_of.python_reason is not None and not host.python:
+            yield Skipped(what=f"packages of {host.name}", why="its environment is made at the start")
+
+
+def _by_family(inventory: Inventory, cluster: Cluster, families: Sequence[str]) -> Iterator[Skipped]:
+    several = len(cluster.hosts) > 1 and not is_one_machine(cluster)
+    hosts = inventory.hosts
+    reasons = {
+        "gpus": None if any(facts.gpus for facts in hosts) else _no_gpus(inventory),
+        "topology": None if any(facts.topology for facts in hosts) else "no host has nvidia-smi",
+        "fabric": None if any(facts.rdma.ports for facts in hosts) else "no InfiniBand or RoCE adapter on any host",
+        "network": _no_network(several, inventory),
+        "clocks": None if several else "all ranks are on one machine",
+        "security": None if several else "no port is open for other machines",
+        "data": None if inventory.data else "nothing was compared: it takes a job",
+    }
+    for name, why in reasons.items():
+        if why is not None and name in families:
+            yield Skipped(what=name, why=why)
+    if "storage" in families and not inventory.shared:
+        yield Skipped(what="shared folder", why="the cluster file names none")
+
+
+def _no_gpus(inventory: Inventory) -> str:
+    if any(facts.gpu_driver.trouble not in {None, "no-library"} for facts in inventory.hosts):
+        return "no host has a GPU that works"
+    return "no host has an NVIDIA driver"
+
+
+def _no_network(several: bool, inventory: Inventory) -> str | None:
+    if not several:
+        return "all ranks are on one machine"
+    return None if inventory.pairs else "nothing was sent between the hosts; only what they say of themselves is known"

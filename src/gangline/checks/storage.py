@@ -1,32 +1,210 @@
-"""Is there room for checkpoints in the work folder?"""
+"""Is there a place to write to, and is a shared folder really shared?"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gangline.checks.finding import Finding
+from gangline.checks.rule import Evidence, Rule, Seen, apply, each
 from gangline.inventory.facts import HostFacts, Inventory
-from gangline.runs.cluster import Cluster
+from gangline.inventory.hardware import Folder
+from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes
 
 WARN_BYTES = 2 << 30
 """Below this, two checkpoints of a small model may not fit."""
-
 FAIL_BYTES = 200 << 20
 """Below this, logs and token files alone may fill the disk."""
+WARN_INODES = 10_000
+SLOW_S = 3.0
+"""To write and sync 1 MiB: a disk that spins takes 0.1 s."""
+MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 
 
-def check_storage(inventory: Inventory, _cluster: Cluster) -> list[Finding]:
-    """Hosts whose work folder has little room left."""
-    return [_finding(facts) for facts in inventory.hosts if facts.disk_free_bytes < WARN_BYTES]
+def check_storage(inventory: Inventory, cluster: Cluster) -> list[Finding]:
+    """Room and rights of the work folder; the same shared folder everywhere."""
+    return apply(RULES, inventory, cluster)
 
 
-def _finding(facts: HostFacts) -> Finding:
-    fail = facts.disk_free_bytes < FAIL_BYTES
-    return Finding(
-        id="E-DISK-01" if fail else "E-DISK-02",
-        severity="fail" if fail else "warn",
-        hosts=(facts.host,),
-        title="no room in the work folder" if fail else "little room in the work folder",
-        evidence=f"{format_bytes(facts.disk_free_bytes)} free in {facts.workdir}",
-        meaning="a checkpoint cannot be saved" if fail else "a save may fail once the disk is full",
-        fix="free some space there, or set `workdir` of this host to a larger disk",
-    )
+def _is_known(facts: HostFacts) -> bool:
+    folder = facts.work_folder
+    return folder is None or folder.error is None
+
+
+def _no_room(facts: HostFacts, _host: Host) -> Iterator[str]:
+    if _is_known(facts) and facts.disk_free_bytes < FAIL_BYTES:
+        yield _free(facts)
+
+
+def _little_room(facts: HostFacts, _host: Host) -> Iterator[str]:
+    if _is_known(facts) and FAIL_BYTES <= facts.disk_free_bytes < WARN_BYTES:
+        yield _free(facts)
+
+
+def _free(facts: HostFacts) -> str:
+    return f"{format_bytes(facts.disk_free_bytes)} free in {facts.workdir}"
+
+
+def _not_writable(facts: HostFacts, _host: Host) -> Iterator[str]:
+    folder = facts.work_folder
+    if folder is not None and folder.read_only:
+        yield f"{facts.workdir} is on {folder.mount}, which is mounted read-only"
+    elif folder is not None and folder.writable is False:
+        yield f"{facts.workdir} {'is' if folder.exists else 'would be'} in a folder that this user may not write"
+
+
+def _not_written(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    for row in inventory.writes:
+        if row.error is not None:
+            yield Seen(hosts=(row.host,), evidence=f"a file could not be written in {row.folder}: {row.error}")
+
+
+def _slow(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    for row in inventory.writes:
+        if row.seconds is not None and row.seconds > SLOW_S:
+            yield Seen(hosts=(row.host,), evidence=f"1 MiB took {row.seconds:.1f} s in {row.folder}")
+
+
+def _few_inodes(facts: HostFacts, _host: Host) -> Iterator[str]:
+    folder = facts.work_folder
+    if folder is not None and folder.inodes_free is not None and folder.inodes_free < WARN_INODES:
+        yield f"{folder.inodes_free} of {folder.inodes_total} inodes free on {folder.mount}"
+
+
+def _in_memory(facts: HostFacts, _host: Host) -> Iterator[str]:
+    folder = facts.work_folder
+    if folder is not None and folder.filesystem in MEMORY_FILESYSTEMS:
+        yield f"{facts.workdir} is on {folder.mount}, a {folder.filesystem}"
+
+
+def _silent(facts: HostFacts, _host: Host) -> Iterator[Evidence]:
+    for folder in facts.storage:
+        if folder.error is not None:
+            yield f"{folder.path}: {folder.error}", {"kind": _kind(folder, facts)}
+
+
+def _kind(folder: Folder, facts: HostFacts) -> str:
+    return "the work folder" if folder.path == facts.workdir else "a folder"
+
+
+def _another_folder(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    """Hosts that do not see what the most others see."""
+    for probe in inventory.shared:
+        able = [view for view in probe.views if view.error is None]
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for view in able:
+            groups.setdefault(view.sees, []).append(view.host)
+        most = max(groups.values(), key=len, default=[])
+        for sees, hosts in groups.items():
+            if hosts is not most:
+                seen = (
+                    f"{', '.join(hosts)} sees {', '.join(sees) or 'nobody'}, {', '.join(most)} sees {', '.join(most)}"
+                )
+                yield Seen(hosts=tuple(hosts), evidence=f"{probe.folder}: {seen}")
+
+
+def _not_shared_for_writing(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    for probe in inventory.shared:
+        for view in probe.views:
+            if view.error is not None:
+                yield Seen(hosts=(view.host,), evidence=f"{probe.folder}: {view.error}")
+
+
+def _rename_unseen(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    for probe in inventory.shared:
+        for view in probe.views:
+            if view.sees_rename is False:
+                yield Seen(hosts=(view.host,), evidence=f"{probe.folder}: not within 3 s")
+
+
+ROOM = "free some space there, or set `workdir` of this host to a larger disk"
+RULES = (
+    Rule(
+        id="E-DISK-01",
+        severity="fail",
+        title="no room in the work folder",
+        meaning="a checkpoint cannot be saved",
+        fix=ROOM,
+        look=each(_no_room),
+    ),
+    Rule(
+        id="E-DISK-02",
+        severity="warn",
+        title="little room in the work folder",
+        meaning="a save may fail once the disk is full",
+        fix=ROOM,
+        look=each(_little_room),
+    ),
+    Rule(
+        id="E-DISK-03",
+        severity="fail",
+        title="the work folder cannot be written",
+        meaning="nothing can be brought there, and no checkpoint saved",
+        fix="set `workdir` of this host to a folder that you may write",
+        look=each(_not_writable),
+    ),
+    Rule(
+        id="E-DISK-03",
+        severity="fail",
+        title="the work folder cannot be written",
+        meaning="nothing can be brought there, and no checkpoint saved",
+        fix="set `workdir` of this host to a folder that you may write; a quota or a broken disk are other causes",
+        look=_not_written,
+    ),
+    Rule(
+        id="E-DISK-04",
+        severity="warn",
+        title="few inodes left",
+        meaning="no new file can be made once they are used up, whatever room there is",
+        fix="delete many small files there, or set `workdir` of this host to another disk",
+        look=each(_few_inodes),
+    ),
+    Rule(
+        id="E-DISK-05",
+        severity="fail",
+        title="the shared folder is another one there",
+        meaning="what one host writes, the other does not see: models would be missing and checkpoints incomplete",
+        fix="mount the same file system there, at the same path; findmnt shows what is mounted",
+        look=_another_folder,
+    ),
+    Rule(
+        id="E-DISK-06",
+        severity="fail",
+        title="the shared folder cannot be written",
+        meaning="this host cannot save its part there",
+        fix="there: check that it is mounted, not read-only, and that this user owns it or shares its group",
+        look=_not_shared_for_writing,
+    ),
+    Rule(
+        id="E-DISK-07",
+        severity="warn",
+        title="a rename on another host is seen late",
+        meaning="a checkpoint that is complete seems not to be there for a while",
+        fix="mount it with a shorter attribute cache, such as actimeo=1",
+        look=_rename_unseen,
+    ),
+    Rule(
+        id="E-DISK-08",
+        severity="warn",
+        title="the work folder is in memory",
+        meaning="checkpoints take memory from the ranks and are gone after a restart of the host",
+        fix="set `workdir` of this host to a folder on a disk",
+        look=each(_in_memory),
+    ),
+    Rule(
+        id="E-DISK-09",
+        severity="fail",
+        title="{kind} does not answer",
+        meaning="programs that touch it hang until its file server is back",
+        fix="there: df shows which mount hangs; bring its server back, or unmount it: sudo umount -l",
+        look=each(_silent),
+    ),
+    Rule(
+        id="E-DISK-10",
+        severity="warn",
+        title="the work folder is very slow",
+        meaning="saving a checkpoint holds up the training",
+        fix="set `workdir` of this host to a local disk; look for a disk that is failing: dmesg",
+        look=_slow,
+    ),
+)

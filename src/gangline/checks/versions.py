@@ -1,20 +1,24 @@
-"""Are the packages there, new enough to be safe, and the same everywhere?"""
+"""Are the packages there, new enough to be safe, the same everywhere, and made for the cards?"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gangline.catalog.cuda import driver_floor, has_kernels, needed_cuda, numbers, own_driver
 from gangline.checks.finding import Finding
+from gangline.checks.rule import Evidence, Look, Rule, Seen, apply, difference, each, grouped
 from gangline.inventory.facts import HostFacts, Inventory
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Host
 
 NEEDED = ("gangline", "torch", "transformers", "peft", "datasets", "safetensors", "tokenizers")
 """What a rank imports."""
-
 EQUAL = ("gangline", "torch", "transformers", "peft", "safetensors", "numpy")
 """What must be the same version on every host: ranks of different builds can disagree on layouts and rounding, and on
 the order of the samples, which every rank draws for itself with numpy."""
+OLDEST_PYTHON = (3, 10)
+LIVING_DRIVER = (535,)
+"""Older series get no corrections any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,74 +51,255 @@ FLOORS = (
 """Floors with their reason (shared facts: ux-security, finding 10)."""
 
 
-def check_versions(inventory: Inventory, _cluster: Cluster) -> list[Finding]:
-    """Missing packages, versions below a security floor, versions that differ between hosts."""
-    found: list[Finding] = []
-    for facts in inventory.hosts:
-        found += _missing(facts)
-        found += [_too_old(facts, floor) for floor in FLOORS if _below(facts, floor)]
-    return found + _differing(inventory)
+def check_versions(inventory: Inventory, cluster: Cluster, *, own_worker: bool = True) -> list[Finding]:
+    """Missing packages, unsafe versions, differences between hosts, and builds that the cards cannot use.
+
+    own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
+    """
+    return apply((*TRAINER, *RULES) if own_worker else RULES, inventory, cluster)
 
 
 def release(version: str) -> tuple[int, ...]:
     """The numbers of a version: "2.13.0+cu128" -> (2, 13, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
+    return numbers(version)
 
 
-def _missing(facts: HostFacts) -> list[Finding]:
-    absent = [name for name in NEEDED if not facts.packages.get(name)]
-    if not absent:
-        return []
-    return [
-        Finding(
-            id="E-SW-01",
-            severity="fail",
-            hosts=(facts.host,),
-            title=f"{', '.join(absent)} not installed",
-            evidence="not among the packages of the host's Python",
-            meaning="no rank can start there",
-            fix="in that environment: pip install 'gangline[train]'",
-        )
-    ]
+def _missing(facts: HostFacts, host: Host) -> Iterator[Evidence]:
+    """Our own code is brought to hosts over SSH, and found there before any other."""
+    needed = [name for name in NEEDED if name != "gangline" or _is_installed_by_user(host)]
+    absent = [name for name in needed if not facts.packages.get(name)]
+    if facts.python_reason is None and absent:
+        names = ", ".join(absent)
+        yield f"{names} not among the packages of its Python {facts.python}", {"names": names}
 
 
-def _below(facts: HostFacts, floor: Floor) -> bool:
-    version = facts.packages.get(floor.package)
-    return version is not None and release(version) < release(floor.version)
+def _is_installed_by_user(host: Host) -> bool:
+    return host.transport == "local" and host.code is None
 
 
-def _too_old(facts: HostFacts, floor: Floor) -> Finding:
-    return Finding(
-        id=floor.id,
-        severity="fail",
-        hosts=(facts.host,),
-        title=f"{floor.package} is older than {floor.version} ({floor.cve})",
-        evidence=f"{floor.package} {facts.packages[floor.package]}",
-        meaning=floor.meaning,
-        fix=f"in that environment: pip install -U '{floor.package}>={floor.version}'",
-    )
+def _below(floor: Floor) -> Look:
+    def look(facts: HostFacts, _host: Host) -> Iterator[str]:
+        version = facts.packages.get(floor.package)
+        if version is not None and release(version) < release(floor.version):
+            yield f"{floor.package} {version}"
+
+    return each(look)
 
 
-def _differing(inventory: Inventory) -> list[Finding]:
-    found = []
+def _old_python(facts: HostFacts, _host: Host) -> Iterator[str]:
+    if facts.python and release(facts.python) < OLDEST_PYTHON:
+        yield f"Python {facts.python}"
+
+
+def _no_python(facts: HostFacts, host: Host) -> Iterator[str]:
+    if host.python and facts.python_reason is not None:
+        yield facts.python_reason
+
+
+def _differing(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    """The part after the + names the build; CUDA has a rule of its own."""
+    ours = {host.name for host in cluster.hosts if not _is_installed_by_user(host)}
     for package in EQUAL:
-        by_version: dict[str, list[str]] = {}
+        versions = {
+            facts.host: version
+            for facts in inventory.hosts
+            if (version := facts.packages.get(package)) and not (package == "gangline" and facts.host in ours)
+        }
+        if len({version.partition("+")[0] for version in versions.values()}) > 1:
+            groups = grouped(inventory, lambda facts, seen=versions: seen.get(facts.host))  # type: ignore[misc]
+            yield from difference(groups, {"package": package})
+
+
+def _all_differ_by(value: Callable[[HostFacts], str | None]) -> Look:
+    return lambda inventory, _cluster: difference(grouped(inventory, value))
+
+
+def _python_minor(facts: HostFacts) -> str | None:
+    """Of the ranks' Python; an environment that is yet to be built takes the one that is there."""
+    return ".".join(map(str, release(facts.python or facts.system.agent_python or "")[:2])) or None
+
+
+def _cuda(facts: HostFacts) -> str | None:
+    """What CUDA the torch on a host with cards was built for."""
+    return facts.torch.cuda if facts.gpus and facts.torch else None
+
+
+def _arch(facts: HostFacts) -> str | None:
+    return facts.python_arch or facts.system.arch
+
+
+def _nccl(facts: HostFacts) -> str | None:
+    """The NCCL that torch's wheel brought along, where it will be used."""
+    if not facts.gpus:
+        return None
+    found = [version for name, version in facts.packages.items() if name.startswith("nvidia-nccl-") and version]
+    return found[0] if found else None
+
+
+def _no_kernels(facts: HostFacts, _host: Host) -> Iterator[Evidence]:
+    cuda = _cuda(facts)
+    for gpu in facts.gpus:
+        capability = gpu.compute_capability
+        if cuda and capability and has_kernels(cuda, capability) is False:
+            sm = "sm_" + capability.replace(".", "")
+            evidence = f"torch {facts.packages.get('torch')} is built for CUDA {cuda}; {gpu.name} is {sm}"
+            yield evidence, {"sm": sm, "cuda": needed_cuda(capability) or "a CUDA that knows it"}
+
+
+def _driver_too_old(facts: HostFacts, _host: Host) -> Iterator[str]:
+    cuda, driver = _cuda(facts), facts.gpu_driver.version
+    floor = driver_floor(cuda) if cuda else None
+    if cuda and driver and floor and numbers(driver) < numbers(floor) and not _has_compatibility(facts):
+        yield f"driver {driver}; torch is built for CUDA {cuda}, which needs {floor}"
+
+
+def _driver_limits(facts: HostFacts, _host: Host) -> Iterator[str]:
+    cuda, driver = _cuda(facts), facts.gpu_driver.version
+    if not cuda or not driver or numbers(driver) < numbers(driver_floor(cuda) or ""):
+        return
+    own = own_driver(cuda)
+    if own and numbers(driver) < numbers(own) and numbers(driver) < LIVING_DRIVER:
+        yield f"driver {driver}; torch is built for CUDA {cuda}, which came with {own}"
+
+
+def _has_compatibility(facts: HostFacts) -> bool:
+    """NVIDIA's compatibility libraries let data-centre cards run a newer CUDA on an older driver."""
+    return any(row.name == "LD_LIBRARY_PATH" and "compat" in (row.value or "") for row in facts.variables)
+
+
+def _cpu_torch(among_others: bool) -> Look:
+    """Whether others can use their cards makes the difference between slow and impossible."""
+
+    def look(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+        others = any(_cuda(facts) for facts in inventory.hosts)
         for facts in inventory.hosts:
-            if version := facts.packages.get(package):
-                by_version.setdefault(version, []).append(facts.host)
-        if len(by_version) > 1:
-            found.append(_difference(package, by_version))
-    return found
+            build = facts.torch
+            if facts.gpus and build and build.cuda is None and build.hip is None and others == among_others:
+                card = facts.gpus[0].name
+                yield Seen(hosts=(facts.host,), evidence=f"torch {facts.packages.get('torch')} beside {card}")
+
+    return look
 
 
-def _difference(package: str, by_version: dict[str, list[str]]) -> Finding:
-    return Finding(
+TRAINER = (
+    Rule(
+        id="E-SW-01",
+        severity="fail",
+        title="{names} not installed",
+        meaning="no rank can start there",
+        fix="in that environment: pip install 'gangline[train]'",
+        look=each(_missing),
+    ),
+    *(
+        Rule(
+            id=floor.id,
+            severity="fail",
+            title=f"{floor.package} is older than {floor.version} ({floor.cve})",
+            meaning=floor.meaning,
+            fix=f"in that environment: pip install -U '{floor.package}>={floor.version}'",
+            look=_below(floor),
+        )
+        for floor in FLOORS
+    ),
+    Rule(
+        id="E-SW-11",
+        severity="fail",
+        title="the Python of its environment is older than 3.10",
+        meaning="gangline's trainer does not run there",
+        fix="set `python` of this host to a newer one, or `environment` to one that gangline builds",
+        look=each(_old_python),
+    ),
+)
+"""What only gangline's own trainer asks for."""
+CPU_BUILD_FIX = "in that environment: pip install torch --index-url https://download.pytorch.org/whl/cu128"
+RULES = (
+    Rule(
         id="E-SW-04",
         severity="fail",
-        hosts=tuple(host for hosts in by_version.values() for host in hosts),
-        title=f"different versions of {package}",
-        evidence=", ".join(f"{version} on {' '.join(hosts)}" for version, hosts in by_version.items()),
+        title="different versions of {package}",
         meaning="ranks of different versions may disagree on numbers or on the layout of messages",
-        fix=f"install one version of {package} on all hosts",
-    )
+        fix="install one version of {package} on all hosts",
+        look=_differing,
+    ),
+    Rule(
+        id="E-SW-05",
+        severity="warn",
+        title="different versions of Python",
+        meaning="the same lock file gives other packages there, and pickled objects may not be readable",
+        fix="set `python` of the hosts to one version",
+        look=_all_differ_by(_python_minor),
+    ),
+    Rule(
+        id="E-SW-06",
+        severity="fail",
+        title="torch has no kernels for {sm}",
+        meaning="the first operation on that card ends with `no kernel image is available`",
+        fix="install a torch that is built for CUDA {cuda} or newer, on all hosts",
+        look=each(_no_kernels),
+    ),
+    Rule(
+        id="E-SW-07",
+        severity="fail",
+        title="the driver is too old for torch's CUDA",
+        meaning="torch does not see the cards",
+        fix="install a newer driver there, or a torch that is built for an older CUDA on all hosts",
+        look=each(_driver_too_old),
+    ),
+    Rule(
+        id="E-SW-07",
+        severity="warn",
+        title="the driver is old for torch's CUDA",
+        meaning="it runs by minor version compatibility only: what the driver does not know fails while it runs",
+        fix="install a newer driver there",
+        look=each(_driver_limits),
+    ),
+    Rule(
+        id="E-SW-08",
+        severity="fail",
+        title="different versions of NCCL",
+        meaning="NCCL refuses to start: `Mismatched NCCL version detected`",
+        fix="install one torch on all hosts: NCCL comes with it",
+        look=_all_differ_by(_nccl),
+    ),
+    Rule(
+        id="E-SW-09",
+        severity="warn",
+        title="torch is built for different versions of CUDA",
+        meaning="kernels differ, so ranks round differently; NCCL may differ, too",
+        fix="install one build of torch on all hosts, of a CUDA that every card and driver can use",
+        look=_all_differ_by(_cuda),
+    ),
+    Rule(
+        id="E-SW-10",
+        severity="fail",
+        title="a torch without CUDA beside a GPU",
+        meaning="its ranks run on the CPU, and cannot talk with those on the GPUs of the other hosts",
+        fix=CPU_BUILD_FIX,
+        look=_cpu_torch(among_others=True),
+    ),
+    Rule(
+        id="E-SW-10",
+        severity="warn",
+        title="a torch without CUDA beside a GPU",
+        meaning="training runs on the CPU, many times slower than on the card",
+        fix=CPU_BUILD_FIX,
+        look=_cpu_torch(among_others=False),
+    ),
+    Rule(
+        id="E-SW-12",
+        severity="warn",
+        title="different kinds of processors",
+        meaning="they have other packages and round differently; NCCL between them is not tested by anybody",
+        fix="train on hosts of one kind",
+        look=_all_differ_by(_arch),
+    ),
+    Rule(
+        id="E-SW-13",
+        severity="fail",
+        title="the Python of its environment does not run",
+        meaning="no rank can start there",
+        fix="set `python` or `environment` of this host to one that runs: try the words above there",
+        look=each(_no_python),
+    ),
+)
+"""What every command asks for."""

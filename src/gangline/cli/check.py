@@ -2,59 +2,75 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gangline import app
-from gangline.checks.finding import Finding, fold_names
 from gangline.checks.judge import require
-from gangline.cli.output import print_data, print_json
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.units import format_bytes
-from gangline.watch.table import table
+from gangline.cli.output import Terminal, print_data, print_json
+from gangline.errors import CheckFailed
+from gangline.watch.sight import finding_lines, host_table, network_lines, skipped_line, sum_line
+
+
+class Tier(str, enum.Enum):
+    """How closely to look."""
+
+    quick = "quick"
+    full = "full"
+    burn = "burn"
 
 
 def command(
     cluster: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CLUSTER", help="cluster.yaml or a hostfile; without it, this computer", show_default=False
+            metavar="CLUSTER",
+            help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer",
+            show_default=False,
         ),
     ] = None,
+    tier: Annotated[
+        Tier, typer.Option(help="quick: seconds. full: throughput, loss, disks. burn: the same, for minutes")
+    ] = Tier.quick,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WHAT", help="a family (network, gpus, ...) or an id (E-NET-07)", show_default=False),
+    ] = None,
+    same: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH", help="a model or data that should be equal on every host, by hash", show_default=False
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="warnings fail, too")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
     """Look at every host; changes nothing. Exit code 3 where a check fails, 4 where a host does not answer."""
-    inventory, findings = app.check(cluster, home=app.default_home())
+    wish = app.Wish(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
+    talk = Terminal()
+    sight = app.check(app.cluster_file(cluster), home=app.default_home(), wish=wish, talk=talk)
+    talk.clear()
     if as_json:
-        print_json({"inventory": inventory.to_json(), "findings": [finding.to_json() for finding in findings]})
+        rows = [{"what": row.what, "why": row.why} for row in sight.skipped]
+        print_json({**sight.documents(), "skipped": rows, "tier": tier.value, "seconds": round(sight.seconds, 2)})
     else:
-        print_data([*_host_table(inventory), "", *_judgement(inventory, findings)])
-    require(findings)
+        print_data(_screen(sight, tier.value))
+    require(sight.findings)
+    if strict and any(finding.severity == "warn" for finding in sight.findings):
+        raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
-def _host_table(inventory: Inventory) -> list[str]:
-    header = ("host", "cpus", "memory free", "disk free", "python", "torch", "gpus")
-    return table(header, [_row(facts) for facts in inventory.hosts])
-
-
-def _row(facts: HostFacts) -> tuple[str, ...]:
-    memory = facts.memory_available_bytes
-    return (
-        facts.host,
-        str(facts.num_cpus),
-        "?" if memory is None else format_bytes(memory),
-        format_bytes(facts.disk_free_bytes),
-        facts.python,
-        facts.packages.get("torch") or "-",
-        ", ".join(f"{gpu.name} {format_bytes(gpu.memory_total_bytes)}" for gpu in facts.gpus)
-        or f"none: {facts.gpu_reason}",
-    )
-
-
-def _judgement(inventory: Inventory, findings: tuple[Finding, ...]) -> list[str]:
-    troubled = {host for finding in findings for host in finding.hosts}
-    good = [facts.host for facts in inventory.hosts if facts.host not in troubled]
-    lines = [line for finding in findings for line in finding.lines()]
-    return [*lines, f"ok   {fold_names(good)}"] if good else lines
+def _screen(sight: app.Sight, tier: str) -> list[str]:
+    inventory, findings = sight.inventory, sight.findings
+    hosts = len(sight.cluster.hosts)
+    return [
+        *host_table(inventory),
+        "",
+        *network_lines(sight.networks),
+        *finding_lines(inventory, findings),
+        *skipped_line(sight.skipped),
+        sum_line(findings, hosts=hosts, tier=tier, seconds=sight.seconds),
+    ]

@@ -31,10 +31,10 @@ def command(
         if dry_run:
             talk.clear()
             words = export_argv(saved, to=to, merged=merged)
-            print_data([shlex.join((saved.place.host.python, "-m", "gangline.worker", *words))])
+            print_data([shlex.join(saved.place.host.argv("-m", "gangline.worker", *words))])
             return
         talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
-        record = export_model(saved, to=to, merged=merged, on_text=talk.tick)
+        record = export_model(saved, opened.layout, to=to, merged=merged, on_text=talk.tick)
     talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
     print_data([record["folder"]])
     talk.say(f"talk to it: gangline chat {shlex.quote(record['folder'])}")

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.cli.output import print_data
+from gangline.cli.output import Terminal, print_data
 from gangline.errors import UsageError
 from gangline.runs.cluster import Cluster
-from gangline.runs.layout import RunLayout
-from gangline.runs.registry import read_record
+from gangline.serve.tensorboard import show_tensorboard
 from gangline.watch.logs import LogFile, log_files
 from gangline.watch.tail import Tail
 from gangline.watch.text import clean
@@ -26,16 +25,36 @@ def command(
     console: Annotated[bool, typer.Option("--console", help="what torchrun wrote, host by host")] = False,
     attempt: Annotated[int | None, typer.Option(help="by default the last one", show_default=False)] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on as it grows; Ctrl-C leaves")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="show its figures in a browser on this computer; Ctrl-C ends it")
+    ] = False,
 ) -> None:
     """Print the logs of a run, each line with its host and rank."""
     with app.opened(run, home=app.default_home()) as opened:
-        state = read_record(opened.layout).state
+        if tensorboard:
+            _show_figures(opened)
+            return
+        state = opened.record().state
         number = attempt or (state.attempt if state else 1)
         run_id = opened.layout.run_id
         cluster = Cluster.of_attempt(opened.layout, number)  # an earlier attempt may have run on other hosts
         with app.reach(cluster, app.REAL) as transports:
             files = log_files(run_id, cluster, transports, attempt=number, console=console)
-            _show(opened.layout, _chosen(run_id, files, rank), follow=follow)
+            _show(opened, _chosen(run_id, files, rank), follow=follow)
+
+
+def _show_figures(run: app.Opened) -> None:
+    view = run.view()
+    talk = Terminal()
+    talk.tick("starting TensorBoard")
+    show_tensorboard(
+        run.cluster.head, view.head, view.head_layout.tensorboard, on_ready=lambda url: print_data([url]), wait=_forever
+    )
+
+
+def _forever() -> None:
+    while True:
+        time.sleep(3600)
 
 
 def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile]:
@@ -49,10 +68,10 @@ def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile
     )
 
 
-def _show(layout: RunLayout, files: list[LogFile], *, follow: bool) -> None:
+def _show(run: app.Opened, files: list[LogFile], *, follow: bool) -> None:
     tails = [(f"{file.name}  " if len(files) > 1 else "", Tail(file.transport, file.path)) for file in files]
     while True:
-        ended = read_record(layout).ended
+        ended = run.record().ended
         for prefix, tail in tails:
             print_data(f"{prefix}{clean(line)}" for line in tail.lines())
         if ended or not follow:

@@ -19,9 +19,11 @@ from gangline.cli import signals
 from gangline.errors import GanglineError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
+    "init": ("gangline.cli.init", "write cluster.yaml from ssh names; shows host keys before trusting them"),
     "check": ("gangline.cli.check", "look at every host; every failure has evidence, meaning and fix"),
     "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
+    "run": ("gangline.cli.run", "the same for a script of your own"),
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from where it stands"),
     "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gangline.cli.signals import exit_code_of
@@ -13,6 +13,7 @@ from gangline.errors import GanglineError, RunFailed
 from gangline.runs.registry import RunRecord
 from gangline.watch.follow import View
 from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
+from gangline.watch.table import table
 from gangline.watch.text import clean
 
 
@@ -54,6 +55,21 @@ class Terminal:
             sys.stderr.write(f"\r\x1b[K{clean(line)[: terminal_width() - 1]}")
             sys.stderr.flush()
             self._ticking = True
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Rows in columns that stay."""
+        for line in table(header, rows):
+            self.say(line)
+
+    def ask(self, question: str) -> str | None:
+        """What the user answers; None where nobody can: this is no terminal, or its input has ended."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return None
+        self.clear()
+        sys.stderr.write(f"{clean(question)} ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        return answer.strip() if answer else None
 
     def clear(self) -> None:
         """Take the last tick away."""

@@ -19,12 +19,16 @@ def command(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="cluster.yaml or a hostfile; without it, this computer", show_default=False)
+        Path | None,
+        typer.Option(
+            help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
     """Say who would do what, and why. Starts nothing. Exit code 3 where a check would stop the start."""
-    start = app.Start(home=app.default_home(), job=job, overrides=tuple(overrides or ()), cluster=cluster)
+    words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
+    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster)
     talk = Terminal(quiet=True)
     decision = app.plan(start, talk=talk)
     talk.clear()

@@ -10,8 +10,8 @@ import typer
 
 from gangline import app
 from gangline.cli.output import print_data, print_json
-from gangline.errors import UsageError
-from gangline.runs.registry import RunRecord, list_runs
+from gangline.errors import HostUnreachable, UsageError
+from gangline.runs.registry import RunRecord
 from gangline.watch.logs import last_step
 from gangline.watch.table import age, table
 
@@ -21,7 +21,7 @@ def command(
 ) -> None:
     """List the runs, newest first."""
     home = app.default_home()
-    rows = [_row(record, _last_step(record.id, home)) for record in list_runs(home)]
+    rows = [_row(record, _last_step(record.id, home)) for record in app.records(home)]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -41,6 +41,7 @@ def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
         "id": record.id,
         "job": state.name if state else "",
         "phase": record.phase,
+        "silent": record.silent,
         "attempt": state.attempt if state else None,
         "step": last.get("step"),
         "steps": last.get("steps"),
@@ -55,6 +56,8 @@ def _text(name: str, row: dict[str, Any], now: datetime) -> str:
     value = row[name]
     if value is None:
         return "-"
+    if name == "phase" and row["silent"]:
+        return f"{value}? ({row['silent']})"
     if name == "step":
         return f"{value}/{row['steps']}"
     if name in {"created", "updated"}:
@@ -67,5 +70,5 @@ def _last_step(run_id: str, home: Path) -> dict[str, Any] | None:
         with app.opened(run_id, home=home) as run:
             view = run.view()
             return last_step(view.head, view.head_layout.metrics)
-    except UsageError:  # a run without a readable cluster.json is listed all the same
+    except (UsageError, HostUnreachable):  # a run whose figures cannot be read is listed all the same
         return None

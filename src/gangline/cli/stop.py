@@ -9,8 +9,6 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data, raise_failure
-from gangline.runs.layout import RunLayout
-from gangline.runs.registry import read_record
 
 
 def command(
@@ -24,18 +22,18 @@ def command(
             print_data(app.rehearse_stop(opened, now=now))
             return
         if app.stop(opened, now=now):
-            _wait(opened.layout)
-        record = read_record(opened.layout)
+            _wait(opened)
+        record = opened.record()
     print_data([f"{record.id} {record.phase}"])
     if record.phase == "lost":
         raise_failure(record)
 
 
-def _wait(layout: RunLayout, *, poll_s: float = 0.2) -> None:
+def _wait(run: app.Opened, *, poll_s: float = 0.2) -> None:
     """Ctrl-C ends the waiting, not the order."""
     talk = Terminal()
     begun = time.monotonic()
-    while not read_record(layout).ended:
-        talk.tick(f"waiting for {layout.run_id} to save and leave, {time.monotonic() - begun:.0f} s")
+    while not run.record().ended:
+        talk.tick(f"waiting for {run.layout.run_id} to save and leave, {time.monotonic() - begun:.0f} s")
         time.sleep(poll_s)
     talk.clear()

@@ -17,13 +17,17 @@ def command(
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="cluster.yaml or a hostfile; without it, this computer", show_default=False)
+        Path | None,
+        typer.Option(
+            help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer", show_default=False
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
     """Check, plan, tokenise, start, follow. The run goes on when you leave; its id is printed on stdout."""
-    start = app.Start(home=app.default_home(), job=job, overrides=tuple(overrides or ()), cluster=cluster)
+    words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
+    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster)
     talk = Terminal()
     if dry_run:
         print_data(app.rehearse(start, talk=talk))

@@ -121,7 +121,7 @@ def _export(stage: Stage, run_id: str, *, to: Path) -> None:
     stage.talk.say(f"$ gangline export {run_id} --to {to}")
     with app.opened(run_id, home=stage.home) as run:
         saved = find_saved(run_id, run.cluster, run.transports)
-        record = export_model(saved, to=to, on_text=stage.talk.tick)
+        record = export_model(saved, run.layout, to=to, on_text=stage.talk.tick)
     stage.talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gangline.remote.transport import Transport
+from gangline.errors import RunFailed
+from gangline.launch.program import Program
+from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
 from gangline.runs.job import build
+
+Networks = Mapping[str, Mapping[str, str]]
+"""Variables that name the network interfaces of each host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +29,28 @@ class HostRequest:
     """The attempt's folder: rank-<r>.pid and the like."""
     argv: tuple[str, ...]
     env: dict[str, str]
-    guard_argv: tuple[str, ...]
-    """The command that starts the guard; it reads this request as JSON from stdin."""
+    run_id: str = ""
+    attempt: int = 1
+    guard_argv: tuple[str, ...] = (AGENT, "guard")
+    """The command that starts the guard; it reads this request, and secrets beside it, as JSON from stdin."""
+    cwd: str | None = None
+    """Where the command runs; None: in `folder`."""
+    program: Literal["worker", "command"] = "worker"
+    """worker: its ranks write phase files and say how they left. command: the user's own program, which does not."""
     grace_s: float = 120.0
     """After an orderly stop: how long ranks may show no progress before they are ended."""
+    join_timeout_s: float | None = None
+    """Ranks that have not joined by then are ended by their guard, even if nobody else is left to see it."""
     ranks: tuple[int, ...] = ()
     """Global ranks of this host; empty: every one whose files appear in `rank_files`."""
+    devices: tuple[int, ...] = ()
+    """The GPU of each of these ranks, where the host has any."""
+    slots: int = 1
+    """CPU slots that the host has; each of its ranks takes one, or the GPU that it uses."""
+    leases: str | None = None
+    """Folder for the claims on CPU slots; None: nothing is claimed."""
+    meet: tuple[str, int] | None = None
+    """Where the launchers of all hosts meet: address and port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +60,27 @@ class Request:
     run_id: str
     attempt: int
     hosts: tuple[HostRequest, ...]
+    world_size: int | None = None
+    """Ranks that the plan says; None: as many as the hosts have."""
+
+    def on(self, names: Collection[str]) -> Request:
+        """The part of it that is for some hosts."""
+        return dataclasses.replace(self, hosts=tuple(part for part in self.hosts if part.host in names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its hosts."""
+        return tuple(part.host for part in self.hosts)
+
+    def require_whole(self) -> None:
+        """Raise RunFailed if it would start other ranks than planned: a run of another size would be another run."""
+        ranks = sorted(rank for part in self.hosts for rank in part.ranks)
+        if self.world_size is not None and ranks != list(range(self.world_size)):
+            raise RunFailed(
+                f"{self.run_id} does not start: its world size is not what the plan says",
+                seen=f"expected ranks 0 to {self.world_size - 1}, found {ranks}",
+                fix="start it anew with gangline train; if that says the same, it is a bug",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for request.json."""
@@ -51,39 +93,115 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSigns:
+    """How far the start of one rank has come, as its guard sees it."""
+
+    rank: int
+    phase: str | None
+    """As its phase file says; None: there is none."""
+    has_torch: bool
+    """It has imported torch."""
+    has_met: bool
+    """It is connected to where the ranks meet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartSigns:
+    """How far the start of one host's ranks has come, as its guard sees it."""
+
+    launcher: bool
+    """The launcher has imported what it needs."""
+    met: bool
+    """The launcher is connected to those of the other hosts."""
+    ranks: tuple[RankSigns, ...] = ()
+    """Ranks whose processes run."""
+    waits_for: tuple[str, ...] = ()
+    """Addresses and ports that give no answer to the launcher or a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """How one host's part of the gang is doing."""
 
     host: str
-    phase: Literal["starting", "running", "ended", "lost"]
-    """lost: the guard is gone without having written exit.json."""
+    phase: Literal["starting", "running", "ended", "lost", "unreachable"]
+    """lost: the guard is gone without having written exit.json. unreachable: the host does not answer."""
     returncode: int | None = None
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of the first rank of this host that failed with one."""
     reason: str | None = None
-    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled."""
+    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join)."""
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
     console_tail: tuple[str, ...] = ()
     """Last lines of console.log, if the host ended badly."""
+    beat: int | None = None
+    """Counts up as long as the guard gets on."""
+    epoch: int | None = None
+    """The highest epoch that the guard has seen."""
+    signs: StartSigns | None = None
+    """How far the start has come; None where nobody says."""
+    why: str = ""
+    """unreachable: what was tried, and what came of it."""
+    since: float | None = None
+    """unreachable: since when, in seconds after 1970 by our clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something of a run that is still on a host, or a host that could not be looked at."""
+
+    host: str
+    kind: Literal["process", "port", "lease", "gpu", "unknown"]
+    """unknown: the host does not answer."""
+    what: str
 
 
 class Backend(Protocol):
-    """Renders, starts, watches and stops the gang of one attempt."""
+    """Renders, starts, watches and stops the gang of one attempt.
 
-    def render(self, cluster: Cluster, gang: Gang, *, port: int) -> Request:
-        """Say exactly what would be started. Pure."""
+    `epoch` says who gives an order (see gangline.agent.orders): of two that look after a run, the higher one counts.
+    """
+
+    def render(
+        self,
+        cluster: Cluster,
+        gang: Gang,
+        *,
+        port: int,
+        networks: Networks | None = None,
+        program: Program | None = None,
+    ) -> Request:
+        """Say exactly what would be started; program: in the place of our worker. Pure."""
         ...
 
-    def start(self, request: Request, transports: Mapping[str, Transport]) -> None:
-        """Start it on every host, or raise and leave nothing running."""
+    def start(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it on every host, or raise and leave nothing running. `secrets`: more environment, written nowhere."""
         ...
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
-        """How every host is doing, in the order of the request."""
+        """How every host is doing, in the order of the request. A host that does not answer has a status, too."""
         ...
 
-    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool) -> None:
-        """Order every guard to end its ranks; `now`: without waiting for a save. Returns at once."""
+    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+        """Tell every guard who is in charge from now on; the hosts that could not be told."""
+        ...
+
+    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
+        """Order every guard to end its ranks; `now`: without waiting for a save. Returns at once.
+
+        Gives the hosts that could not be told: repeat it for them (`Request.on`).
+        """
+        ...
+
+    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+        """What of it is still on its hosts, by looking."""
         ...

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Request
+from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request
+from gangline.launch.program import WORKER, Program
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -23,10 +24,24 @@ class FakeBackend:
     def __init__(self, *, broken: frozenset[str] = frozenset(), stubborn: frozenset[str] = frozenset()) -> None:
         self.broken = broken
         self.stubborn = stubborn
+        self.silent: set[str] = set()
+        """Hosts that do not answer now."""
         self.statuses: dict[str, HostStatus] = {}
+        self.left: list[Leftover] = []
         self.orders: list[str] = []
+        self.epochs: list[int] = []
+        """Of every start, announcement and order."""
+        self.secrets: dict[str, str] = {}
 
-    def render(self, cluster: Cluster, gang: Gang, *, port: int) -> Request:
+    def render(
+        self,
+        cluster: Cluster,
+        gang: Gang,
+        *,
+        port: int,
+        networks: Networks | None = None,
+        program: Program | None = None,
+    ) -> Request:
         """A request that names the hosts, and nothing that could be started."""
         hosts = {host.name: host for host in cluster.hosts}
         parts = tuple(
@@ -34,34 +49,62 @@ class FakeBackend:
                 host=name,
                 folder=f"{hosts[name].workdir}/{gang.run_id}/{gang.attempt}/{name}",
                 rank_files=f"{hosts[name].workdir}/{gang.run_id}/{gang.attempt}",
-                argv=("fake", str(port)),
-                env=hosts[name].env,
+                argv=("fake", str(port), *(program or WORKER).argv),
+                env={**(networks or {}).get(name, {}), **hosts[name].env},
+                program=(program or WORKER).kind,
+                ranks=tuple(number for number, rank in enumerate(gang.ranks) if rank.host == name),
                 guard_argv=("fake-guard",),
             )
             for name in gang.hosts
         )
-        return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=parts)
+        return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=gang.world_size)
 
-    def start(self, request: Request, transports: Mapping[str, Transport]) -> None:
+    def start(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
         """See `Backend.start`."""
+        request.require_whole()
+        self.secrets = dict(secrets or {})
+        self.epochs.append(epoch)
         for part in request.hosts:
-            if part.host in self.broken:
-                self.stop(request, transports, now=True)
+            if part.host in self.broken | self.silent:
+                self.stop(request, transports, now=True, epoch=epoch)
                 raise RunFailed(f"{part.host}: the guard did not start", fix="this is a fake")
-            self.statuses[part.host] = HostStatus(host=part.host, phase="running")
+            self.statuses[part.host] = HostStatus(host=part.host, phase="running", epoch=epoch)
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`."""
         del transports
-        return [self.statuses.get(part.host, HostStatus(host=part.host, phase="starting")) for part in request.hosts]
+        return [self._status(part.host) for part in request.hosts]
 
-    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool) -> None:
+    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+        """See `Backend.announce`."""
+        del transports
+        self.epochs.append(epoch)
+        for host in set(request.names) & set(self.statuses) - self.silent:
+            self.change(host, epoch=max(epoch, self.statuses[host].epoch or 0))
+        return [host for host in request.names if host in self.silent]
+
+    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
         """See `Backend.stop`; hosts leave at once, the stubborn ones when killed."""
         self.orders.append("kill" if now else "stop")
+        self.epochs.append(epoch)
         for status in self.poll(request, transports):
-            if status.phase != "running" or (status.host in self.stubborn and not now):
-                continue
-            self.end(status.host, returncode=-9 if now else 0, reason="killed" if now else "stopped")
+            stays = status.host in self.stubborn and not now
+            if status.phase == "running" and not stays and epoch >= (status.epoch or 0):
+                self.end(status.host, returncode=-9 if now else 0, reason="killed" if now else "stopped")
+        return [host for host in request.names if host in self.silent]
+
+    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+        """See `Backend.verify`."""
+        del transports
+        unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in request.names]
+        return [each for each in unknown if each.host in self.silent] + self.left
 
     def end(self, host: str, **how: Any) -> None:
         """Let a host end, with the fields of a HostStatus."""
@@ -70,3 +113,8 @@ class FakeBackend:
     def change(self, host: str, **how: Any) -> None:
         """Let a host report something."""
         self.statuses[host] = replace(self.statuses[host], **how)
+
+    def _status(self, host: str) -> HostStatus:
+        if host in self.silent:
+            return HostStatus(host=host, phase="unreachable", why="this is a fake", since=0.0)
+        return self.statuses.get(host, HostStatus(host=host, phase="starting"))

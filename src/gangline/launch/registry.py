@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from gangline.errors import UsageError
 from gangline.launch.backend import Backend
-from gangline.launch.local import LocalBackend
+from gangline.launch.direct import DirectBackend
 
-BACKENDS: Mapping[str, Callable[[], Backend]] = {"local": LocalBackend}
+BACKENDS: Mapping[str, Callable[[], Backend]] = {"direct": DirectBackend}
 
 
-def backend(name: str = "local") -> Backend:
+def backend(name: str = "direct") -> Backend:
     """The backend of that name; raises UsageError."""
     make = BACKENDS.get(name)
     if make is None:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 
 from gangline.errors import UsageError
 from gangline.remote.local import LocalTransport
+from gangline.remote.ssh import SshTransport
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 
-TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport}
+TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport, "ssh": SshTransport}
 """Every way to reach a host, by the name that cluster.yaml gives it."""
 
 
@@ -25,5 +26,5 @@ def connect(host: Host) -> Transport:
 
 
 def connect_all(cluster: Cluster) -> dict[str, Transport]:
-    """Transports to every host of a cluster, by host name."""
+    """Transports to every host of a cluster, by host name. Nothing is connected yet: that waits for the first call."""
     return {host.name: connect(host) for host in cluster.hosts}

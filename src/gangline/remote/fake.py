@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 from gangline.errors import HostUnreachable
 from gangline.remote.stream import LineFeed, TailBuffer
-from gangline.remote.transport import Result
+from gangline.remote.transport import Progress, Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +93,16 @@ class FakeTransport:
         self._need_host()
         return sorted({child.relative_to(path).parts[0] for child in self._below(path)})
 
-    def push(self, source: Path, target: PurePath) -> None:
+    def push(self, source: Path, target: PurePath, *, on_progress: Progress | None = None) -> None:
         """See `Transport.push`."""
         self._need_host()
         fresh = _contents(source)
         for child in [*self._below(target), PurePath(target)]:
             self.files.pop(child, None)
         self.files |= {PurePath(target) / name: data for name, data in fresh.items()}
+        _tell(on_progress, fresh)
 
-    def pull(self, source: PurePath, target: Path) -> None:
+    def pull(self, source: PurePath, target: Path, *, on_progress: Progress | None = None) -> None:
         """See `Transport.pull`."""
         self._need_host()
         below = {child.relative_to(source): self.files[child] for child in self._below(source)}
@@ -113,6 +114,12 @@ class FakeTransport:
             place = target / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
+        _tell(on_progress, below)
+
+    def home(self) -> PurePath:
+        """See `Transport.home`."""
+        self._need_host()
+        return PurePath("/home/fake")
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -123,6 +130,12 @@ class FakeTransport:
     def _need_host(self) -> None:
         if not self.reachable:
             raise HostUnreachable(f"{self.host} does not answer", fix="this is a fake; set reachable")
+
+
+def _tell(on_progress: Progress | None, files: Mapping[PurePath, bytes]) -> None:
+    if on_progress:
+        total_bytes = sum(map(len, files.values()))
+        on_progress(total_bytes, total_bytes)
 
 
 def _contents(source: Path) -> dict[PurePath, bytes]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import IO
 
+from gangline.remote.place import place_copy
 from gangline.remote.stream import OUTPUT_LIMIT_BYTES, LineFeed, TailBuffer
-from gangline.remote.transport import Result
+from gangline.remote.transport import AGENT, Progress, Result
 from gangline.runs.cluster import Host
-from gangline.runs.files import sync_folder, write_atomic
+from gangline.runs.files import write_atomic
 from gangline.runs.process import ProcessId
 
 DRAIN_S = 0.2
@@ -24,6 +25,8 @@ DRAIN_S = 0.2
 END_S = 5.0
 """How long processes may take to go after SIGKILL; one that hangs in the kernel is left to it."""
 PIECE_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
+"""The most that a pipe holds."""
 
 
 class LocalTransport:
@@ -48,7 +51,7 @@ class LocalTransport:
         """
         try:
             process = subprocess.Popen(
-                list(argv),
+                _real(argv),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -97,13 +100,17 @@ class LocalTransport:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def push(self, source: Path, target: PurePath) -> None:
+    def push(self, source: Path, target: PurePath, *, on_progress: Progress | None = None) -> None:
         """See `Transport.push`; nothing happens if both are the same place."""
-        place_copy(source, Path(target))
+        place_copy(source, Path(target), on_progress=on_progress)
 
-    def pull(self, source: PurePath, target: Path) -> None:
+    def pull(self, source: PurePath, target: Path, *, on_progress: Progress | None = None) -> None:
         """See `Transport.pull`; nothing happens if both are the same place."""
-        place_copy(Path(source), target)
+        place_copy(Path(source), target, on_progress=on_progress)
+
+    def home(self) -> PurePath:
+        """See `Transport.home`."""
+        return Path.home()
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -131,17 +138,23 @@ class _Conversation:
 
     def hold(self, deadline: float) -> None:
         """Talk until the command has ended and its output is read; raises TimeoutError at `deadline` (monotonic)."""
-        quiet_at: float | None = None
+        ended_at: float | None = None
+        after_end_bytes = 0
         while self._selector.get_map():
             now = time.monotonic()
             if now > deadline:
                 raise TimeoutError
-            if quiet_at is None and self._process.poll() is not None:
-                quiet_at = now + DRAIN_S
-            if quiet_at is not None and now > quiet_at:
+            if ended_at is None and self._process.poll() is not None:
+                ended_at = now
+            ready = self._selector.select(min(DRAIN_S, deadline - now))
+            num_bytes = 0
+            for key, _ in ready:
+                num_bytes += self._serve(key.fileobj)  # type: ignore[arg-type]
+            after_end_bytes += num_bytes if ended_at is not None else 0
+            # what it wrote is in the pipes; what it left running may hold them, and write, for ever
+            is_drained = num_bytes == 0 or after_end_bytes > PIPE_BYTES
+            if ended_at is not None and is_drained and time.monotonic() > ended_at + DRAIN_S:
                 break
-            for key, _ in self._selector.select(min(DRAIN_S, deadline - now)):
-                self._serve(key.fileobj)  # type: ignore[arg-type]
         if self._lines:
             self._lines.end()
         self._await_exit(deadline)
@@ -152,10 +165,11 @@ class _Conversation:
         except subprocess.TimeoutExpired:
             raise TimeoutError from None
 
-    def _serve(self, stream: IO[bytes]) -> None:
+    def _serve(self, stream: IO[bytes]) -> int:
+        """Move what can be moved; how much output came."""
         if stream is self._process.stdin:
             self._send()
-            return
+            return 0
         piece = os.read(stream.fileno(), PIECE_BYTES)
         if not piece:
             self._selector.unregister(stream)
@@ -165,6 +179,7 @@ class _Conversation:
             self.stdout.add(piece)
             if self._lines:
                 self._lines.add(piece)
+        return len(piece)
 
     def _send(self) -> None:
         stream = self._process.stdin
@@ -185,6 +200,11 @@ class _Conversation:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+
+
+def _real(argv: Sequence[str]) -> list[str]:
+    """The command with the agent's program in the place of its name."""
+    return [sys.executable, "-m", "gangline.agent", *argv[1:]] if argv[0] == AGENT else list(argv)
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
@@ -223,42 +243,3 @@ def _tree(root: int) -> list[int]:
         grown = not below <= found
         found |= below
     return sorted(found)
-
-
-def place_copy(source: Path, target: Path) -> None:
-    """Copy a file or folder so that `target` is whole, or as it was before; both on this computer."""
-    if target.exists() and source.samefile(target):
-        return
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    try:
-        _copy(source, fresh)
-        if target.is_dir():
-            target.rename(old)  # a folder cannot be renamed onto a folder that is not empty
-        fresh.rename(target)
-        sync_folder(target.parent)
-    finally:
-        for leftover in (fresh, old):
-            _remove(leftover)
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        target.mkdir(mode=0o700)
-        for child in sorted(source.iterdir()):
-            _copy(child, target / child.name)
-        sync_folder(target)
-        return
-    with source.open("rb") as reader, target.open("xb") as writer:
-        shutil.copyfileobj(reader, writer, 1 << 20)
-        writer.flush()
-        os.fsync(writer.fileno())
-    target.chmod(0o600)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Protocol
 
+AGENT = "gangline-agent"
+"""As the first word of a command: the agent's program on that host, run by the Python that runs the agent there."""
+
+Progress = Callable[[int, int], None]
+"""Sees bytes done, and bytes in all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -53,12 +59,21 @@ class Transport(Protocol):
         """Names in a folder, sorted; [] where there is no such folder."""
         ...
 
-    def push(self, source: Path, target: PurePath) -> None:
-        """Bring a file or folder from this computer to the host. The target appears whole or not at all."""
+    def push(self, source: Path, target: PurePath, *, on_progress: Progress | None = None) -> None:
+        """Bring a file or folder from this computer to the host. The target appears whole or not at all.
+
+        Files arrive with mode 0600, or 0700 if they can be executed, in folders with mode 0700. A link arrives as what
+        it leads to; one that leads out of the folder is refused, for it may lead to a key or a password. Raises
+        FileNotFoundError.
+        """
         ...
 
-    def pull(self, source: PurePath, target: Path) -> None:
-        """Bring a file or folder from the host to this computer. The target appears whole or not at all."""
+    def pull(self, source: PurePath, target: Path, *, on_progress: Progress | None = None) -> None:
+        """Bring a file or folder from the host to this computer, as `push` does the other way round."""
+        ...
+
+    def home(self) -> PurePath:
+        """The home folder of the user there."""
         ...
 
     def close(self) -> None:

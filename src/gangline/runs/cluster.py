@@ -12,6 +12,20 @@ from gangline.runs.layout import RunLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where the Python of a host comes from."""
+
+    kind: Literal["own", "locked", "conda", "modules", "apptainer"] = "own"
+    """own: a Python that the user names. locked: a venv that gangline builds from a lock. conda: a conda environment.
+    modules: a Python behind `module load`. apptainer: a Python inside an image."""
+    path: str | None = None
+    """own: the Python. locked: the lock file on the user's computer, None: gangline's own. conda: the environment's
+    folder. apptainer: the image. On the host, but for the lock."""
+    modules: tuple[str, ...] = ()
+    """modules: what to load, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """One machine, and how to reach it."""
 
@@ -19,8 +33,20 @@ class Host:
     workdir: str
     """Absolute folder on the host below which everything of gangline lies there (`RunLayout.root`)."""
     python: str
-    """The Python on the host that has gangline[train] installed."""
-    transport: Literal["local"] = "local"
+    """The Python on the host that ranks run with; "" until it is known (see `environment`)."""
+    transport: Literal["local", "ssh"] = "local"
+    ssh: str | None = None
+    """What `ssh` is told: a name of the user's ssh_config, or user@address; None: the host's name."""
+    ssh_port: int | None = None
+    """None: as ssh_config says."""
+    host_key: str | None = None
+    """The pinned public key of its sshd: "ssh-ed25519 AAAA..."; nothing else is trusted."""
+    environment: Environment = dataclasses.field(default_factory=lambda: Environment())
+    """Where `python` comes from."""
+    prefix: tuple[str, ...] = ()
+    """Words before `python` that put its environment in place (a module system, a container)."""
+    code: str | None = None
+    """Folder on the host with gangline's own source, put in front of Python's path; None: it is installed there."""
     address: str = "127.0.0.1"
     """Where the other hosts reach this one."""
     interface: str | None = None
@@ -33,6 +59,15 @@ class Host:
     """Trials only: ranks here take this many times as long (simulated)."""
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
+    def argv(self, *words: str) -> tuple[str, ...]:
+        """The command that runs the host's Python with `words`; run it with `code_env`."""
+        return (*self.prefix, self.python, *words)
+
+    @property
+    def code_env(self) -> dict[str, str]:
+        """The variables under which `argv("-m", "gangline...")` finds gangline."""
+        return {} if self.code is None else {"PYTHONPATH": self.code}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -40,11 +75,24 @@ class Cluster:
 
     name: str
     hosts: tuple[Host, ...]
+    shared: tuple[str, ...] = ()
+    """Folders that are one and the same on all hosts."""
+    ports: tuple[int, int] | None = None
+    """First and last port that the ranks may meet on; None: any free one."""
+    supervisor: Literal["auto", "head", "here"] = "auto"
+    """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
 
     @property
     def head(self) -> Host:
         """The host with rank 0."""
         return self.hosts[0]
+
+    def host(self, name: str) -> Host:
+        """The host of that name; raises KeyError."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for cluster.json."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,12 @@ Source = Literal["worker", "supervisor"]
 
 def now_iso() -> str:
     """The time in UTC, with milliseconds: 2026-11-21T06:14:13.042Z."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return iso(time.time())
+
+
+def iso(seconds: float) -> str:
+    """A time in seconds after 1970, as `now_iso` writes it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def append_event(path: Path, event: str, *, source: Source, **details: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.errors import UsageError
 from gangline.runs.ids import PATTERN
 from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
+
+
+IsAlive = Callable[[ProcessId], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +25,8 @@ class RunRecord:
     """None where state.json cannot be read."""
     lost: bool = False
     """The state says that it runs, but nobody looks after it any more."""
+    silent: str | None = None
+    """Why this is what was last heard, and not what is: the host that keeps the run does not answer."""
 
     @property
     def phase(self) -> str:
@@ -47,13 +54,16 @@ def run_ids(home: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if PATTERN.fullmatch(path.name))
 
 
-def read_record(layout: RunLayout) -> RunRecord:
-    """Where a run stands now; a run without a readable state.json is `unknown`."""
+def read_record(layout: RunLayout, *, is_alive: IsAlive = lambda process: process.is_alive) -> RunRecord:
+    """Where a run stands now; a run without a readable state.json is `unknown`.
+
+    is_alive: whether a supervisor runs, where it is not on this computer.
+    """
     state = _read_state(layout)
-    if _is_lost(state):
+    if _is_lost(state, is_alive):
         # its supervisor may have written the end and left between our two looks
         state = _read_state(layout)
-    return RunRecord(id=layout.run_id, state=state, lost=_is_lost(state))
+    return RunRecord(id=layout.run_id, state=state, lost=_is_lost(state, is_alive))
 
 
 def _read_state(layout: RunLayout) -> RunState | None:
@@ -63,10 +73,10 @@ def _read_state(layout: RunLayout) -> RunState | None:
         return None
 
 
-def _is_lost(state: RunState | None) -> bool:
+def _is_lost(state: RunState | None, is_alive: IsAlive) -> bool:
     if state is None or state.phase in {"finished", "stopped", "failed"} or state.supervisor is None:
         return False
-    return not state.supervisor.is_alive
+    return not is_alive(state.supervisor)
 
 
 def list_runs(home: Path) -> list[RunRecord]:

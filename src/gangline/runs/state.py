@@ -27,6 +27,8 @@ class RunState:
     updated: str = field(default_factory=now_iso)
     supervisor: ProcessId | None = None
     """The supervisor of this attempt; it may be gone."""
+    epoch: int = 0
+    """Counts the supervisors of the run; of two that look after it, the one with the higher number is in charge."""
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of what ended the run."""
 
@@ -58,6 +60,10 @@ class Outcome:
     """The first cause: `GanglineError.to_json` and, where known, "host", "rank", "log" and "log_tail"."""
     failures: tuple[dict[str, Any], ...] = ()
     """Every rank that ended badly, as the guards saw it, with its host."""
+    left: tuple[str, ...] = ()
+    """What was still there after the end, as seen on the hosts."""
+    unverified: tuple[str, ...] = ()
+    """Hosts that did not answer at the end: nobody has seen whether something is left there."""
     ended: str = field(default_factory=now_iso)
 
     def save(self, path: Path) -> None:
@@ -69,7 +75,8 @@ class Outcome:
         """Read outcome.json; raises FileNotFoundError."""
         data = read_json(path)
         hosts = {name: build(HostOutcome, host) for name, host in data.pop("hosts").items()}
-        return Outcome(**{**data, "hosts": hosts, "failures": tuple(data["failures"])})
+        lists = {name: tuple(data.get(name, ())) for name in ("failures", "left", "unverified")}
+        return Outcome(**{**data, "hosts": hosts, **lists})
 
 
 Order = Literal["stop", "kill"]

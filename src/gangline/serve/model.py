@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
@@ -13,6 +13,7 @@ from gangline.remote.terminal import interactive
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose, part_folder
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.layout import RunLayout
 from gangline.sync.ask import ask_worker
 from gangline.sync.checkpoints import Place, Survey, at_step, rejected_error, survey_places
 from gangline.sync.place import host_layout
@@ -47,22 +48,45 @@ def find_saved(run_id: str, cluster: Cluster, transports: Mapping[str, Transport
 
 
 def export_argv(saved: Saved, *, to: Path | None, merged: bool) -> tuple[str, ...]:
-    """The worker's words that export a checkpoint; by default into the run directory."""
-    target = to or saved.run_folder / "export" / f"step-{saved.step}{'-merged' if merged else ''}"
-    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(target.absolute()))
+    """The worker's words that export a checkpoint; by default into the run directory of its host."""
+    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(_written(saved, to, merged)))
     return (*words, "--merged") if merged else words
 
 
 def export_model(
-    saved: Saved, *, to: Path | None = None, merged: bool = False, on_text: Callable[[str], None]
+    saved: Saved, layout: RunLayout, *, to: Path | None = None, merged: bool = False, on_text: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write the model of a checkpoint for transformers and peft, loaded again and compared: the worker's record."""
-    return ask_worker(
-        saved.place.host,
-        saved.place.transport,
-        export_argv(saved, to=to, merged=merged),
+    """Write the model of a checkpoint for transformers and peft, loaded again and compared: the worker's record.
+
+    It ends up on this computer: written by another host, it is fetched. `layout`: this computer's records of the run.
+    """
+    host, transport = saved.place.host, saved.place.transport
+    fetched = host.transport != "local"
+    target = (to or layout.export / _name(saved, merged)).absolute()
+    if fetched and target.exists():
+        raise UsageError(f"{target} exists", seen="expected a new folder", fix="name another one: --to DIR")
+    record = ask_worker(
+        host,
+        transport,
+        export_argv(saved, to=None if fetched else to, merged=merged),
         on_progress=lambda record: on_text(str(record.get("text", ""))),
     )
+    if fetched:
+        on_text(f"fetching {record['folder']} from {host.name}")
+        transport.pull(PurePath(record["folder"]), target)
+        record = {**record, "folder": str(target)}
+    return record
+
+
+def _name(saved: Saved, merged: bool) -> str:
+    return f"step-{saved.step}{'-merged' if merged else ''}"
+
+
+def _written(saved: Saved, to: Path | None, merged: bool) -> Path:
+    """Where its host writes it; a path of the user's is one of this computer."""
+    if saved.place.host.transport != "local":
+        return saved.run_folder / "export" / _name(saved, merged)
+    return (to or saved.run_folder / "export" / _name(saved, merged)).absolute()
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -73,13 +97,19 @@ def is_model_folder(folder: Path) -> bool:
 def chat_with_folder(folder: Path, options: Sequence[str]) -> int:
     """Talk in this terminal with the model of a folder; the exit code of the talk."""
     here = Host(name="local", workdir=str(folder), python=sys.executable)
-    return interactive(here, (here.python, "-m", "gangline.worker", "generate", str(folder), *options))
+    return interactive(here, here.argv("-m", "gangline.worker", "generate", str(folder), *options))
 
 
 def chat_with_saved(saved: Saved, options: Sequence[str]) -> int:
     """Talk in this terminal with the model of a checkpoint; the exit code of the talk."""
     words = ("generate", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
-    return interactive(saved.place.host, (saved.place.host.python, "-m", "gangline.worker", *words))
+    host = saved.place.host
+    return interactive(host, (*_with_code(host), *host.argv("-m", "gangline.worker", *words)))
+
+
+def _with_code(host: Host) -> tuple[str, ...]:
+    """Words that let the host's Python find gangline, where it is not installed in it."""
+    return ("env", *(f"{name}={value}" for name, value in host.code_env.items())) if host.code_env else ()
 
 
 def _committed(surveys: Mapping[str, Survey]) -> list[int]:

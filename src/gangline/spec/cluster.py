@@ -1,169 +1,164 @@
-"""From the words of `cluster.yaml` to the resolved cluster: this computer's names, folders, and the rules."""
+"""From the words of `cluster.yaml` to the resolved cluster: every host, and the rules that hold between hosts."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import socket
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.runs.cluster import Cluster, Host
-from gangline.spec.cluster_words import ClusterWords, HostWords
-from gangline.spec.fields import SECRET
-from gangline.spec.mistakes import KeyPath, listed, quote
-from gangline.spec.paths import absolute
+from gangline.spec.cluster_words import ClusterWords
+from gangline.spec.environment import refuse_parents, resolve_environment
+from gangline.spec.host import Surroundings, address_of, resolve_host
+from gangline.spec.mistakes import listed, printable, quote
 from gangline.spec.validate import Checked
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OURS = frozenset(
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RUN_ID",
-    ]
-)
-"""Variables that the start of the ranks sets by itself."""
 
-
-def resolve_cluster(checked: Checked[ClusterWords], *, folder: Path, home: Path, default_name: str) -> Cluster:
+def resolve_cluster(
+    checked: Checked[ClusterWords], *, folder: Path, home: Path, default_name: str, complete: bool = True
+) -> Cluster:
     """The cluster that the words mean. Raises SpecError with all mistakes of the file.
 
-    folder: where relative paths of the file begin; home: the controller's own folder.
+    folder: where relative paths of the file begin; home: the controller's own folder; complete: whether it has to say
+    where its hosts reach each other.
     """
     words = checked.words
-    hosts = tuple(_host(checked, index, host, folder=folder, home=home) for index, host in enumerate(words.hosts))
-    _check_here(checked)
+    given = words.environment
+    environment = resolve_environment(checked, ("environment",), given, folder=folder) if given else None
+    around = Surroundings(folder=folder, home=home, environment=environment)
+    hosts = tuple(resolve_host(checked, index, around=around) for index in range(len(words.hosts)))
+    if complete and checked.document.named_keys:
+        _check_addresses(checked, hosts)
+    elif complete:
+        _refuse_bare_hostfile(checked, hosts)
     _check_names(checked)
+    _check_destinations(checked, hosts)
     _check_workdirs(checked, hosts)
     _check_shares(checked)
+    ports = _ports(checked)
+    for index, shared in enumerate(words.shared):
+        refuse_parents(checked, ("shared", index), shared)
     checked.document.mistakes.raise_if_any()
-    return Cluster(name=words.name or default_name, hosts=hosts)
-
-
-def is_this_computer(name: str) -> bool:
-    """Whether a name or address means the computer that gangline runs on; asks no name server."""
-    own = socket.gethostname().lower()
-    return name.lower() in {"localhost", "127.0.0.1", own, own.partition(".")[0]}
-
-
-def _host(checked: Checked[ClusterWords], index: int, words: HostWords, *, folder: Path, home: Path) -> Host:
-    return Host(
-        name=words.name,
-        workdir=str(absolute(words.workdir, folder)) if words.workdir else str(home / "hosts" / words.name),
-        python=_python(checked, index, words, folder=folder),
-        transport="local",
-        address=words.address,
-        interface=words.interface,
-        slots=words.slots,
-        share=None if words.share is None else float(words.share),
-        slowdown=float(words.slowdown),
-        env=_env(checked, index, words),
+    return Cluster(
+        name=words.name or default_name,
+        hosts=hosts,
+        shared=tuple(words.shared),
+        ports=ports,
+        supervisor=words.supervisor,
     )
 
 
-def _python(checked: Checked[ClusterWords], index: int, words: HostWords, *, folder: Path) -> str:
-    if words.python is None:
-        return sys.executable
-    path = absolute(words.python, folder) if "/" in words.python or words.python[0] == "~" else words.python
-    found = shutil.which(path)
-    if found is None:
+def _ports(checked: Checked[ClusterWords]) -> tuple[int, int] | None:
+    if checked.words.ports is None:
+        return None
+    low, high = (int(text) for text in checked.words.ports.split("-"))
+    if not 1024 <= low <= high <= 65535:
         checked.report(
-            ("hosts", index, "python"),
-            seen=f"{quote(words.python)}, which is no program on this computer",
-            expected="a Python with gangline[train] installed",
-            fix="write the whole path of a Python, or delete the line for the one that runs gangline here",
+            ("ports",),
+            seen=checked.words.ports,
+            expected="a range from low to high between 1024 and 65535",
+            fix="write, for example, `ports: 29500-29599`",
         )
-    return str(found or words.python)
+    return low, high
 
 
-def _env(checked: Checked[ClusterWords], index: int, words: HostWords) -> dict[str, str]:
-    env: dict[str, str] = {}
-    for name, value in words.env.items():
-        path: KeyPath = ("hosts", index, "env", name)
-        env[name] = value if isinstance(value, str) else checked.document.texts.get(path, str(value))
-        if not _VARIABLE.fullmatch(name):
-            checked.report(
-                path,
-                seen=f"the name {quote(name)}",
-                expected="a variable: letters, digits and `_`, not beginning with a digit",
-                fix="write it as a shell would take it, such as OMP_NUM_THREADS",
-            )
-        elif SECRET.search(name):
-            checked.report(
-                path,
-                seen=f"{name}, which sounds like a secret",
-                expected="no secrets in this file: it is copied into every run",
-                fix=f"delete it and set it in your shell: export {name}=...",
-            )
-        elif name in OURS:
-            checked.report(
-                path,
-                seen=f"{name}, which gangline sets for each rank",
-                expected="other variables",
-                fix="delete it; ranks are counted from slots",
-            )
-        elif "\0" in env[name]:
-            checked.report(path, seen="a zero character", expected="text", fix="delete the character")
-    return env
+def _known(checked: Checked[ClusterWords], *keys: str) -> list[int]:
+    """Hosts of which none of the keys is a stand-in for a mistake."""
+    hosts = range(len(checked.words.hosts))
+    return [index for index in hosts if not any(checked.is_faulty("hosts", index, key) for key in keys)]
 
 
-def _check_here(checked: Checked[ClusterWords]) -> None:
+def _check_addresses(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:
     """Folded into one mistake: a cluster of 16 servers is one thing to say, not sixteen."""
-    away = [
-        index
-        for index, host in enumerate(checked.words.hosts)
-        if host.transport is None
-        and not is_this_computer(host.name)
-        and not checked.is_faulty("hosts", index, "name")
-        and not checked.is_faulty("hosts", index, "transport")
-    ]
+    known = _known(checked, "name", "transport", "ssh", "address")
+    if len(hosts) == 1 or not any(hosts[index].transport == "ssh" for index in known):
+        return
+    missing = [index for index in known if address_of(checked.words.hosts[index]) is None]
+    if not missing:
+        return
+    names = [hosts[index].name for index in missing]
+    checked.report(
+        ("hosts", missing[0], "address"),
+        seen=f"no address of {listed(names)}",
+        expected="where the other hosts reach each of them",
+        fix=f"gangline init finds it out and writes it: {_init_command([hosts[index] for index in known])}",
+    )
+
+
+def _refuse_bare_hostfile(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:
+    away = [index for index in _known(checked, "name") if hosts[index].transport == "ssh"]
     if not away:
         return
-    names = [checked.words.hosts[index].name for index in away]
-    are = f"{listed(names)} {'is another computer' if len(away) == 1 else 'are other computers'}"
+    names = [hosts[index].name for index in away]
+    are = "is another computer" if len(away) == 1 else "are other computers"
     checked.report(
         ("hosts", away[0], "name"),
-        seen=are,
-        expected="hosts on this computer: hosts over SSH are not built yet",
-        fix="`transport: local` on a host in cluster.yaml trains on this computer, whatever the host is called",
+        seen=f"{listed(names)} {are}, and a hostfile has neither addresses nor host keys",
+        expected="a cluster.yaml that has them",
+        fix=f"gangline init --hostfile {printable(checked.document.source)}",
     )
+
+
+def _init_command(hosts: Sequence[Host]) -> str:
+    words = list(dict.fromkeys(host.name if host.transport == "local" else host.ssh or host.name for host in hosts))
+    return " ".join(["gangline init", *words[:16], *(["..."] if len(words) > 16 else [])])
 
 
 def _check_names(checked: Checked[ClusterWords]) -> None:
     seen: set[str] = set()
-    for index, host in enumerate(checked.words.hosts):
-        if checked.is_faulty("hosts", index, "name"):
-            continue
-        if host.name.lower() in seen:
+    for index in _known(checked, "name"):
+        name = checked.words.hosts[index].name
+        if name.lower() in seen:
             checked.report(
                 ("hosts", index, "name"),
-                seen=f"a second host called {quote(host.name)}",
+                seen=f"a second host called {quote(name)}",
                 expected="a name of its own for each host",
                 fix="rename one; for more ranks on one host write slots",
             )
-        seen.add(host.name.lower())
+        seen.add(name.lower())
 
 
-def _check_workdirs(checked: Checked[ClusterWords], hosts: tuple[Host, ...]) -> None:
-    owners: dict[str, str] = {}
-    for index, host in enumerate(hosts):
-        owner = owners.setdefault(host.workdir, host.name)
+def _check_destinations(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:
+    owners: dict[tuple[str, int | None], str] = {}
+    for index in _known(checked, "name", "transport", "ssh", "port"):
+        host = hosts[index]
+        if host.transport == "local":
+            continue
+        destination = (host.ssh or host.name).lower()
+        owner = owners.setdefault((destination, host.ssh_port), host.name)
         if owner != host.name:
             checked.report(
-                ("hosts", index, "workdir"),
-                seen=f"the work folder of {owner}",
-                expected="a folder of its own for each host",
-                fix=f"write another folder, or delete the line for hosts/{host.name} in gangline's home",
+                ("hosts", index, "ssh"),
+                seen=f"{quote(destination)}, which is where {owner} is",
+                expected="another computer, or another port, for each host",
+                fix="delete one of the hosts; for more ranks on one host write slots",
             )
+
+
+def _check_workdirs(checked: Checked[ClusterWords], hosts: Sequence[Host]) -> None:
+    """Two hosts in one folder would take each other's files for their own."""
+    owners: dict[tuple[str, str], Host] = {}
+    for index, host in enumerate(hosts):
+        owner = owners.setdefault((_disk(host, checked.words.shared), host.workdir), host)
+        if owner.name != host.name:
+            here = f"hosts/{host.name} in gangline's home"
+            checked.report(
+                ("hosts", index, "workdir"),
+                seen=f"the work folder of {owner.name}",
+                expected="a folder of its own for each host",
+                fix=f"write another folder, or delete the line for {here}"
+                if host.transport == "local"
+                else f"write another folder, such as `workdir: {host.workdir.rstrip('/')}/{host.name}`",
+            )
+
+
+def _disk(host: Host, shared: Sequence[str]) -> str:
+    """What two hosts have in common whose folders of one name are one folder."""
+    if any(f"{host.workdir}/".startswith(f"{folder.rstrip('/')}/") for folder in shared):
+        return "shared"
+    if host.transport == "local":
+        return "here"
+    loopback = host.address in {"127.0.0.1", "::1"}
+    return f"at {host.ssh or host.name}" if loopback else f"at {host.address}"
 
 
 def _label(checked: Checked[ClusterWords], index: int) -> str:
@@ -172,7 +167,7 @@ def _label(checked: Checked[ClusterWords], index: int) -> str:
 
 def _check_shares(checked: Checked[ClusterWords]) -> None:
     hosts = checked.words.hosts
-    known = [index for index in range(len(hosts)) if not checked.is_faulty("hosts", index, "share")]
+    known = _known(checked, "share")
     given = [index for index in known if hosts[index].share is not None]
     without = [_label(checked, index) for index in known if hosts[index].share is None]
     if not given:

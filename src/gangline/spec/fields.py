@@ -13,6 +13,19 @@ from pydantic_core import CoreSchema, core_schema
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
+DESTINATION = (
+    r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?"
+    r"([A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]{2,39}(%[A-Za-z0-9_.-]{1,15})?)$"
+)
+HOST_KEY = (
+    r"^(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa|sk-ssh-ed25519@openssh\.com"
+    r"|sk-ecdsa-sha2-nistp256@openssh\.com) [A-Za-z0-9+/]{32,3000}={0,2}$"
+)
+HOST_PATH = r"^(/|~/)[\w .+@%=,/-]*$"
+HOST_PROGRAM = r"^((/|~/)[\w .+@%=,/-]*[\w+]|[A-Za-z0-9_][A-Za-z0-9_.+-]*)$"
+ROOT_PATH = r"^/[\w .+@%=,/-]*$"
+LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$"
+PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
 
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
 """Names of variables whose values belong in no file and in no message."""
@@ -21,6 +34,13 @@ PATTERNS = {
     NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",
     MODULE: "a module name, such as q_proj",
     ADDRESS: "an IP address or a computer's name",
+    DESTINATION: "what `ssh` is told: a name of your ssh_config, or user@address",
+    HOST_KEY: "a public key of sshd: its type, a space, and the key in base64",
+    HOST_PATH: "a path on the host that begins with `/` or `~/`",
+    HOST_PROGRAM: "a program on the host: its name, or a path that begins with `/` or `~/`",
+    ROOT_PATH: "a path that begins with `/`",
+    LOADABLE: "a module of the host, such as cuda/12.8",
+    PORTS: "a range of ports, such as 29500-29599",
 }
 """What a pattern means, for messages and for the reference."""
 

@@ -1,4 +1,7 @@
-"""Hostfiles as DeepSpeed and MPI write them: `name slots=N [interface] [VARIABLE=value ...]`, one host a line."""
+"""Hostfiles as DeepSpeed and MPI write them: `name slots=N [interface] [VARIABLE=value ...]`, one host a line.
+
+`name:N` is MPI's other way to say `name slots=N`; a name may be `user@name`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import re
 from typing import Any
 
 from gangline.spec.document import Document
-from gangline.spec.fields import NAME
+from gangline.spec.fields import DESTINATION, NAME
 from gangline.spec.mistakes import KeyPath, Mistake, Mistakes, Position, quote
 
 _WORD = re.compile(r"slots\s*=\s*\S+|\S+")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*|https?_proxy|no_proxy")
+_COUNTED = re.compile(r"([^\s:]+):([0-9]+)")
 _HOST_LINE = re.compile(r"\s*[^\s:#\[{-][^\s:]*\s+slots\s*=")
 _YAML_LINE = re.compile(r"\s*([\"']?[A-Za-z_]+[\"']?\s*:(\s|$)|[{\[#%-])")
 
@@ -47,10 +51,17 @@ def parse_hostfile(text: str, source: str) -> Document:
 
 def _host(document: Document, index: int, words: list[tuple[str, Position]]) -> dict[str, Any]:
     path: KeyPath = ("hosts", index)
-    (name, place), *rest = words
-    host: dict[str, Any] = {"name": name}
+    (word, place), *rest = words
+    counted = _COUNTED.fullmatch(word)
+    destination = counted[1] if counted else word
+    host: dict[str, Any] = {"name": name_of(destination)}
     document.mark(path, place)
     document.mark((*path, "name"), place)
+    if host["name"] != destination:
+        host["ssh"] = destination
+        document.mark((*path, "ssh"), place)
+    if counted:
+        _slots(document, host, path, value=counted[2], position=place)
     for word, position in rest:
         key, equals, value = word.partition("=")
         if word == "slots":
@@ -62,6 +73,19 @@ def _host(document: Document, index: int, words: list[tuple[str, Position]]) -> 
         else:
             _variable(document, host, path, word=word, position=position)
     return host
+
+
+def is_destination(text: str) -> bool:
+    """Whether ssh may be told so: a name or an address, perhaps with a user in front."""
+    return "\n" not in text and re.search(DESTINATION, text) is not None
+
+
+def name_of(destination: str) -> str:
+    """What a host is called that ssh reaches as `user@host`; an IPv6 address gets hyphens for its colons."""
+    if not is_destination(destination):
+        return destination
+    host = destination.rpartition("@")[2].partition("%")[0]
+    return "-".join(part for part in host.split(":") if part) if ":" in host else host
 
 
 def _slots(document: Document, host: dict[str, Any], path: KeyPath, *, value: str, position: Position) -> None:

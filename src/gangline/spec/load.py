@@ -6,16 +6,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.errors import SpecError
+from gangline.errors import SpecError, UsageError
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.spec.cluster import resolve_cluster
 from gangline.spec.cluster_words import ClusterWords
 from gangline.spec.document import Document, read_document
+from gangline.spec.fields import NAME, PATTERNS
 from gangline.spec.hostfile import looks_like_hostfile, parse_hostfile
 from gangline.spec.job import resolve_job
 from gangline.spec.job_words import FOREIGN, JobWords
-from gangline.spec.mistakes import Mistakes, Position
+from gangline.spec.mistakes import Mistakes, Position, quote
 from gangline.spec.overrides import apply_overrides, drop_rivals
 from gangline.spec.paths import folder_content, what_was_meant
 from gangline.spec.validate import check
@@ -24,13 +25,23 @@ MAX_BYTES = 4 << 20
 """A job or cluster file is short; anything larger was named by mistake."""
 
 
+DEFAULT = "cluster.yaml"
+"""The cluster file that is meant where none is named."""
+
+
+def default_cluster(folder: Path) -> Path | None:
+    """The cluster file of a folder; None where there is none."""
+    path = folder / DEFAULT
+    return path if path.is_file() else None
+
+
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """The job that a file and `key=value` overrides mean. Reads no model and no data, but finds the files.
 
     Relative paths in the file begin at its folder, those on the command line at the current folder.
     Raises SpecError with all mistakes at once.
     """
-    document = read_document(_read(path, kind="job"), str(path))
+    document = read_document(read_text(path, kind="job"), str(path))
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
     checked = check(JobWords, document, foreign=FOREIGN)
@@ -45,12 +56,24 @@ def load_cluster(path: Path | None, overrides: Sequence[str] = (), *, home: Path
     """
     if path is None:
         return _this_computer(overrides, home=home)
-    text = _read(path, kind="cluster")
+    return read_cluster_text(read_text(path, kind="cluster"), path, overrides, home=home)
+
+
+def read_cluster_text(text: str, path: Path, overrides: Sequence[str] = (), *, home: Path) -> Cluster:
+    """The cluster that the text of a file means, whether it has been written yet or not; see `load_cluster`."""
     name = _name(path, otherwise="cluster")
     document = parse_hostfile(text, str(path)) if _is_hostfile(path, text) else read_document(text, str(path))
     apply_overrides(document, overrides, ClusterWords)
     checked = check(ClusterWords, document)
     return resolve_cluster(checked, folder=path.absolute().parent, home=home.absolute(), default_name=name)
+
+
+def require_name(name: str | None) -> None:
+    """Raise UsageError for what cannot be the name of a cluster."""
+    if name is not None and (not re.search(NAME, name) or "\n" in name):
+        raise UsageError(
+            f"{quote(name)} is no name for a cluster", seen=f"expected {PATTERNS[NAME]}", fix="--name home, for example"
+        )
 
 
 def _this_computer(overrides: Sequence[str], *, home: Path) -> Cluster:
@@ -70,7 +93,8 @@ def _is_hostfile(path: Path, text: str) -> bool:
     return looks_like_hostfile(text, named_yaml=path.suffix.lower() in {".yaml", ".yml"})
 
 
-def _read(path: Path, *, kind: str) -> str:
+def read_text(path: Path, *, kind: str) -> str:
+    """A file of the user, as text; `kind` says in errors what it should have been. Raises SpecError."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)

@@ -51,21 +51,72 @@ epochs: 3                       # or steps: 500
 _CLUSTER = """\
 # cluster.yaml: where to train
 
+`gangline init pc1 pc2 pc3` writes this file. By hand:
+
 ```yaml
 name: home
+environment: locked             # gangline builds a virtual environment on every host
 hosts:
-  - {name: pc1, transport: local, workdir: ~/gang/pc1, slots: 1, share: 3}
-  - {name: pc2, transport: local, workdir: ~/gang/pc2, slots: 1, share: 2}
-  - {name: pc3, transport: local, share: 1, env: {OMP_NUM_THREADS: 1}}
+  - name: pc1                   # this computer: the first host is the head
+    transport: local
+    address: 192.168.1.10
+    share: 3
+  - name: pc2
+    ssh: alice@192.168.1.11     # or a name of your ssh_config
+    host_key: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f
+    slots: 2
+    share: 2
+  - {name: pc3, ssh: 192.168.1.12, port: 2222, workdir: /data/gangline, share: 1, env: {OMP_NUM_THREADS: 1}}
 ```
 
 - Without a cluster file there is one host, `local`: this computer, with gangline's home as its work folder.
+- A host is reached over SSH by your own `ssh`: its configuration, agent, keys and jump hosts count as they are. The
+  one thing that is ours is trust: `host_key` is the only key that is accepted, whatever your known_hosts says.
+  `gangline init --pin cluster.yaml` reads the keys again, shows old and new fingerprints, and asks.
 - `transport: local` makes a host of this computer, whatever it is called; several of them are several hosts with their
   own folders and ranks. `localhost`, `127.0.0.1` and this computer's own name need no `transport`.
-  Hosts over SSH are not built yet.
-- Host names have letters, digits, `.`, `_` and `-`, and begin with a letter or a digit.
-- Relative paths begin at the file's own folder. Items of a list are overridden by name: `hosts.pc1.slots=2`.
-- Hosts can share keys: `{name: pc1, <<: &common {transport: local, slots: 2}}`, then `<<: *common`.
+- Names have letters, digits, `.`, `_` and `-`, and begin with a letter or a digit. A destination is a name, an address,
+  or `user@` and one of these.
+- Where hosts are on more than one computer, each needs an `address` at which the others reach it.
+- Relative paths (`lock`; `workdir` and `python` on this computer) begin at the file's own folder. Paths on another host
+  begin with `/`, or with `~/` for the home folder there.
+- Items of a list are overridden by name: `hosts.pc1.slots=2`.
+- Hosts can share keys: `{name: pc1, <<: &common {port: 2222, slots: 2}}`, then `<<: *common`.
+
+## Let it be written
+
+```sh
+gangline init pc1 alice@192.168.1.11 localhost   # names of your ssh_config, addresses, this computer
+gangline init --hostfile hostfile                # the hosts of a DeepSpeed or MPI hostfile
+gangline init                                    # asks, and offers the hosts of your ssh_config
+gangline init --pin cluster.yaml                 # reads the host keys again; nothing else in the file changes
+```
+
+`init` asks every host for its key, shows the fingerprints, and trusts those that you agree to (`--yes` agrees to all of
+them; without a terminal and without `--yes` it ends with exit code 2). A key that your own known_hosts has is not asked
+for; one that it has otherwise ends `init`, whatever you say. Then it looks at the hosts, installs nothing, and writes:
+
+- `address`: in the best network that all hosts share: wired before wireless, IPv4 before IPv6, fast before slow; never
+  the networks inside a machine (docker0, virbr0) while there is another. Where hosts share several, it tries whether
+  they reach each other there. The reason stands in the file as a comment.
+- `slots`: the number of GPUs, or 1. What a hostfile says stays.
+- `workdir`: only where hosts share one home folder, so that each has a folder of its own.
+
+A file that is there is not replaced without `--force`. Hosts that fail are named with the reason; the file is written
+without them if you say so, or with `--force`. `--dry-run` prints the file.
+
+## Where Python comes from
+
+`environment` stands at the top for all hosts, or at a host for that one:
+
+| it says | the ranks run with |
+|---|---|
+| `locked` | a virtual environment that gangline builds on the host, from the lock that comes with it |
+| `{lock: ./requirements.lock}` | the same, from your lock |
+| `{conda: /opt/conda/envs/train}` | the conda environment in that folder |
+| `{modules: [cuda/12.8, python/3.12]}` | the Python that `module load` puts in place |
+| `{apptainer: /images/train.sif}` | the Python inside that image |
+| `{python: /opt/train/bin/python}` | that Python; `python: ...` at a host means the same |
 
 ## Hostfiles
 
@@ -77,7 +128,8 @@ localhost slots=2  lo         NCCL_DEBUG=INFO OMP_NUM_THREADS=1
 ```
 
 A file whose name ends in `.yaml`, `.yml` or `.json` is a cluster file, any other a hostfile; lines with `slots=` are
-recognised under any name. `slots` left out is 1.
+recognised under any name. `name:N` is `name slots=N`; `slots` left out is 1. A hostfile has neither addresses nor host
+keys of other computers: `gangline init --hostfile FILE` finds them out and writes a cluster.yaml.
 
 """
 
@@ -103,13 +155,15 @@ def written_files() -> dict[str, str]:
 
 
 def _tables(schema: Schema) -> str:
-    """One table for each mapping, in the order in which they are met."""
+    """One table for each mapping, in the order in which they are met; the second of a kind is left out."""
     pages = [_table(schema, schema, title="Keys of the file")]
+    shown: list[Schema] = []
     queue: list[tuple[tuple[str, ...], Schema]] = [((name,), inner) for name, inner in schema["properties"].items()]
     while queue:
         path, fragment = queue.pop(0)
         inside = section(schema, fragment) or _items_section(schema, fragment)
-        if inside is not None:
+        if inside is not None and not any(inside is other for other in shown):
+            shown.append(inside)
             pages.append(_table(schema, inside, title=f"`{'.'.join(path)}`"))
             queue = [((*path, name), inner) for name, inner in inside["properties"].items()] + queue
     return "".join(pages)

@@ -1,70 +1,103 @@
 """`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of one attempt.
 
-With `--ready-fd N` it detaches first, and says on descriptor N that the gang was started, or why it was not.
+With `--detach` it reads {"secrets": {name: value}} from stdin, goes on by itself, and says on stdout in one line of
+JSON that the gang was started ({"started": true}) or why it was not ({"error": ...}).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from gangline.errors import GanglineError
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
 from gangline.runs.layout import RunLayout
-from gangline.supervise.detached import STARTED
 from gangline.supervise.lock import supervisor_lock
 from gangline.supervise.loop import Pace, Supervisor
 
+STARTED = {"started": True}
+
 
 def main() -> int:
-    """Entry point; the exit code is 0 unless the attempt failed."""
+    """Entry point; the exit code is 0 unless the attempt failed, or did not start."""
     parser = argparse.ArgumentParser(prog="python -m gangline.supervise", description=__doc__)
     parser.add_argument("run_folder", type=Path)
     parser.add_argument("attempt", type=int)
-    parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--detach", action="store_true")
     words = parser.parse_args()
     os.umask(0o077)
     logging.basicConfig(format="%(asctime)s %(message)s")
-    if words.ready_fd is not None:
-        _detach()
-    return _supervise(RunLayout.of(words.run_folder), words.attempt, ready=words.ready_fd)
+    layout = RunLayout.of(words.run_folder)
+    if words.detach:
+        return _detach(layout, words.attempt)
+    return _supervise(layout, words.attempt, secrets={}, ready=None)
 
 
-def _detach() -> None:
-    """Go on in a session of our own, as nobody's child."""
-    if os.fork():
-        os._exit(0)
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _detach(layout: RunLayout, attempt: int) -> int:
+    """Have a process of its own supervise; whether the gang was started."""
+    secrets = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        _go_on(layout, attempt, secrets, writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        said = stream.read()
+    sys.stdout.buffer.write(said + b"\n")
+    sys.stdout.flush()
+    return 0 if said == json.dumps(STARTED).encode() else 1
 
 
-def _supervise(layout: RunLayout, attempt: int, *, ready: int | None) -> int:
+def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
+    """In a session of our own, without a terminal, as nobody's child."""
+    code = 1
     try:
-        with supervisor_lock(layout, timeout_s=Pace().lock_s):
-            supervisor = Supervisor(layout, attempt, backend=backend(), connect=connect_all)
-            supervisor.begin()
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        log = os.open(layout.attempt(attempt) / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, source in ((0, null), (1, log), (2, log)):
+            os.dup2(source, target)
+        code = _supervise(layout, attempt, secrets=secrets, ready=ready)
+    except BaseException:
+        logging.getLogger(__name__).exception("the supervisor failed")
+        raise
+    finally:
+        logging.shutdown()
+        os._exit(code)
+
+
+def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
+    try:
+        with supervisor_lock(layout, timeout_s=Pace().lock_s) as beat:
+            supervisor = Supervisor(layout, attempt, backend=backend(), connect=connect_all, beat=beat)
+            supervisor.begin(secrets)
+            del secrets
             _say(ready, STARTED)
             ready = None
             outcome = supervisor.watch()
     except GanglineError as error:
-        _say(ready, str(error).encode())
+        _say(ready, {"error": error.to_json()})
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 1 if outcome.result == "failed" else 0
 
 
-def _say(descriptor: int | None, words: bytes) -> None:
+def _say(descriptor: int | None, words: Mapping[str, object]) -> None:
     if descriptor is None:
         return
     with suppress(BrokenPipeError):  # who asked was interrupted; the gang has been started, and needs us
-        os.write(descriptor, words)
+        os.write(descriptor, json.dumps(words).encode())
     os.close(descriptor)
 
 

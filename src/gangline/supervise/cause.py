@@ -9,12 +9,16 @@ from typing import Any
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostStatus, Request
+from gangline.runs.events import iso
 
 ECHO = re.compile(
     r"Connection (reset by peer|closed by peer|refused)|Broken pipe|Timed out waiting \d+ms for (send|recv)"
     r"|The client socket has timed out|DistStoreError|DistNetworkError"
 )
 """What a rank says when another one has gone: it is a witness, not the cause."""
+
+NO_MESH = re.compile(r"connectFullMesh failed.{0,2000}?remote=\[([0-9A-Fa-f.:]+)\]", re.DOTALL)
+"""What gloo says when a rank cannot reach another at the address that the other one gave."""
 
 ECHOES = 2
 """Weight from which a failure is no cause any more."""
@@ -51,12 +55,15 @@ def first_cause(request: Request, statuses: Sequence[HostStatus]) -> dict[str, A
     """The error of an attempt, as `Outcome.error`; None if nothing ended badly."""
     failures = gather_failures(statuses)
     gone = [status for status in statuses if status.phase in {"lost", "starting"}]
-    bad = [status for status in statuses if status.phase == "ended" and status.returncode]
+    silent = [status for status in statuses if status.phase == "unreachable"]
+    bad = [status for status in statuses if status.phase == "ended" and status.returncode and not _left_as_told(status)]
     signalled = [status for status in bad if status.reason == "signalled"]
     if failures and weight(failures[0]) < ECHOES:
         return _of_rank(failures[0])
     if gone:
         return _of_lost(request, gone[0])
+    if silent and (failures or bad):
+        return _of_silent(silent[0])
     if failures and weight(failures[0]) == ECHOES and not signalled:
         return _of_rank(failures[0])
     # A launcher that was told to leave says less than one that failed by itself.
@@ -64,9 +71,19 @@ def first_cause(request: Request, statuses: Sequence[HostStatus]) -> dict[str, A
     return _of_host(request, bad[0]) if bad else None
 
 
+def _left_as_told(status: HostStatus) -> bool:
+    """Whether its ranks did no more than to leave when they were ordered to; a program may die of SIGTERM."""
+    return status.reason == "stopped" and all(
+        failure["error"] is None and failure["exit"] in {None, 0, -signal.SIGTERM, 128 + signal.SIGTERM}
+        for failure in status.failures
+    )
+
+
 def _of_rank(failure: Failure) -> dict[str, Any]:
     place = f"rank {failure['rank']} on {failure['host']}"
     error = failure["error"] or _death(place, failure).to_json()
+    if match := NO_MESH.search(f"{error['what']}\n{error['seen']}"):
+        error = _no_mesh(match.group(1), error["seen"]).to_json()
     if place not in error["what"]:
         error = {**error, "what": f"{place}: {error['what']}"}
     evidence = {name: failure[name] for name in ("host", "rank", "log", "log_tail")}
@@ -103,6 +120,30 @@ def _of_lost(request: Request, status: HostStatus) -> dict[str, Any]:
     return {**error.to_json(), "host": status.host}
 
 
+def _of_silent(status: HostStatus) -> dict[str, Any]:
+    since = "" if status.since is None else f" since {iso(status.since)}"
+    error = RunFailed(
+        f"{status.host} does not answer{since}, and the ranks on other hosts have failed",
+        seen=status.why,
+        fix=f"is {status.host} on, and on the network? then: gangline resume",
+    )
+    return {**error.to_json(), "host": status.host}
+
+
+def _no_mesh(address: str, seen: str) -> RunFailed:
+    if address.startswith("127.") or address == "::1":
+        return RunFailed(
+            f"another rank gave {address} as its address, at which nobody else can reach it",
+            seen=seen,
+            fix="write `interface` of each host into cluster.yaml; its name must not resolve to a loopback address",
+        )
+    return RunFailed(
+        f"no connection to another rank at {address}",
+        seen=seen,
+        fix="let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair",
+    )
+
+
 def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
     log = f"{_folder(request, status.host)}/console.log"
     tail = "\n".join(status.console_tail)
@@ -113,6 +154,13 @@ def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
             f"the ranks on {status.host} did not leave in time and were killed",
             seen=f"expected them to save and leave, and saw nothing move for {grace_s:g} s; the last of {log}:\n{tail}",
             fix="gangline resume goes on from the last checkpoint",
+        )
+        return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
+    if status.reason == "late":
+        error = RunFailed(
+            f"the ranks on {status.host} did not join in time and were ended by their guard",
+            seen=f"the last of {log}:\n{tail}",
+            fix="gangline check tries every host and pair; then: gangline resume",
         )
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

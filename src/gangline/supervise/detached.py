@@ -1,63 +1,82 @@
-"""The supervisor as a process of its own: start one, see whether a run is alive, order a run to end."""
+"""The supervisor as a process of its own: start one, see whether a run is alive, order a run to end.
+
+Each works for a run that this computer keeps, and for one that its head keeps (`keeper`).
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from gangline.errors import RunFailed
+from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import Request
-from gangline.launch.local import outlives_guard
+from gangline.launch.look import outlives_guard
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
-from gangline.remote.transport import Transport
-from gangline.runs.cluster import Cluster
+from gangline.remote.local import LocalTransport
+from gangline.remote.transport import AGENT, Result, Transport
+from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState, write_order
-from gangline.supervise.lock import has_supervisor
+from gangline.supervise import earlier
+from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
 
-STARTED = b"started"
+START_TIMEOUT_S = 600.0
+"""Guards on many hosts, some of which answer slowly."""
+NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
+"""An agent that came with our connection goes with it: who is to work alone must not lean on it."""
 
 
-def spawn(run_folder: Path, attempt: int) -> None:
+def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
     """Start a detached supervisor, and return once its pid stands in state.json and the gang has been started.
 
-    If the attempt runs already but its supervisor is gone, the new one takes it over. Raises RunFailed when it does
-    not come up: the run has a supervisor, or a guard could not be started.
+    If the attempt runs already but its supervisor is gone, the new one takes it over. `secrets`: more environment for
+    the ranks; they are written nowhere. Raises RunFailed when it does not come up: the run has a supervisor, or a guard
+    could not be started.
     """
+    here = LocalTransport(Host(name="this computer", workdir="", python=""))
+    words = (sys.executable, *_words(run_folder, attempt))
+    _require_started(here.run(words, stdin=_stdin(secrets), timeout_s=START_TIMEOUT_S), run_folder, attempt)
+
+
+def spawn_there(
+    head: Host, keeper: Transport, there: RunLayout, attempt: int, *, secrets: Mapping[str, str] | None = None
+) -> None:
+    """As `spawn`, on the head. `there`: where the run lies there, with all that a run has here."""
+    words = (AGENT, "python", *_words(there.folder, attempt))
+    result = keeper.run(words, stdin=_stdin(secrets), env=_env_there(head), timeout_s=START_TIMEOUT_S)
+    _require_started(result, there.folder, attempt)
+
+
+def _words(run_folder: Path, attempt: int) -> tuple[str, ...]:
+    return ("-m", "gangline.supervise", str(run_folder), str(attempt), "--detach")
+
+
+def _stdin(secrets: Mapping[str, str] | None) -> bytes:
+    return json.dumps({"secrets": dict(secrets or {})}).encode()
+
+
+def _require_started(result: Result, run_folder: Path, attempt: int) -> None:
+    if result.returncode == 0:
+        return
     log = RunLayout.of(run_folder).attempt(attempt) / "supervisor.log"
-    reader, writer = os.pipe()
-    command = [sys.executable, "-m", "gangline.supervise", str(run_folder), str(attempt), "--ready-fd", str(writer)]
-    with log.open("ab") as stream, os.fdopen(reader, "rb") as said:
-        try:
-            # It forks and leaves at once, so that the supervisor is nobody's child here.
-            process = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                pass_fds=(writer,),
-                start_new_session=True,  # Ctrl-C at our terminal ends us, not the run
-                check=False,
-            )
-        finally:
-            os.close(writer)
-        words = said.read()
-    if words != STARTED:
-        raise RunFailed(
-            f"the supervisor of {run_folder.name} did not start",
-            seen=words.decode() or f"{' '.join(command[:5])} ended with {process.returncode}, see {log}",
-            fix="put right what it says, then: gangline resume",
-        )
+    said = GanglineError.from_json(error) if (error := _last_words(result).get("error")) else None
+    raise RunFailed(
+        f"the supervisor of {run_folder.name} did not start",
+        seen=str(said) if said else f"{result.stderr[-2000:].strip() or 'it ended without a word'}; its log is {log}",
+        fix="put right what it says, then: gangline resume",
+    ) from said
 
 
-def is_alive(layout: RunLayout) -> bool:
+def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
     """Whether anything of the run is going on: its supervisor, a guard on any host, or what a killed one has left."""
+    if keeper is not None:
+        return bool(ask_keeper(layout, keeper, "alive")["alive"])
     if has_supervisor(layout):
         return True
     with suppress(FileNotFoundError):
@@ -65,26 +84,94 @@ def is_alive(layout: RunLayout) -> bool:
     return False
 
 
-def stop_run(layout: RunLayout, *, now: bool) -> None:
+def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str, ...]:
+    """Hosts that did not answer when the run ended there: something of it may be left. `stop_run` looks again."""
+    if keeper is not None:
+        return tuple(ask_keeper(layout, keeper, "alive")["unfinished"])
+    return earlier.unfinished(layout)
+
+
+def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
     """Order a run to end, and return; `now`: without saving. Works without a supervisor, too.
 
-    Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome.
+    Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome. Of a
+    run that has ended, what is left on hosts that did not answer is ended.
     """
+    if keeper is not None:
+        ask_keeper(layout, keeper, "kill" if now else "stop")
+        return
     write_order(layout, "kill" if now else "stop")
     state = RunState.load(layout)
-    if has_supervisor(layout) or state.phase not in {"running", "stopping"}:
+    if is_frozen(layout):
+        break_lock(layout)
+    elif has_supervisor(layout):
+        return
+    if state.phase not in {"running", "stopping"}:
+        earlier.finish_all(layout, backend=backend(), connect=connect_all)
         return
     with _attempt_at_hand(layout, state.attempt) as (request, transports):
-        backend().stop(request, transports, now=now)
+        backend().stop(request, transports, now=now, epoch=state.epoch)
     with suppress(RunFailed):  # somebody else's came first
         spawn(layout.folder, state.attempt)
 
 
+def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
+    """Why the head cannot look after a run by itself; [] if it can.
+
+    cluster: as the head sees it, with itself as a local host. It is tried out: there, with the code that will run.
+    """
+    head = cluster.head
+    if head.code is None:
+        return [f"gangline's own code is not on {head.name}"]
+    version = keeper.run((AGENT, "python", "-c", "import sys; print(*sys.version_info[:2])"))
+    if version.returncode or tuple(map(int, version.stdout.split())) < (3, 10):
+        return [f"the Python of {head.name} is older than 3.10 ({'.'.join(version.stdout.split()) or 'unknown'})"]
+    stdin = json.dumps(cluster.to_json()).encode()
+    words = (AGENT, "python", "-m", "gangline.supervise.control", "reach")
+    result = keeper.run(words, stdin=stdin, env=_env_there(head))
+    try:
+        return [str(reason) for reason in json.loads(result.stdout)["reasons"]]
+    except (ValueError, KeyError):
+        return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
+
+
+def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any]:
+    """Have a verb of gangline.supervise.control done where the run is kept; raises HostUnreachable, RunFailed."""
+    try:
+        cluster = Cluster.from_json(json.loads(keeper.read(layout.cluster)))
+    except FileNotFoundError as error:
+        raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
+    words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
+    result = keeper.run(words, env=_env_there(cluster.head), timeout_s=START_TIMEOUT_S)
+    said = _last_words(result)
+    if problem := said.get("error"):
+        raise GanglineError.from_json(problem)
+    if result.returncode:
+        raise RunFailed(f"{keeper.host} cannot be asked about {layout.run_id}", seen=result.stderr[-2000:].strip())
+    return said
+
+
+def _env_there(head: Host) -> dict[str, str]:
+    """Variables for our own code on the head. The last one keeps them away from what it starts."""
+    own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
+    return NO_SSH_AGENT | own
+
+
+def _last_words(result: Result) -> dict[str, Any]:
+    try:
+        words = json.loads(result.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return {}
+    return words if isinstance(words, dict) else {}
+
+
 def _runs_somewhere(layout: RunLayout) -> bool:
     with _attempt_at_hand(layout, RunState.load(layout).attempt) as (request, transports):
-        if any(status.phase == "running" for status in backend().poll(request, transports)):
+        statuses = backend().poll(request, transports)
+        if any(status.phase == "running" for status in statuses):
             return True
-        return any(outlives_guard(part, transports[part.host]) for part in request.hosts)
+        lost = [status.host for status in statuses if status.phase == "lost"]
+        return any(outlives_guard(part, transports[part.host]) for part in request.on(lost).hosts)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Locks of a run on the controller: one process prepares an attempt, one looks after it.
+"""Locks of a run on the computer that keeps it: one process prepares an attempt, one looks after it.
 
-The kernel lets go of them when their process ends, however it ends.
+The kernel lets go of them when their process ends, however it ends. A supervisor touches its lock as it gets on, so
+that one that is frozen can be told from one that works.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
+
+FROZEN_S = 60.0
+"""A supervisor that has not touched its lock for so long does nothing any more."""
 
 
 def has_supervisor(layout: RunLayout) -> bool:
@@ -25,9 +30,23 @@ def has_supervisor(layout: RunLayout) -> bool:
         os.close(descriptor)
 
 
+def is_frozen(layout: RunLayout) -> bool:
+    """Whether the run has a supervisor that does nothing any more: it was stopped, or hangs."""
+    try:
+        touched = _path(layout, "supervisor.lock").stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return time.time() - touched > FROZEN_S and has_supervisor(layout)
+
+
+def break_lock(layout: RunLayout) -> None:
+    """Take the run away from a supervisor that is frozen. If it wakes up it finds a higher epoch, and leaves."""
+    _path(layout, "supervisor.lock").unlink(missing_ok=True)
+
+
 @contextmanager
-def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the run's lock; raises RunFailed when another process holds it after `timeout_s`."""
+def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[Callable[[], None]]:
+    """Hold the run's lock; gives what touches it. Raises RunFailed when another process holds it after `timeout_s`."""
     descriptor = _open(layout, "supervisor.lock")
     deadline = time.monotonic() + timeout_s
     try:
@@ -39,7 +58,8 @@ def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[No
                     fix=f"gangline stop {layout.run_id}, or follow it: gangline attach {layout.run_id}",
                 )
             time.sleep(0.05)
-        yield
+        os.utime(descriptor)
+        yield lambda: os.utime(descriptor)
     finally:
         os.close(descriptor)
 
@@ -60,8 +80,12 @@ def prepare_lock(layout: RunLayout) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _path(layout: RunLayout, name: str) -> Path:
+    return layout.folder / name
+
+
 def _open(layout: RunLayout, name: str) -> int:
-    return os.open(layout.folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+    return os.open(_path(layout, name), os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

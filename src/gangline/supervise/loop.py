@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
-from gangline.errors import GanglineError, RunFailed
-from gangline.launch.backend import Backend, HostStatus, Request
+from gangline.errors import GanglineError, HostUnreachable
+from gangline.launch.backend import Backend, HostStatus, Leftover, Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.events import append_event
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, clear_order, read_order
+from gangline.supervise.board import Limits
 from gangline.supervise.cause import first_cause, gather_failures
+from gangline.supervise.clean import VERIFY_S, clean
 from gangline.supervise.commit import Committer
-
-log = logging.getLogger(__name__)
+from gangline.supervise.earlier import end_earlier
+from gangline.supervise.presence import NOTICE_S, Presence
+from gangline.supervise.records import Records
+from gangline.supervise.start import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +34,18 @@ class Pace:
     poll_s: float = 0.3
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
+    silence_s: float = 30.0
+    """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
+    abandon_s: float = 120.0
+    """The same after an order of the user, where no host has ended yet."""
+    notice_s: float = NOTICE_S
+    verify_s: float = VERIFY_S
+    """How long what is left after the end may take to go."""
     disk_s: float = 60.0
     """How long a file that cannot be written is tried again."""
     lock_s: float = 2.0
     """A look at the lock by somebody else is no reason to refuse."""
+    start: Limits = field(default_factory=Limits)
 
 
 class Supervisor:
@@ -51,181 +62,246 @@ class Supervisor:
         backend: Backend,
         connect: Callable[[Cluster], Mapping[str, Transport]],
         pace: Pace | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._layout = layout
         self._attempt = attempt
         self._backend = backend
         self._connect = connect
+        self._pace = pace or Pace()
         self._cluster = Cluster.of_attempt(layout, attempt)
         self._transports = connect(self._cluster)
-        self._pace = pace or Pace()
+        self._records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
         self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
         self._committer = Committer(
-            self._cluster,
-            self._transports,
-            run_id=layout.run_id,
-            hosts=tuple(part.host for part in self.request.hosts),
-            attempt=attempt,
+            self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
-        self._ordered: Order | None = None
+        self._presence = Presence(notice_s=self._pace.notice_s)
+        self._start = Start(self.request, self._cluster, self._transports, limits=self._pace.start)
+        self._user_order: Order | None = None
         """What the user ordered and was passed on."""
+        self._order: Order | None = None
+        """The strongest that the guards were ordered, by the user or because the gang failed."""
+        self._untold: set[str] = set()
+        """Hosts that have not heard the last of it."""
         self._failed_at: float | None = None
         """When a failure was first seen (monotonic)."""
-        self._gave_up = False
-        self._complaints: set[str] = set()
+        self._failure: GanglineError | None = None
+        """Why the start was given up."""
 
-    def begin(self) -> None:
-        """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises."""
-        self._clear_earlier()
-        running = any(status.phase != "starting" for status in self._poll())
-        if not running:
+    @property
+    def epoch(self) -> int:
+        """Of two supervisors of a run, the one with the higher epoch is in charge."""
+        return self._records.epoch
+
+    def begin(self, secrets: Mapping[str, str] | None = None) -> None:
+        """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises.
+
+        secrets: more environment for the ranks of a gang that is started.
+        """
+        end_earlier(self._layout, self._attempt, backend=self._backend, connect=self._connect, epoch=self.epoch)
+        statuses = self._poll()
+        has_begun = self._has_begun(statuses)
+        if not has_begun:
             clear_order(self._layout)
-        self._set_phase("running", supervisor=ProcessId.current())
-        if not running:
-            try:
-                self._backend.start(self.request, self._transports)
-            except GanglineError as error:
-                self._conclude("failed", error.to_json())
-                raise
-            self._event("started", hosts=[part.host for part in self.request.hosts])
+        self._records.set_phase("running", supervisor=ProcessId.current())
+        if has_begun:
+            self._untold = set(self.request.names)
+            self._tell(statuses)
+            self._start.done = _is_done(self._layout, self._attempt)
+        else:
+            self._start_gang(statuses, secrets)
         # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
-        self._persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
+        self._records.persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
 
-    def _clear_earlier(self) -> None:
-        """End what attempts without an outcome have left; raises RunFailed if one of them still runs."""
-        for number in range(1, self._attempt):
-            folder = self._layout.attempt(number)
-            if (folder / "outcome.json").exists() or not (folder / "request.json").exists():
-                continue
-            request = Request.from_json(read_json(folder / "request.json"))
-            transports = self._connect(Cluster.of_attempt(self._layout, number))
-            statuses = self._backend.poll(request, transports)
-            if any(status.phase == "running" for status in statuses):
-                raise RunFailed(
-                    f"{self._layout.run_id} is running already",
-                    seen=f"attempt {number} has guards that run",
-                    fix=f"gangline stop {self._layout.run_id}",
-                )
-            self._backend.stop(request, transports, now=True)
-            for transport in transports.values():
-                transport.close()
+    def _start_gang(self, statuses: Sequence[HostStatus], secrets: Mapping[str, str] | None) -> None:
+        try:
+            for status in statuses:
+                if status.phase == "unreachable":
+                    raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
+            self._backend.start(self.request, self._transports, epoch=self.epoch, secrets=secrets)
+        except GanglineError as error:
+            self._conclude("failed", error.to_json(), left=self._clean_up(self._poll()))
+            raise
+        self._records.event("started", hosts=list(self.request.names))
+
+    def _has_begun(self, statuses: Sequence[HostStatus]) -> bool:
+        """Whether an earlier supervisor has started the gang; of hosts that do not answer only the state can tell."""
+        phases = {status.phase for status in statuses}
+        if phases - {"starting", "unreachable"}:
+            return True
+        return "unreachable" in phases and RunState.load(self._layout).phase in {"running", "stopping"}
 
     def watch(self) -> Outcome:
         """Look after the gang until it has ended, then write outcome.json and state.json."""
         while True:
+            self._records.beat()
             statuses = self._poll()
-            self._forward_order()
+            self._require_charge(statuses)
+            for event, details in (*self._presence.note(statuses), *self._follow_start(statuses)):
+                self._records.event(event, **details)
+            self._pass_on_order()
             self._end_failed(statuses)
-            self._commit()
-            if all(status.phase != "running" for status in statuses):
+            self._tell(statuses)
+            self._commit(statuses)
+            if self._is_over(statuses):
                 break
             time.sleep(self._pace.poll_s)
-        if any(status.phase == "lost" for status in statuses):
-            self._backend.stop(self.request, self._transports, now=True)  # ends what a lost guard has left
-        self._commit()
-        return self._judge(statuses)
+        left = self._clean_up(statuses)
+        self._commit(statuses)
+        return self._judge(statuses, left)
 
     def _poll(self) -> list[HostStatus]:
         return self._backend.poll(self.request, self._transports)
 
-    def _forward_order(self) -> None:
+    def _require_charge(self, statuses: Sequence[HostStatus]) -> None:
+        self._records.require_charge(RunState.load(self._layout).epoch)
+        self._records.require_charge(max((status.epoch or 0 for status in statuses), default=0))
+
+    def _follow_start(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
+        if self._start.done:
+            return []
+        events = list(self._start.note(statuses))
+        if self._start.is_due() or events:
+            self._records.board(self._start.to_json())
+        return events
+
+    def _pass_on_order(self) -> None:
         order = read_order(self._layout)
-        if order is None or self._ordered in {order, "kill"}:
+        if order is None or self._user_order in {order, "kill"}:
             return
-        self._ordered = order
-        self._backend.stop(self.request, self._transports, now=order == "kill")
-        self._event("stopping", order=order)
-        self._set_phase("stopping")
+        self._user_order = order
+        self._give(order)
+        self._records.event("stopping", order=order)
+        self._records.set_phase("stopping")
 
     def _end_failed(self, statuses: Sequence[HostStatus]) -> None:
         """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
-        if self._ordered == "kill":
+        if self._user_order == "kill":
             return
-        if self._failed_at is None and any(_has_failed(status) for status in statuses):
+        if self._failed_at is None:
+            self._failure = None if self._order else self._start.failure()
+            if self._failure is None and not any(_has_failed(status) for status in statuses):
+                return
             self._failed_at = time.monotonic()
-            self._backend.stop(self.request, self._transports, now=False)
-            cause = first_cause(self.request, statuses) or {}
-            self._event("failing", what=cause.get("what", ""))
-            self._set_phase("stopping")
-        if self._failed_at is None or self._gave_up:
-            return
-        if time.monotonic() > self._failed_at + self._pace.failure_grace_s:
-            self._gave_up = True
-            self._backend.stop(self.request, self._transports, now=True)
+            # Ranks that wait for each other to join have nothing to save.
+            self._give("kill" if self._failure else "stop")
+            self._records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
+            self._records.set_phase("stopping")
+        elif self._order != "kill" and time.monotonic() > self._failed_at + self._pace.failure_grace_s:
+            self._give("kill")
 
-    def _commit(self) -> None:
+    def _give(self, order: Order) -> None:
+        self._order = "kill" if self._order == "kill" else order
+        self._untold = set(self.request.names)
+
+    def _tell(self, statuses: Sequence[HostStatus]) -> None:
+        """Tell the guards what they are to do, and those that do not answer as soon as they do."""
+        reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
+        if not reachable:
+            return
+        part = self.request.on(reachable)
+        if self._order is None:
+            missed = self._backend.announce(part, self._transports, epoch=self.epoch)
+        else:
+            missed = self._backend.stop(part, self._transports, now=self._order == "kill", epoch=self.epoch)
+        self._untold -= reachable - set(missed)
+
+    def _commit(self, statuses: Sequence[HostStatus]) -> None:
+        if any(status.phase == "unreachable" for status in statuses):
+            return  # it takes all hosts, and asking one that is silent takes long
         try:
             for commit in self._committer.sweep():
-                self._event("committed", step=commit.step, hosts=sorted(commit.parts))
-        except OSError as error:  # a full disk: the next sweep tries again
-            self._complain(f"cannot commit: {error}")
+                self._records.event("committed", step=commit.step, hosts=sorted(commit.parts))
+        except (OSError, HostUnreachable) as error:  # a full disk, a lost connection: the next sweep tries again
+            self._records.complain(f"cannot commit: {error}")
 
-    def _judge(self, statuses: Sequence[HostStatus]) -> Outcome:
-        error = first_cause(self.request, statuses)
-        if error is None and self._said_finished():
-            return self._conclude("finished", None, statuses)
-        if error is None or (self._ordered == "kill" and self._failed_at is None):
-            return self._conclude("stopped", None, statuses)
-        return self._conclude("failed", error, statuses)
+    def _is_over(self, statuses: Sequence[HostStatus]) -> bool:
+        """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
+        phases = {status.phase for status in statuses}
+        if "running" in phases:
+            return False
+        if "unreachable" not in phases:
+            return True
+        # The ranks that are out of sight cannot go on without the others, and their guard knows what to do then.
+        silence_s = self._presence.silence_s()
+        if phases == {"unreachable"}:
+            return self._order is not None and silence_s > self._pace.abandon_s
+        return silence_s > self._pace.silence_s
 
-    def _said_finished(self) -> bool:
+    def _clean_up(self, statuses: Sequence[HostStatus]) -> list[Leftover]:
+        """End what is left on the hosts; what is left then, and the hosts where nobody could look."""
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
+        part = self.request.on(set(self.request.names) - silent)
+        if any(status.phase == "lost" for status in statuses):
+            self._backend.stop(part, self._transports, now=True, epoch=self.epoch)  # ends what a lost guard has left
+        verify_s, beat = self._pace.verify_s, self._records.beat
+        found = clean(self._backend, part, self._transports, epoch=self.epoch, verify_s=verify_s, beat=beat)
+        return found + unknown
+
+    def _cause(self, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
+        return self._failure.to_json() if self._failure else first_cause(self.request, statuses)
+
+    def _judge(self, statuses: Sequence[HostStatus], left: Sequence[Leftover]) -> Outcome:
+        error = self._cause(statuses)
+        if error is None and self._said_finished(statuses):
+            return self._conclude("finished", None, statuses, left)
+        if error is None or (self._user_order == "kill" and self._failed_at is None):
+            return self._conclude("stopped", None, statuses, left)
+        return self._conclude("failed", error, statuses, left)
+
+    def _said_finished(self, statuses: Sequence[HostStatus]) -> bool:
         """Whether rank 0 left because all was done. A stop may come from the user, from a guard whose machine shuts
         down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
+        The user's own program does not tell; it has finished if nobody told it to leave.
         """
         head = self.request.hosts[0]
+        if head.program == "command":
+            return all(status.reason == "finished" for status in statuses)
         path = PurePath(head.rank_files) / self._layout.result(self._attempt).name
         try:
             said = json.loads(self._transports[head.host].read(path))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, HostUnreachable):
             return False
         return isinstance(said, dict) and said.get("result") == "finished"
 
-    def _conclude(self, result: Phase, error: dict[str, object] | None, statuses: Sequence[HostStatus] = ()) -> Outcome:
+    def _conclude(
+        self,
+        result: Phase,
+        error: dict[str, Any] | None,
+        statuses: Sequence[HostStatus] = (),
+        left: Sequence[Leftover] = (),
+    ) -> Outcome:
         assert result in {"finished", "stopped", "failed"}
         outcome = Outcome(
             result=result,
             hosts={status.host: HostOutcome(phase=status.phase, returncode=status.returncode) for status in statuses},
             error=error,
             failures=tuple(gather_failures(statuses)),
+            left=tuple(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
+            unverified=tuple(sorted({each.host for each in left if each.kind == "unknown"})),
         )
-        self._persist(lambda: outcome.save(self._layout.attempt(self._attempt) / "outcome.json"))
-        details = {"what": error["what"]} if error else {}
-        if result == "stopped" and self._ordered is None:
+        self._records.outcome(outcome)
+        details: dict[str, Any] = {"what": error["what"]} if error else {}
+        if result == "stopped" and self._user_order is None:
             details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
-        self._event(result, **details)
-        self._set_phase(result, error=error)
+        details |= {"left": outcome.left} if outcome.left else {}
+        details |= {"unverified": outcome.unverified} if outcome.unverified else {}
+        self._records.event(result, **details)
+        self._records.set_phase(result, error=error)
         return outcome
-
-    def _set_phase(self, phase: Phase, **changes: object) -> None:
-        state = replace(RunState.load(self._layout), phase=phase, attempt=self._attempt, **changes)  # type: ignore[arg-type]
-        self._persist(lambda: state.save(self._layout))
-
-    def _event(self, event: str, **details: object) -> None:
-        try:
-            append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
-        except OSError as error:
-            self._complain(f"cannot write event {event}: {error}")
-
-    def _persist(self, write: Callable[[], None]) -> None:
-        """Write, and try again for a while: a full disk may get room once the ranks have ended."""
-        deadline = time.monotonic() + self._pace.disk_s
-        while True:
-            try:
-                return write()
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise
-                self._complain(str(error))
-            time.sleep(self._pace.poll_s)
-
-    def _complain(self, words: str) -> None:
-        """One line for supervisor.log, once."""
-        if words not in self._complaints:
-            self._complaints.add(words)
-            log.warning("%s: %s", self._layout.run_id, words)
 
 
 def _has_failed(status: HostStatus) -> bool:
     if status.phase in {"lost", "starting"} or any(failure["error"] is not None for failure in status.failures):
         return True
     return status.phase == "ended" and status.returncode != 0
+
+
+def _is_done(layout: RunLayout, attempt: int) -> bool:
+    """Whether an earlier supervisor has seen all ranks join."""
+    try:
+        return bool(read_json(layout.attempt(attempt) / "board.json")["done"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False

@@ -1,13 +1,13 @@
-"""Have a worker verb done on a host: JSON lines while it goes on, a result at the end."""
+"""Have something done on a host by a program of ours: JSON lines while it goes on, a result at the end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.remote.transport import Result, Transport
+from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Host
 
 TIMEOUT_S = 7 * 86400.0
@@ -16,34 +16,75 @@ TIMEOUT_S = 7 * 86400.0
 OnProgress = Callable[[dict[str, Any]], None]
 
 
+def _nothing(_record: dict[str, Any]) -> None:
+    """Nobody listens."""
+
+
 def ask_worker(
-    host: Host, transport: Transport, words: Sequence[str], *, on_progress: OnProgress = lambda _: None
+    host: Host, transport: Transport, words: Sequence[str], *, on_progress: OnProgress = _nothing
 ) -> dict[str, Any]:
     """Run `python -m gangline.worker WORDS` on a host and return its result.
 
     The worker's own GanglineError is raised here as it was there; RunFailed where it ended without a word.
     """
-    found: dict[str, dict[str, Any]] = {}
+    talk = _Talk(on_progress)
+    argv = host.argv("-m", "gangline.worker", *words)
+    try:
+        result = transport.run(argv, env=host.code_env, timeout_s=TIMEOUT_S, on_line=talk.hear)
+    except TimeoutError as error:
+        raise HostUnreachable(f"{host.name}: {words[0]} did not end", seen=str(error)) from error
+    if talk.error:
+        raise GanglineError.from_json({**talk.error, "kind": talk.error.get("error_kind")})
+    if result.returncode != 0 or talk.result is None:
+        raise _failed(host.name, f"gangline.worker {words[0]}", result)
+    return talk.result
 
-    def on_line(line: str) -> None:
+
+def ask_agent(
+    transport: Transport,
+    verb: str,
+    request: Mapping[str, Any],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    on_progress: OnProgress = _nothing,
+) -> dict[str, Any]:
+    """Have the agent of a host do `verb` and return its result; RunFailed with its words where it cannot."""
+    talk = _Talk(on_progress)
+    stdin = json.dumps(request).encode()
+    try:
+        result = transport.run((AGENT, verb), stdin=stdin, timeout_s=timeout_s, on_line=talk.hear)
+    except TimeoutError as error:
+        raise HostUnreachable(f"{transport.host}: {verb} did not end", seen=str(error)) from error
+    if talk.error:
+        raise RunFailed(
+            f"{transport.host}: {talk.error.get('what')}",
+            seen=str(talk.error.get("seen", "")),
+            fix=str(talk.error.get("fix", "")),
+        )
+    if result.returncode != 0 or talk.result is None:
+        raise _failed(transport.host, f"{AGENT} {verb}", result)
+    return talk.result
+
+
+class _Talk:
+    """What a program of ours says, line by line."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self.result: dict[str, Any] | None = None
+        self.error: dict[str, Any] | None = None
+        self._on_progress = on_progress
+
+    def hear(self, line: str) -> None:
+        """Take the next line."""
         record = _record(line)
         if record is None:
             return
-        if record.get("kind") in {"result", "error"}:
-            found[record["kind"]] = record
+        if record.get("kind") == "result":
+            self.result = record
+        elif record.get("kind") == "error":
+            self.error = record
         else:
-            on_progress(record)
-
-    argv = (host.python, "-m", "gangline.worker", *words)
-    try:
-        result = transport.run(argv, timeout_s=TIMEOUT_S, on_line=on_line)
-    except TimeoutError as error:
-        raise HostUnreachable(f"{host.name}: {words[0]} did not end", seen=str(error)) from error
-    if error_record := found.get("error"):
-        raise GanglineError.from_json({**error_record, "kind": error_record.get("error_kind")})
-    if result.returncode != 0 or "result" not in found:
-        raise _failed(host, words[0], result)
-    return found["result"]
+            self._on_progress(record)
 
 
 def _record(line: str) -> dict[str, Any] | None:
@@ -54,10 +95,10 @@ def _record(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _failed(host: Host, verb: str, result: Result) -> RunFailed:
+def _failed(host: str, what: str, result: Result) -> RunFailed:
     tail = "\n".join(f"    {line}" for line in result.stderr.strip().splitlines()[-40:]) or "    (nothing on stderr)"
     return RunFailed(
-        f"{host.name}: gangline.worker {verb} ended with exit code {result.returncode}",
+        f"{host}: {what} ended with exit code {result.returncode}",
         seen=f"its last words:\n{tail}",
         fix=f"run it by hand to see more: {' '.join(result.argv)}",
     )

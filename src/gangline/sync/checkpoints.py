@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,11 @@ from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder
 from gangline.runs.cluster import Host
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
+from gangline.sync import fanout
+from gangline.sync.fanout import Cargo
 from gangline.sync.place import host_layout
+from gangline.sync.tell import SILENT, Tell
+from gangline.sync.trees import Spot, look
 
 TIMEOUT_S = 6 * 3600.0
 """Every byte of every checkpoint of a host is read and hashed."""
@@ -65,7 +69,7 @@ def at_step(surveys: Mapping[str, Survey], step: int) -> Choice:
     return choose({label: [entry for entry in survey if entry["step"] == step] for label, survey in surveys.items()})
 
 
-def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str]) -> list[str]:
+def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str], tell: Tell = SILENT) -> list[str]:
     """See to it that every target has the commit record and a whole part; the labels of those that got a part.
 
     Last, the steps newer than the choice are moved aside at every place that answers: the run writes them anew.
@@ -78,10 +82,7 @@ def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str]
         place = places[label]
         place.transport.write(step_folder(place.checkpoints(run_id), choice.step) / COMMIT_FILE, choice.record)
     if lacking:
-        source = choice.sources[0]
-        with _at_hand(places[source.host], part_folder(Path(), choice.step, source.part), run_id) as folder:
-            for label in lacking:
-                _replace_part(places[label], run_id, folder, step=choice.step, part=source.part)
+        _bring_part(places, run_id, choice, lacking, tell=tell)
     for label in _with_newer(choice, places):
         with contextlib.nullcontext() if label in targets else contextlib.suppress(HostUnreachable):
             _set_aside(places[label], run_id, choice.step)
@@ -99,9 +100,9 @@ def rejected_error(run_id: str, choice: Choice) -> CheckpointError:
 
 def _survey(place: Place, run_id: str) -> Survey | None:
     folder = str(place.checkpoints(run_id))
-    argv = (place.host.python, "-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
+    argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
     try:
-        result = place.transport.run(argv, timeout_s=TIMEOUT_S)
+        result = place.transport.run(argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
     except HostUnreachable:
         return None
     if result.returncode != 0:
@@ -121,8 +122,8 @@ def _with_newer(choice: Choice, places: Places) -> list[str]:
 
 def _set_aside(place: Place, run_id: str, step: int) -> None:
     folder = str(place.checkpoints(run_id))
-    argv = (place.host.python, "-m", "gangline.runs.retention", "aside", folder, str(step))
-    result = place.transport.run(argv, timeout_s=ASIDE_TIMEOUT_S)
+    argv = place.host.argv("-m", "gangline.runs.retention", "aside", folder, str(step))
+    result = place.transport.run(argv, env=place.host.code_env, timeout_s=ASIDE_TIMEOUT_S)
     if result.returncode != 0:
         raise CheckpointError(
             f"{place.host.name}: checkpoints newer than step {step} cannot be moved aside",
@@ -138,25 +139,29 @@ def _adopt(places: Places, run_id: str, record: bytes) -> None:
             place.transport.write(step_folder(place.checkpoints(run_id), commit.step) / COMMIT_FILE, record)
 
 
-@contextlib.contextmanager
-def _at_hand(place: Place, part: Path, run_id: str) -> Iterator[Path]:
-    """A part as a folder of this computer."""
-    folder = place.checkpoints(run_id) / part
-    if place.host.transport == "local":
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(
-        prefix="gangline-part-"
-    ) as temporary:  # pragma: no cover  (no remote transport yet)
-        copy = Path(temporary) / part.name
-        place.transport.pull(folder, copy)
-        yield copy
+def _bring_part(places: Places, run_id: str, choice: Choice, lacking: Sequence[str], *, tell: Tell) -> None:
+    """A whole part to the places that lack one, from any that has one."""
+    assert choice.step is not None
+    source = choice.sources[0]
+    spot = _part_spot(places, source.host, run_id, step=choice.step, part=source.part)
+    for label in lacking:
+        _blank_parts(places[label], run_id, choice.step)
+    targets = [_part_spot(places, label, run_id, step=choice.step, part=source.part) for label in lacking]
+    fanout.bring(
+        Cargo(what=f"step {choice.step}", source=spot, tree=look(spot), kind=CheckpointError), targets, tell=tell
+    )
 
 
-def _replace_part(place: Place, run_id: str, folder: Path, *, step: int, part: str) -> None:
-    checkpoints = place.checkpoints(run_id)
-    for name in place.transport.names(step_folder(checkpoints, step)):
+def _part_spot(places: Places, label: str, run_id: str, *, step: int, part: str) -> Spot:
+    """A part at a place; the host under the label, for two clusters may use one name for two places."""
+    place = places[label]
+    path = part_folder(place.checkpoints(run_id), step, part)
+    return Spot(host=dataclasses.replace(place.host, name=label), transport=place.transport, path=path)
+
+
+def _blank_parts(place: Place, run_id: str, step: int) -> None:
+    """A damaged part whose part.json is intact would be preferred by the ranks, and refused."""
+    folder = step_folder(place.checkpoints(run_id), step)
+    for name in place.transport.names(folder):
         if name.startswith("part-") and not name.endswith(".tmp"):
-            # a damaged part whose part.json is intact would be preferred by the ranks, and refused
-            place.transport.write(step_folder(checkpoints, step) / name / PART_FILE, b"")
-    place.transport.push(folder, part_folder(checkpoints, step, part))
+            place.transport.write(folder / name / PART_FILE, b"")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from gangline.errors import DataError, GanglineError, ModelError
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
-from gangline.runs.manifest import digest_of
 from gangline.sync.ask import OnProgress, ask_worker
+from gangline.sync.fanout import Cargo, bring
 from gangline.sync.place import host_layout
+from gangline.sync.tell import SILENT, Tell
+from gangline.sync.trees import Spot, Tree, differing, look, spot_on
 
 SET_FILE = "set.json"
-TIMEOUT_S = 6 * 3600.0
-"""Every byte of a token set is read and hashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,57 +47,46 @@ def prepare_inputs(
     return Inputs.from_json(ask_worker(cluster.head, transports[cluster.head.name], words, on_progress=on_progress))
 
 
-def distribute(cluster: Cluster, transports: Mapping[str, Transport], inputs: Inputs) -> list[str]:
-    """Bring the token sets to hosts that lack them or have others; the names of the hosts that got something.
+def distribute(
+    cluster: Cluster,
+    transports: Mapping[str, Transport],
+    inputs: Inputs,
+    *,
+    scratch: Path | None = None,
+    tell: Tell = SILENT,
+) -> list[str]:
+    """Bring the head's token sets to hosts that lack them or have others; the names of the hosts that got something.
 
-    What a host has is read and hashed there, and compared with the head's set.json. Raises DataError where a set is
-    damaged even after it was brought.
+    What a host has is hashed there. Hosts send them on to each other where they can; else they pass through this
+    computer's `scratch`. Raises DataError where a set is damaged on the head, or even after it was brought.
     """
-    head, served = cluster.head, []
+    served: list[str] = []
     for content_hash in filter(None, (inputs.train, inputs.evaluation)):
-        source = _token_set(head, content_hash)
-        expected = _expected(transports[head.name], source)
-        for host in cluster.hosts[1:]:
-            target = _token_set(host, content_hash)
-            if not _wrong(host, transports[host.name], target, expected):
-                continue
-            # the head is this computer as long as `Host.transport` knows nothing but "local"
-            transports[host.name].push(Path(source), target)
-            served.append(host.name)
-            if wrong := _wrong(host, transports[host.name], target, expected):
-                raise _damaged(host, target, wrong)
+        source, *targets = (_token_set(host, transports, content_hash) for host in cluster.hosts)
+        if not targets:
+            continue
+        cargo = Cargo(what="tokens", source=source, tree=_verified(source), kind=DataError)
+        served += bring(cargo, targets, shared=cluster.shared, scratch=scratch, tell=tell).served
     return list(dict.fromkeys(served))
 
 
-def _expected(transport: Transport, folder: PurePath) -> dict[str, str]:
-    """Name -> digest of every file of the head's set."""
-    text = transport.read(folder / SET_FILE)
-    files = {name: entry["blake2b"] for name, entry in json.loads(text)["files"].items()}
-    return {**files, SET_FILE: digest_of(text)}
+def _verified(source: Spot) -> Tree:
+    """What lies on the head, if it is what it was when it was made."""
+    tree = look(source)
+    if SET_FILE not in tree.files:
+        raise _damaged(source, [SET_FILE])
+    entries = json.loads(source.transport.read(source.path / SET_FILE))["files"]
+    expected = {name: (0, str(entry["blake2b"])) for name, entry in entries.items()}
+    if wrong := differing(expected, tree.files, extra=False):
+        raise _damaged(source, wrong)
+    return tree
 
 
-def _wrong(host: Host, transport: Transport, folder: PurePath, expected: Mapping[str, str]) -> list[str]:
-    """The files on a host that are not the head's, or are missing; [] when all are the same."""
-    names = transport.names(folder)
-    if missing := [name for name in expected if name not in names]:
-        return missing
-    argv = (host.python, "-m", "gangline.runs.files", str(folder))
-    result = transport.run(argv, timeout_s=TIMEOUT_S)
-    if result.returncode != 0:
-        raise DataError(
-            f"{host.name}: the token set {folder} cannot be verified",
-            seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
-            fix=f"on that host: {' '.join(argv)}",
-        )
-    found = json.loads(result.stdout)
-    return [name for name, digest in expected.items() if found.get(name) != digest]
-
-
-def _damaged(host: Host, folder: PurePath, wrong: Sequence[str]) -> DataError:
+def _damaged(source: Spot, wrong: Sequence[str]) -> DataError:
     return DataError(
-        f"{host.name}: {', '.join(str(folder / name) for name in wrong)} is damaged",
-        seen="expected the content of the head's file; it was brought again and still differs",
-        fix="look at the disk of that host, and at the head's: its set may have changed while it was copied",
+        f"{source.host.name}: {', '.join(str(source.path / name) for name in wrong)} is damaged",
+        seen="it is not what was written when the data was tokenised",
+        fix=f"look at the disk of that host; on it: rm -r {source.path}, and the data is tokenised anew",
     )
 
 
@@ -121,5 +110,5 @@ def _short(fingerprint: str | None) -> str:
     return "none" if fingerprint is None else fingerprint[:12]
 
 
-def _token_set(host: Host, content_hash: str) -> PurePath:
-    return RunLayout(Path(host.workdir), "").token_set(content_hash)
+def _token_set(host: Host, transports: Mapping[str, Transport], content_hash: str) -> Spot:
+    return spot_on(host, transports, RunLayout(Path(host.workdir), "").token_set(content_hash))

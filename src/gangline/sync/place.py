@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.errors import HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.gang import Gang
 from gangline.runs.ids import new_id
+from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
+from gangline.sync.reads import Reads
+from gangline.sync.trees import Spot, same_place, spot_on
 
 
 def host_layout(host: Host, run_id: str) -> RunLayout:
@@ -59,22 +64,43 @@ def _encode(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
-def carry_history(before: Host, now: Host, transport: Transport, run_id: str) -> None:
-    """Bring what rank 0 wrote to a new head, so that the run keeps one history. The old head is this computer.
+def place_jobs(cluster: Cluster, transports: Mapping[str, Transport], run_id: str, job: Job, reads: Reads) -> None:
+    """Write job.json into the run directory on every host, as it reads there."""
+    for host in cluster.hosts:
+        document = reads.localised(job, host).to_json()
+        transports[host.name].write(host_layout(host, run_id).job, _encode(document))
 
-    Only what is missing there is added: the new head may have been one before, and where its work folder is the
-    controller's home, the supervisor's events lie in the same file.
+
+def carry_history(before: Spot, now: Spot, run_id: str) -> bool:
+    """Bring what rank 0 wrote from an old head to a new one, so that the run keeps one history. False: the old head
+    does not answer, and what only it has is missing from now on.
+
+    before, now: the work folders. Only what is missing there is added: the new head may have been one before, and where
+    its work folder is the controller's home, the supervisor's events lie in the same file.
     """
-    old, new = host_layout(before, run_id), host_layout(now, run_id)
-    if old.root == new.root:
-        return
-    for source, target in ((old.metrics, new.metrics), (old.events, new.events)):
-        if source.exists():
-            _add_lines(_lines_of_ranks(source.read_bytes()), target, transport)
-    there = set(transport.names(new.tensorboard))
-    for path in sorted(old.tensorboard.iterdir()) if old.tensorboard.is_dir() else ():
-        if path.name not in there:
-            transport.push(path, new.tensorboard / path.name)
+    if same_place(before, now):
+        return True
+    old, new = host_layout(before.host, run_id), host_layout(now.host, run_id)
+    there = set(now.transport.names(new.tensorboard))
+    with tempfile.TemporaryDirectory(prefix="gangline-pass-") as folder:
+        try:
+            lines = {old.metrics: new.metrics, old.events: new.events}
+            written = {target: _read_all(source, before.transport) for source, target in lines.items()}
+            curves = [name for name in before.transport.names(old.tensorboard) if name not in there]
+            for name in curves:
+                before.transport.pull(old.tensorboard / name, Path(folder) / name)
+        except HostUnreachable:
+            return False
+        for target, data in written.items():
+            _add_lines(_lines_of_ranks(data), target, now.transport)
+        for name in curves:
+            now.transport.push(Path(folder) / name, new.tensorboard / name)
+    return True
+
+
+def work_folder(host: Host, transports: Mapping[str, Transport]) -> Spot:
+    """A host's work folder."""
+    return spot_on(host, transports, host.workdir)
 
 
 def _lines_of_ranks(data: bytes) -> list[bytes]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from gangline.errors import HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE
 from gangline.runs.registry import RunRecord, read_record
+from gangline.watch.board import Board, read_board
 from gangline.watch.tail import JsonTail
 
 POLL_S = 0.25
@@ -24,6 +27,16 @@ class View:
     layout: RunLayout
     head: Transport
     head_layout: RunLayout
+    read: Callable[[], RunRecord] | None = None
+    """Says where the run stands; None: the records on this computer do."""
+
+    def record(self) -> RunRecord:
+        """Where the run stands now."""
+        return read_record(self.layout) if self.read is None else self.read()
+
+    def board(self, run: RunRecord) -> Board | None:
+        """The start board of the attempt."""
+        return read_board(self.layout, run.state.attempt) if run.state else None
 
     def committed_steps(self) -> list[int]:
         """Steps with a commit record on the head, as kept now."""
@@ -46,6 +59,8 @@ class Update:
     records: tuple[dict[str, Any], ...]
     """Lines of metrics and events, in the order of their files."""
     run: RunRecord
+    board: Board | None = None
+    """How far the start of this attempt has come, where that is known."""
 
     @property
     def last(self) -> bool:
@@ -58,12 +73,21 @@ def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterato
     tails = view.tails()
     while True:
         # read before the files: what was written before the end is then part of the last update
-        run = read_record(view.layout)
-        update = Update(records=tuple(record for tail in tails for record in tail.objects()), run=run)
+        run = view.record()
+        update = Update(records=_new(tails), run=run, board=view.board(run))
         yield update
         if update.last:
             return
         wait(POLL_S)
+
+
+def _new(tails: list[JsonTail]) -> tuple[dict[str, Any], ...]:
+    """What has come since; nothing while the head does not answer: the files wait."""
+    found: list[dict[str, Any]] = []
+    for tail in tails:
+        with suppress(HostUnreachable):
+            found += tail.objects()
+    return tuple(found)
 
 
 class _Here:

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from gangline.watch.board import Board, board_lines, board_tick, joined_line
 from gangline.watch.follow import Update
 from gangline.watch.history import History
 from gangline.watch.table import ENDS, evaluation_line, event_line, step_line
+from gangline.watch.text import clean
 
 PLAIN_EVERY_S = 5.0
 """Without a terminal: time between two progress lines."""
@@ -27,11 +29,15 @@ class Progress:
         self._width = width
         self._shown_at = float("-inf")
         self._pending: str | None = None
+        self._all_joined = False
+        self._sentence: str | None = None
+        self._silent: str | None = None
         self._end: str | None = None
         """How the run ended; the last line to show."""
 
     def skip(self, update: Update) -> None:
         """Take in what was before, without showing it but for the state it led to."""
+        self._all_joined = update.board is not None and bool(update.board["done"])
         for record in update.records:
             self.history.add(record)
         if last := self.history.last_step:
@@ -39,6 +45,8 @@ class Progress:
 
     def show(self, update: Update) -> None:
         """Show what is new."""
+        self._show_board(update.board)
+        self._show_silence(update.run.silent)
         for record in update.records:
             self.history.add(record)
             kind = record.get("kind")
@@ -50,6 +58,29 @@ class Progress:
                 self._event(record, line)
         if update.last:
             self.finish()
+
+    def _show_board(self, board: Board | None) -> None:
+        """While ranks join: who is where, and a sentence when somebody is behind. Then one line, once."""
+        if board is None or self._all_joined:
+            return
+        if board["done"]:
+            self._all_joined = True
+            self._pending = None
+            self._write(f"\r\x1b[K{joined_line(board)}\n" if self._live else f"{joined_line(board)}\n")
+            return
+        if board["sentence"] and board["sentence"] != self._sentence:
+            self._sentence = board["sentence"]
+            for line in (*board_lines(board), clean(self._sentence or "")):
+                self._line(line)
+        if self._live:
+            self._pending = board_tick(board)[: self._width() - 1]
+            self._write(f"\r\x1b[K{self._pending}")
+
+    def _show_silence(self, silent: str | None) -> None:
+        """Say once that the keeper does not answer, and once that it does again."""
+        if silent != self._silent:
+            self._silent = silent
+            self._line(clean(f"{silent}; the run goes on, this view waits" if silent else "it answers again"))
 
     def finish(self) -> None:
         """End the live line; without a terminal, show the last step if it was not. Then how the run ended."""

@@ -26,19 +26,18 @@ class Tail:
 
     def lines(self) -> list[str]:
         """Lines completed since the last call; a line still being written waits for its end."""
-        data = self._rest + self._new_bytes()
-        *whole, self._rest = data.split(b"\n")
+        self._read()
+        *whole, self._rest = self._rest.split(b"\n")
         return [line.decode("utf-8", "replace") for line in whole]
 
-    def _new_bytes(self) -> bytes:
-        pieces = []
+    def _read(self) -> None:
+        """What was read stays, though the host may stop answering in the middle."""
         try:
             while piece := self._transport.read(self._path, offset=self._offset):
                 self._offset += len(piece)
-                pieces.append(piece)
+                self._rest += piece
         except FileNotFoundError:
             pass
-        return b"".join(pieces)
 
 
 class JsonTail:

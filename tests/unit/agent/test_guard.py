@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gangline
+from gangline.remote.zipapp import agent_zipapp
 from gangline.runs.process import ProcessId
 from tests.unit.launch.gang import (
     exit_record,
@@ -26,19 +27,25 @@ from tests.unit.launch.gang import (
 )
 
 
-def start(host_part, *words, **options):
+def start(host_part, *words, secrets=None, **options):
     """Start a guard as a transport does; returns the ended parent."""
     return subprocess.run(
-        [*host_part.guard_argv, *words],
-        input=json.dumps(dataclasses.asdict(host_part)).encode(),
+        [sys.executable, "-m", "gangline.agent", "guard", *words],
+        input=json.dumps({"request": dataclasses.asdict(host_part), "epoch": 1, "secrets": secrets or {}}).encode(),
         capture_output=True,
         timeout=60,
         **options,
     )
 
 
-def order(host_part, word):
-    Path(host_part.folder, "order.json").write_text(json.dumps({"order": word}))
+def order(host_part, word, epoch=1):
+    whole = Path(host_part.folder, "order")
+    whole.write_text(json.dumps({"epoch": epoch, "order": word}))
+    whole.replace(Path(host_part.folder, f"order-{epoch}.json"))
+
+
+def status(host_part):
+    return json.loads(Path(host_part.folder, "status.json").read_text())
 
 
 @pytest.fixture
@@ -162,10 +169,9 @@ def test_the_first_error_of_a_rank_is_kept_with_the_end_of_its_log(guarded):
 
 def test_an_error_is_told_while_the_rest_still_runs(guarded):
     host_part = guarded("0=fail:no space left", argv=())
-    live = Path(host_part.folder, "failures.json")
     let_go(host_part, 0)
-    wait_until(live.exists, "the error is told")
-    assert json.loads(live.read_text())[0]["error"]["what"] == "no space left"
+    (failure,) = wait_until(lambda: status(host_part)["failures"], "the error is told")
+    assert failure["error"]["what"] == "no space left"
     exit_record(host_part)
 
 
@@ -181,7 +187,7 @@ def test_a_second_start_is_refused_while_it_runs_and_afterwards(guarded):
     host_part = guarded("0=plain")
     again = start(host_part)
     assert again.returncode == 1
-    assert b"already started here" in again.stderr
+    assert b"already started here" in again.stdout
     let_go(host_part, 0)
     exit_record(host_part)
     assert start(host_part).returncode == 1
@@ -191,7 +197,7 @@ def test_a_command_that_is_not_there_is_told_at_once_and_leaves_no_guard(tmp_pat
     host_part = part(tmp_path, "pc1", argv=(str(tmp_path / "no-such-python"), "-m", "torch"))
     done = start(host_part)
     assert done.returncode == 1
-    assert b"no-such-python: No such file" in done.stderr
+    assert "no-such-python: No such file" in json.loads(done.stdout)["seen"]
     assert not Path(host_part.folder, "guard.json").exists()
 
 
@@ -237,7 +243,10 @@ def test_the_machine_going_down_is_an_order_to_stop(guarded):
     assert Path(host_part.rank_files, "saved-0").exists()
 
 
-@pytest.mark.parametrize("name", ["guard", "processes", "ranks", "__init__"])
+MINE = "connect detach guard leases left orders processes python rank_start ranks signs sockets status __init__"
+
+
+@pytest.mark.parametrize("name", MINE.split())
 def test_it_is_written_for_the_oldest_python_that_a_host_may_have(name):
     path = Path(gangline.__file__).parent / "agent" / f"{name}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
@@ -246,8 +255,109 @@ def test_it_is_written_for_the_oldest_python_that_a_host_may_have(name):
     names |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
     outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
     assert outside <= {"gangline"}
-    assert {name for name in names if name.startswith("gangline")} <= {
-        "gangline.agent",
-        "gangline.agent.processes",
-        "gangline.agent.ranks",
-    }
+    assert {".".join(name.split(".")[:2]) for name in names if name.startswith("gangline")} <= {"gangline.agent"}
+
+
+def test_it_says_every_second_that_it_gets_on(guarded):
+    host_part = guarded("0=plain")
+    first = status(host_part)
+    assert (first["pid"], first["epoch"], first["order"]) == (guard_record(host_part)["pid"], 1, None)
+    wait_until(lambda: status(host_part)["beat"] >= first["beat"] + 2, "the heart beats")
+    wait_until(lambda: "0" in status(host_part)["start"]["ranks"], "the rank is told of")
+
+
+def test_an_order_from_who_is_not_in_charge_any_more_is_refused_and_noted(guarded):
+    host_part = guarded("0=orderly")
+    rank_pid(host_part, 0)
+    order(host_part, None, epoch=2)
+    wait_until(lambda: status(host_part)["epoch"] == 2, "the new supervisor is known")
+    order(host_part, "kill", epoch=1)
+    log = Path(host_part.folder, "guard.log")
+    wait_until(lambda: "refused: kill of epoch 1" in log.read_text(), "the order is refused")
+    assert is_running(rank_pid(host_part, 0))
+    order(host_part, "stop", epoch=2)
+    assert exit_record(host_part)["reason"] == "stopped"
+
+
+def test_secrets_reach_the_command_and_no_file(tmp_path, guarded):
+    text = "import os, hashlib; print(hashlib.sha256(os.environ['HF_TOKEN'].encode()).hexdigest()[:8])"
+    host_part = part(tmp_path, "pc1", argv=(sys.executable, "-c", text))
+    secret = "hf_" + "canary" * 3
+    assert start(host_part, secrets={"HF_TOKEN": secret}).returncode == 0
+    assert exit_record(host_part)["returncode"] == 0
+    assert len(Path(host_part.folder, "console.log").read_text().strip()) == 8
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert found == []
+
+
+def test_what_the_cluster_file_says_counts_more_than_a_secret(tmp_path, guarded):
+    host_part = part(tmp_path, "pc1", argv=(sys.executable, "-c", "import os; print(os.environ['WANDB_API_KEY'])"))
+    host_part = dataclasses.replace(host_part, env={"WANDB_API_KEY": "of the file"})
+    start(host_part, secrets={"WANDB_API_KEY": "of the shell"})
+    exit_record(host_part)
+    assert Path(host_part.folder, "console.log").read_text() == "of the file\n"
+
+
+def test_what_is_on_pythons_path_for_our_own_sake_is_not_on_the_commands(tmp_path, guarded):
+    host_part = part(tmp_path, "pc1", argv=(sys.executable, "-c", "import os; print(os.environ.get('PYTHONPATH'))"))
+    source = str(Path(gangline.__file__).parents[1])
+    start(host_part, env={**os.environ, "PYTHONPATH": source, "GANGLINE_OWN_PATH": source})
+    exit_record(host_part)
+    assert Path(host_part.folder, "console.log").read_text() == "None\n"
+
+
+def claiming(host_part, run_id, workdir):
+    return dataclasses.replace(host_part, run_id=run_id, ranks=(0,), leases=str(workdir / "leases"))
+
+
+def test_a_slot_that_another_run_has_is_not_taken_and_the_run_is_named(tmp_path, guarded):
+    guarded("0=plain")  # the fixture ends what is left of a part
+    first = claiming(part(tmp_path / "first", "pc1", "0=plain"), "calm-otter-7", tmp_path)
+    second = claiming(part(tmp_path / "second", "pc1", "0=plain"), "brave-fox-2", tmp_path)
+    try:
+        assert start(first).returncode == 0
+        refused = start(second)
+        assert json.loads(refused.stdout)["what"] == "cpu-0 is in use by calm-otter-7"
+        assert not Path(second.folder, "guard.json").exists()
+        os.kill(guard_record(first)["pid"], signal.SIGKILL)
+        wait_until(lambda: not is_running(guard_record(first)["pid"]), "the guard is gone")
+        assert start(second).returncode == 1  # its ranks live on, and hold what they have
+        assert start(first, "reap").returncode == 0
+        assert start(second).returncode == 0
+        let_go(second, 0)
+        assert exit_record(second)["returncode"] == 0
+        assert Path(tmp_path, "leases", "cpu-0").read_bytes() == b""
+    finally:
+        kill_left(first, second)
+
+
+def test_ranks_that_do_not_join_in_time_are_ended_by_their_guard(tmp_path, guarded):
+    host_part = dataclasses.replace(part(tmp_path, "pc1", "0=orderly"), ranks=(0,), join_timeout_s=0.5)
+    try:
+        assert start(host_part).returncode == 0
+        ended = exit_record(host_part)
+        assert (ended["reason"], ended["left"]) == ("late", 0)
+    finally:
+        kill_left(host_part)
+
+
+def test_it_works_from_an_archive_that_has_no_name(tmp_path, guarded):
+    archive = os.memfd_create("agent", 0)
+    os.write(archive, agent_zipapp())
+    host_part = part(tmp_path, "pc1", "0=orderly")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", f"/proc/self/fd/{archive}", "guard"],
+            input=json.dumps({"request": dataclasses.asdict(host_part)}).encode(),
+            capture_output=True,
+            pass_fds=(archive,),
+            timeout=60,
+        )
+        os.close(archive)
+        assert (done.returncode, done.stderr) == (0, b"")
+        rank_pid(host_part, 0)
+        order(host_part, "stop")
+        assert exit_record(host_part)["reason"] == "stopped"
+        assert Path(host_part.folder, "guard.log").read_text() == ""
+    finally:
+        kill_left(host_part)

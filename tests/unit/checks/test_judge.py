@@ -1,57 +1,41 @@
-"""Checks: every mistake is found at once, with evidence, meaning and fix; healthy hosts have no findings."""
+"""All findings are shown, worst first, equal hosts folded; what was not checked is said, too."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
-from gangline.agent import facts as agent_facts
 from gangline.checks.finding import Finding, fold, fold_names
-from gangline.checks.judge import judge, require
+from gangline.checks.judge import FAMILIES, judge, prefixes, require, skipped
 from gangline.checks.versions import release
-from gangline.errors import CheckFailed, HostUnreachable
-from gangline.inventory.facts import HostFacts, HostFailure, Inventory
-from gangline.runs.cluster import Cluster, Host
+from gangline.errors import CheckFailed, HostUnreachable, UsageError
+from gangline.inventory.facts import HostFailure
+from tests.unit.checks.machines import GIB, cluster, cpu_only, findings, found, host, inventory, pc
 
-PACKAGES: dict[str, str | None] = {
-    "gangline": "0.1.0",
-    "torch": "2.13.0+cpu",
-    "transformers": "5.23.0",
-    "peft": "0.21.2",
-    "datasets": "5.2.0",
-    "safetensors": "0.8.0",
-    "tokenizers": "0.23.3",
-}
-CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w/pc1", python="python"),))
+ROOT = Path(__file__).parents[3]
+CHECKS = ROOT / "src" / "gangline" / "checks"
+ERRORS = ROOT / "docs" / "errors.md"
 
 
-def facts(host: str = "pc1") -> HostFacts:
-    return HostFacts(
-        host=host,
-        hostname=host,
-        num_cpus=8,
-        memory_total_bytes=16 << 30,
-        memory_available_bytes=8 << 30,
-        workdir=f"/w/{host}",
-        disk_free_bytes=100 << 30,
-        python="3.12.1",
-        packages=dict(PACKAGES),
-        gpu_reason="nvidia-ml-py is not installed",
-    )
+def having(name: str, **packages: str | None):
+    answer = cpu_only(name)
+    answer["packages"]["packages"] |= packages
+    return answer
 
 
-def found(*hosts: HostFacts, failures: tuple[HostFailure, ...] = ()) -> list[tuple[str, str, tuple[str, ...]]]:
-    inventory = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=hosts, failures=failures)
-    return [(finding.id, finding.severity, finding.hosts) for finding in judge(inventory, CLUSTER)]
+def with_memory(name: str, available: int | None):
+    answer = cpu_only(name)
+    answer["system"]["memory_available_bytes"] = available
+    return answer
 
 
-def having(base: HostFacts, **packages: str | None) -> HostFacts:
-    return dataclasses.replace(base, packages={**base.packages, **packages})
-
-
-def test_healthy_hosts_have_no_findings() -> None:
-    assert found(facts("pc1"), facts("pc2"), facts("pc3")) == []
+def with_disk(free: int):
+    answer = cpu_only("pc1")
+    answer["storage"][0]["free_bytes"] = free
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -63,55 +47,105 @@ def test_healthy_hosts_have_no_findings() -> None:
     ],
 )
 def test_a_missing_or_unsafe_package_stops_the_start(packages: dict[str, str | None], expected: str) -> None:
-    assert found(having(facts(), **packages)) == [(expected, "fail", ("pc1",))]
+    assert found({"pc1": having("pc1", **packages)}) == [(expected, "fail", ("pc1",))]
 
 
 @pytest.mark.parametrize(("package", "version"), [("torch", "2.10"), ("torch", "2.10.0"), ("transformers", "5.3.0")])
 def test_the_floor_itself_is_good(package: str, version: str) -> None:
-    assert found(having(facts(), **{package: version})) == []
-
-
-def test_different_versions_are_named_with_their_hosts() -> None:
-    inventory = Inventory(gathered="", hosts=(facts("pc1"), having(facts("pc2"), torch="2.12.0")))
-    (finding,) = judge(inventory, CLUSTER)
-    assert finding.id == "E-SW-04"
-    assert "2.13.0+cpu on pc1" in finding.evidence
-    assert "2.12.0 on pc2" in finding.evidence
+    assert found({"pc1": having("pc1", **{package: version})}) == []
 
 
 def test_numpy_draws_the_order_of_the_samples_and_is_one_version_everywhere() -> None:
-    assert "numpy" in agent_facts.PACKAGES
-    assert found(having(facts(), numpy="2.3.4"), having(facts("pc2"), numpy="1.26.4")) == [
-        ("E-SW-04", "fail", ("pc1", "pc2"))
-    ]
+    answers = {"pc1": having("pc1", numpy="2.3.4"), "pc2": having("pc2", numpy="1.26.4")}
+    assert found(answers) == [("E-SW-04", "fail", ("pc1", "pc2"))]
 
 
 @pytest.mark.parametrize(
     ("free", "expected"),
-    [(3 << 30, []), (1 << 30, [("E-DISK-02", "warn", ("pc1",))]), (100 << 20, [("E-DISK-01", "fail", ("pc1",))])],
+    [(3 * GIB, []), (GIB, ["E-DISK-02"]), (200 << 20, ["E-DISK-02"]), ((200 << 20) - 1, ["E-DISK-01"])],
 )
-def test_room_in_the_work_folder(free: int, expected: list[tuple[str, str, tuple[str, ...]]]) -> None:
-    assert found(dataclasses.replace(facts(), disk_free_bytes=free)) == expected
+def test_room_in_the_work_folder(free: int, expected: list[str]) -> None:
+    assert [one.id for one in findings({"pc1": with_disk(free)})] == expected
 
 
 def test_little_memory_warns_and_unknown_memory_does_not() -> None:
-    assert found(dataclasses.replace(facts(), memory_available_bytes=500 << 20)) == [("E-MEM-01", "warn", ("pc1",))]
-    assert found(dataclasses.replace(facts(), memory_available_bytes=None)) == []
+    assert found({"pc1": with_memory("pc1", 500 << 20)}) == [("E-MEM-01", "warn", ("pc1",))]
+    assert found({"pc1": with_memory("pc1", None)}) == []
 
 
 def test_two_hosts_in_one_work_folder_of_one_machine_are_refused() -> None:
-    twin = dataclasses.replace(facts("pc2"), hostname="pc1", workdir="/w/pc1")
-    assert found(facts("pc1"), twin) == [("E-NAME-01", "fail", ("pc1", "pc2"))]
+    answers = {name: {**cpu_only("pc1"), "storage": cpu_only("pc1")["storage"]} for name in ("pc1", "pc2")}
+    local = [host(name, transport="local", code=None, address="127.0.0.1") for name in answers]
+    assert found(answers, *local) == [("E-NAME-01", "fail", ("pc1", "pc2"))]
 
 
 def test_the_same_path_on_two_machines_is_fine() -> None:
-    assert found(facts("pc1"), dataclasses.replace(facts("pc2"), workdir="/w/pc1")) == []
+    answers = {name: {**cpu_only(name), "storage": cpu_only("pc1")["storage"]} for name in ("pc1", "pc2")}
+    assert found(answers) == []
 
 
 def test_all_findings_are_shown_worst_first_and_equal_hosts_folded() -> None:
-    poor = [dataclasses.replace(facts(f"pc{n}"), memory_available_bytes=1) for n in (1, 2)]
+    poor = {name: with_memory(name, 1) for name in ("pc1", "pc2")}
     lost = HostFailure(host="pc3", why="exit code 1: No module named gangline", unreachable=False)
-    assert found(*poor, failures=(lost,)) == [("E-ACC-02", "fail", ("pc3",)), ("E-MEM-01", "warn", ("pc1", "pc2"))]
+    expected = [("E-ACC-02", "fail", ("pc3",)), ("E-MEM-01", "warn", ("pc1", "pc2"))]
+    assert found(poor, host("pc3"), failures=(lost,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ((), ["E-SW-01", "E-MEM-01"]),
+        (("memory",), ["E-MEM-01"]),
+        (("versions", "memory"), ["E-SW-01", "E-MEM-01"]),
+        (("E-SW",), ["E-SW-01"]),
+        (("E-MEM-01", "versions"), ["E-SW-01", "E-MEM-01"]),
+        (("network",), []),
+    ],
+)
+def test_only_what_was_asked_for_is_shown(only: tuple[str, ...], expected: list[str]) -> None:
+    answer = with_memory("pc1", 1)
+    answer["packages"]["packages"]["peft"] = None
+    assert [one.id for one in findings({"pc1": answer}, only=only)] == expected
+
+
+def test_a_family_that_does_not_exist_is_named_with_what_was_meant() -> None:
+    with pytest.raises(UsageError, match="'netwrok'") as caught:
+        prefixes(("netwrok",))
+    assert caught.value.fix == "did you mean 'network'?"
+
+
+def test_what_was_not_checked_is_listed_with_the_reason() -> None:
+    unread = {**cpu_only("pc1"), "rdma": {"error": "PermissionError: no"}}
+    lost = HostFailure(host="pc2", why="pc2 does not answer; timed out", unreachable=True)
+    case = inventory({"pc1": unread}, failures=(lost,)), cluster(host("pc1"), host("pc2"))
+    rows = {row.what: row.why for row in skipped(*case)}
+    assert rows["everything else about pc2"] == "pc2 does not answer; timed out"
+    assert rows["rdma of pc1"] == "PermissionError: no"
+    assert rows["fabric"] == "no InfiniBand or RoCE adapter on any host"
+    assert rows["gpus"] == "no host has an NVIDIA driver"
+    assert "nothing was sent" in rows["network"]
+    assert "gpus" not in {row.what for row in skipped(*case, only=("names",))}
+
+
+def test_packages_of_an_environment_that_is_built_later_are_not_checked() -> None:
+    case = inventory({"pc1": {**pc("pc1"), "packages": {}}}), cluster(host("pc1", python=""))
+    assert judge(*case) == ()
+    assert "its environment is made at the start" in {row.why for row in skipped(*case)}
+
+
+def written_ids() -> set[str]:
+    return {name for path in CHECKS.glob("*.py") for name in re.findall(r'"(E-[A-Z]+-\d+)"', path.read_text("utf-8"))}
+
+
+def test_every_finding_has_a_row_in_the_docs_and_every_row_a_finding() -> None:
+    rows = re.findall(r"^\| (E-[A-Z]+-\d+) \|", ERRORS.read_text("utf-8"), re.MULTILINE)
+    assert set(rows) == written_ids()
+    assert len(rows) == len(set(rows))
+
+
+def test_every_finding_belongs_to_a_family() -> None:
+    known = tuple(start for family in FAMILIES.values() for start in family.prefixes)
+    assert [name for name in sorted(written_ids()) if not name.startswith(known)] == []
 
 
 def finding(severity: str, number: str = "E-SW-01") -> Finding:
@@ -128,6 +162,17 @@ def test_only_failures_stop_the_start() -> None:
 def test_a_host_that_does_not_answer_has_its_own_exit_code() -> None:
     with pytest.raises(HostUnreachable):
         require([finding("fail"), finding("fail", "E-ACC-01")])
+
+
+@pytest.mark.parametrize("number", ["E-ACC-03", "E-ACC-05", "E-ACC-06", "E-ACC-07"])
+def test_so_has_one_that_is_not_let_in(number: str) -> None:
+    with pytest.raises(HostUnreachable, match=number):
+        require([finding("fail", number)])
+
+
+def test_a_host_that_answers_and_cannot_say_its_facts_is_a_failed_check() -> None:
+    with pytest.raises(CheckFailed):
+        require([finding("fail", "E-ACC-02")])
 
 
 def test_a_finding_shows_evidence_meaning_and_fix() -> None:

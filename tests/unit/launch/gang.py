@@ -131,7 +131,6 @@ def part(folder: Path, host: str, *ranks: str, grace_s: float = DEADLINE_S, argv
         rank_files=str(attempt),
         argv=argv or (sys.executable, launcher, rank_script, str(attempt), *ranks),
         env={},
-        guard_argv=(sys.executable, "-m", "gangline.agent.guard"),
         grace_s=grace_s,
     )
 

@@ -1,17 +1,18 @@
 """What every backend promises, whether it starts processes or only says so."""
 
+import dataclasses
 import os
 import sys
 from pathlib import Path, PurePath
 
 import pytest
 
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.fake import FakeBackend
-from gangline.launch.local import LocalBackend
-from gangline.remote.connect import connect_all
+from gangline.launch.direct import DirectBackend
 from gangline.remote.fake import FakeTransport
+from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from tests.unit.launch.gang import exit_record, guard_record, kill_left, left_of, let_go, part, rank_pid, wait_until
@@ -24,12 +25,34 @@ def cluster(folder):
     return Cluster(name="home", hosts=hosts)
 
 
-class LocalGang:
+class Fickle(LocalTransport):
+    """This computer, that does not answer for a while."""
+
+    silent = False
+
+    def run(self, *words, **how):
+        self._need_host()
+        return super().run(*words, **how)
+
+    def read(self, *words, **how):
+        self._need_host()
+        return super().read(*words, **how)
+
+    def write(self, *words, **how):
+        self._need_host()
+        return super().write(*words, **how)
+
+    def _need_host(self):
+        if self.silent:
+            raise HostUnreachable(f"{self.host} does not answer")
+
+
+class DirectGang:
     """Guards and scripts on this computer."""
 
     def __init__(self, folder, modes, broken):
-        self.backend = LocalBackend()
-        self.transports = connect_all(cluster(folder))
+        self.backend = DirectBackend()
+        self.transports = {host.name: Fickle(host) for host in cluster(folder).hosts}
         argv = {name: ("/no/such/python",) if name in broken else () for name in HOSTS}
         parts = [part(folder, name, f"{rank}={modes[name]}", argv=argv[name]) for rank, name in enumerate(HOSTS)]
         self.request = Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
@@ -45,6 +68,10 @@ class LocalGang:
 
     def lose(self, host):
         os.kill(guard_record(self.parts[host])["pid"], 9)
+
+    def silence(self, host):
+        for name, transport in self.transports.items():
+            transport.silent = name == host
 
     def left(self):
         return [pid for each in self.parts.values() for pid in left_of(each)]
@@ -76,6 +103,9 @@ class FakeGang:
     def lose(self, host):
         self.backend.change(host, phase="lost")
 
+    def silence(self, host):
+        self.backend.silent = {host} - {None}
+
     def left(self):
         return [name for name, status in self.backend.statuses.items() if status.phase == "running"]
 
@@ -83,7 +113,7 @@ class FakeGang:
         pass
 
 
-@pytest.fixture(params=[LocalGang, FakeGang], ids=["local", "fake"])
+@pytest.fixture(params=[DirectGang, FakeGang], ids=["direct", "fake"])
 def make(request, tmp_path):
     made = []
 
@@ -190,8 +220,62 @@ def test_a_start_that_fails_on_one_host_leaves_nothing_on_any(make):
     assert "running" not in {status.phase for status in poll(gang).values()}
 
 
+def test_an_order_of_somebody_who_is_not_in_charge_any_more_is_refused(make):
+    gang = make({"pc3": "stubborn"})
+    gang.backend.start(gang.request, gang.transports, epoch=1)
+    gang.ready()
+    assert gang.backend.announce(gang.request, gang.transports, epoch=2) == []
+    wait_until(lambda: {status.epoch for status in poll(gang).values()} == {2}, "all know who is in charge")
+    gang.backend.stop(gang.request, gang.transports, now=True, epoch=1)
+    gang.backend.stop(gang.request, gang.transports, now=False, epoch=2)
+    now = until(gang, pc1="ended", pc2="ended")
+    assert {now[host].reason for host in ("pc1", "pc2")} == {"stopped"}
+    assert now["pc3"].phase == "running"
+
+
+def test_a_host_that_does_not_answer_is_a_status_and_is_named_when_it_cannot_be_told(make):
+    gang = make()
+    gang.backend.start(gang.request, gang.transports)
+    gang.ready()
+    gang.silence("pc2")
+    status = poll(gang)["pc2"]
+    assert status.phase == "unreachable"
+    assert status.why
+    assert status.since is not None
+    assert poll(gang)["pc1"].phase == "running"
+    assert gang.backend.stop(gang.request, gang.transports, now=True) == ["pc2"]
+    until(gang, pc1="ended", pc3="ended")
+    assert [(each.host, each.kind) for each in gang.backend.verify(gang.request.on(["pc2"]), gang.transports)] == [
+        ("pc2", "unknown")
+    ]
+    gang.silence(None)
+    assert poll(gang)["pc2"].phase == "running"
+    assert gang.backend.stop(gang.request.on(["pc2"]), gang.transports, now=True) == []
+    until(gang, pc2="ended")
+
+
+def test_a_gang_of_another_size_than_planned_is_not_started(make):
+    gang = make()
+    request = dataclasses.replace(gang.request, world_size=4)
+    with pytest.raises(RunFailed, match="its world size is not what the plan says"):
+        gang.backend.start(request, gang.transports)
+    assert gang.left() == []
+
+
+def test_what_is_left_is_seen_and_in_the_end_nothing_is(make):
+    gang = make({"pc2": "stubborn"})
+    gang.backend.start(gang.request, gang.transports)
+    gang.ready()
+    if isinstance(gang, DirectGang):
+        hosts = {each.host for each in gang.backend.verify(gang.request, gang.transports) if each.kind == "process"}
+        assert hosts == set(HOSTS)
+    gang.backend.stop(gang.request, gang.transports, now=True)
+    until(gang, pc1="ended", pc2="ended", pc3="ended")
+    wait_until(lambda: not gang.backend.verify(gang.request, gang.transports), "nothing is left")
+
+
 def test_a_failed_start_shows_what_the_host_said(tmp_path):
-    gang = LocalGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"})
+    gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"})
     with pytest.raises(GanglineError, match="cannot start /no/such/python: No such file"):
         gang.backend.start(gang.request, gang.transports)
     assert not (Path(gang.request.hosts[1].folder) / "guard.json").exists()
@@ -202,10 +286,10 @@ def test_a_poll_runs_no_command(tmp_path):
     transport = gang.transports["pc1"]
     folder = PurePath(gang.request.hosts[0].folder)
     transport.write(folder / "guard.json", b'{"pid": 4711, "start_ticks": 99}')
-    assert LocalBackend().poll(gang.request, gang.transports)[0].phase == "lost"
+    assert DirectBackend().poll(gang.request, gang.transports)[0].phase == "lost"
     words = ["4711", "(a (b) c)", "S", *["0"] * 18, "99", "0"]
     transport.write(PurePath("/proc/4711/stat"), " ".join(words).encode())
-    assert LocalBackend().poll(gang.request, gang.transports)[0].phase == "running"
+    assert DirectBackend().poll(gang.request, gang.transports)[0].phase == "running"
     assert transport.calls == []
 
 
@@ -217,5 +301,5 @@ def test_an_end_is_never_taken_back(make):
     until(gang, pc1="ended", pc2="ended", pc3="ended")
     gang.backend.stop(gang.request, gang.transports, now=True)
     assert {status.reason for status in poll(gang).values()} == {"finished"}
-    if isinstance(gang, LocalGang):
+    if isinstance(gang, DirectGang):
         assert {exit_record(each)["left"] for each in gang.parts.values()} == {0}

@@ -1,15 +1,15 @@
 """Exactly what would be started, compared as a whole."""
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gangline.errors import UsageError
+from gangline.errors import RunFailed, UsageError
 from gangline.launch.backend import Request
-from gangline.launch.local import LocalBackend, free_port
+from gangline.launch.direct import DirectBackend
+from gangline.launch.program import Program
 from gangline.launch.registry import backend
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
@@ -34,11 +34,11 @@ GANG = Gang(run_id="calm-otter-7", attempt=2, ranks=RANKS)
 
 
 def rendered(cluster=CLUSTER, num_cpus=12):
-    return LocalBackend(num_cpus=num_cpus).render(cluster, GANG, port=29511)
+    return DirectBackend(num_cpus=num_cpus).render(cluster, GANG, port=29511)
 
 
 def test_the_whole_request():
-    golden = GOLDEN / "local_request.json"
+    golden = GOLDEN / "direct_request.json"
     text = json.dumps(rendered().to_json(), indent=2, sort_keys=True) + "\n"
     assert text == golden.read_text(encoding="utf-8")
 
@@ -69,12 +69,50 @@ def test_several_machines_meet_at_the_address_of_the_head():
     assert first.env["OMP_NUM_THREADS"] == "1"
 
 
-def test_a_free_port_can_be_listened_on():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free_port()))
+def test_variables_that_name_networks_come_from_outside_and_an_interface_of_the_file_counts_more():
+    networks = {"pc1": {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}, "pc2": {"NCCL_IB_HCA": "mlx5_0"}}
+    first, second = DirectBackend(num_cpus=12).render(CLUSTER, GANG, port=29511, networks=networks).hosts
+    assert (first.env["GLOO_SOCKET_IFNAME"], first.env["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    assert (second.env["GLOO_SOCKET_IFNAME"], second.env["NCCL_IB_HCA"]) == ("enp5s0", "mlx5_0")
+
+
+def test_our_own_code_is_on_the_path_of_our_worker_and_not_of_the_users_program():
+    cluster = replace(CLUSTER, hosts=tuple(replace(host, code="/srv/code/1f") for host in CLUSTER.hosts))
+    program = Program(kind="command", argv=("train.py", "--lr", "1e-4"), env={"COLOUR": "green"})
+    for request, path in (
+        (rendered(cluster), "/srv/code/1f"),
+        (DirectBackend(num_cpus=12).render(cluster, GANG, port=29511, program=program), None),
+    ):
+        assert request.hosts[0].env.get("PYTHONPATH") == path
+    assert request.hosts[0].env["COLOUR"] == "green"
+
+
+def test_the_words_in_front_of_python_stand_in_front_of_torchrun():
+    host = replace(CLUSTER.hosts[0], prefix=("apptainer", "exec", "train.sif"))
+    part = rendered(replace(CLUSTER, hosts=(host, CLUSTER.hosts[1]))).hosts[0]
+    assert part.argv[:5] == ("apptainer", "exec", "train.sif", "/opt/gangline/bin/python", "-m")
+
+
+def test_the_users_program_runs_in_its_folder_and_writes_the_log_of_its_rank():
+    program = Program(kind="command", argv=("train.py", "--lr", "1e-4"), cwd="code/8a/project")
+    part = DirectBackend(num_cpus=12).render(CLUSTER, GANG, port=29511, program=program).hosts[1]
+    folder = "/srv/pc2/runs/calm-otter-7/attempts/2"
+    assert part.cwd == "/srv/pc2/code/8a/project"
+    python = "/opt/gangline/bin/python"
+    words = ("--no-python", python, f"{folder}/pc2/rank_start.py", folder, python, "train.py", "--lr", "1e-4")
+    assert part.argv[-8:] == words
+    assert part.join_timeout_s is None
+
+
+def test_a_request_with_other_ranks_than_planned_does_not_start():
+    request = rendered()
+    request.require_whole()
+    for changed in (request.on(["pc1"]), replace(request, world_size=4)):
+        with pytest.raises(RunFailed, match="its world size is not what the plan says"):
+            changed.require_whole()
 
 
 def test_backends_have_names():
-    assert isinstance(backend("local"), LocalBackend)
+    assert isinstance(backend("direct"), DirectBackend)
     with pytest.raises(UsageError, match="no backend is called 'slrm'"):
         backend("slrm")

@@ -10,6 +10,7 @@ import pytest
 from gangline.remote.connect import connect
 from gangline.remote.fake import Call, FakeTransport, Scripted
 from gangline.runs.cluster import Host
+from tests.unit.remote.sshd import Sshd
 
 
 class LocalLab:
@@ -26,6 +27,15 @@ class LocalLab:
         return [sys.executable, "-c", program]
 
 
+class SshLab(LocalLab):
+    """This computer, behind an sshd."""
+
+    def __init__(self, folder):
+        self.folder = folder / "host"
+        self.folder.mkdir()
+        self.transport = Sshd(folder).transport()
+
+
 class FakeLab:
     """A host in memory."""
 
@@ -40,7 +50,7 @@ class FakeLab:
         return ["python", "-c", program]
 
 
-@pytest.fixture(params=[LocalLab, FakeLab], ids=["local", "fake"])
+@pytest.fixture(params=[LocalLab, SshLab, FakeLab], ids=["local", "ssh", "fake"])
 def lab(request, tmp_path):
     lab = request.param(tmp_path)
     yield lab

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.errors import SpecError
-from gangline.spec.hostfile import looks_like_hostfile, parse_hostfile
+from gangline.spec.hostfile import looks_like_hostfile, name_of, parse_hostfile
 
 
 def parsed(text):
@@ -27,6 +27,10 @@ def parsed(text):
         ),
         ("node1 slots = 8", {"name": "node1", "slots": 8}),
         ("node1", {"name": "node1"}),
+        ("node1:8", {"name": "node1", "slots": 8}),
+        ("alice@node1 slots=8", {"name": "node1", "ssh": "alice@node1", "slots": 8}),
+        ("alice@10.0.0.7:2", {"name": "10.0.0.7", "ssh": "alice@10.0.0.7", "slots": 2}),
+        ("fd00::1:2 slots=8", {"name": "fd00-1-2", "ssh": "fd00::1:2", "slots": 8}),
         ("  node1 slots=8   # the big one", {"name": "node1", "slots": 8}),
         ("node1 slots=8 http_proxy=http://p:1", {"name": "node1", "slots": 8, "env": {"http_proxy": "http://p:1"}}),
     ],
@@ -56,6 +60,8 @@ def test_words_know_their_place():
         ("n slots=²", "slots=²"),
         ("n slots=99999999999", "slots="),
         ("n slots=1 slots=2", "second time"),
+        ("n:1 slots=2", "second time"),
+        ("n:0", "slots=0"),
         ("n slots=1 max_slots=2", "max_slots"),
         ("n slot=1", "slot"),
         ("n slots=1 ib0 ib1", "second interface"),
@@ -89,3 +95,18 @@ def test_what_is_no_word_of_a_hostfile(line, seen):
 )
 def test_hostfile_or_yaml(text, named_yaml, expected):
     assert looks_like_hostfile(text, named_yaml=named_yaml) is expected
+
+
+@pytest.mark.parametrize(
+    ("destination", "name"),
+    [
+        ("pc1", "pc1"),
+        ("alice@pc1", "pc1"),
+        ("fe80::1%eth0", "fe80-1"),
+        ("::1", "1"),
+        ("-x@y", "-x@y"),
+        ("a@b@c", "a@b@c"),
+    ],
+)
+def test_what_a_host_is_called_that_ssh_reaches_so(destination, name):
+    assert name_of(destination) == name

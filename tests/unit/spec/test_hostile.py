@@ -31,6 +31,39 @@ def test_a_host_has_a_plain_name(tmp_path, name):
     assert "hosts.0" in refused(tmp_path, "cluster", {"hosts": [{"name": name, "transport": "local"}]})
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "a@b"])
+def test_a_destination_of_ssh_is_plain(tmp_path, name):
+    bad = [name, f"{name}@host", f"user@{name}"]
+    if name == "a" * 64:
+        bad = [f"{name}a@host"]
+    if name == "..":
+        bad = ["..", "..@host"]
+    for ssh in bad:
+        told = refused(tmp_path, "cluster", {"hosts": [{"name": "a", "transport": "ssh", "ssh": ssh}]})
+        assert "hosts.0.ssh" in told
+
+
+PATHS = ["-x", "", "x", "./x", "../x", "/x/../y", "~root/x", "~", "/a;b", "/a\nb", "/$(id)", "/`id`", "/a'b", '/a"b',
+         "/a\0b", "/a\x1b[2J", "/a:b", "/a\u202eb", "/a\n", "/*", "/a|b", "/a&b", "/{a,b}", "/a<b", "/!a", "/a#b"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_on_another_host_is_plain(tmp_path, path):
+    host = {"name": "a", "ssh": "10.0.0.1"}
+    for key in ("workdir", "python"):
+        if key == "workdir" or path not in {"x", "/x/../y"}:
+            assert key in refused(tmp_path, "cluster", {"hosts": [{**host, key: path}]})
+    for key in ("conda", "apptainer"):
+        assert key in refused(tmp_path, "cluster", {"hosts": [{**host, "environment": {key: path}}]})
+    assert "shared" in refused(tmp_path, "cluster", {"hosts": [host], "shared": [path]})
+
+
+@pytest.mark.parametrize("key", ["ssh-dss AAAA", "ssh-ed25519", "ssh-ed25519 " + "A" * 68, "@cert-authority * ssh-rsa A",
+                                 "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f\nx"])  # fmt: skip
+def test_a_host_key_is_a_whole_key(tmp_path, key):
+    assert "host_key" in refused(tmp_path, "cluster", {"hosts": [{"name": "a", "host_key": key}]})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_jobs_projects_and_interfaces_have_plain_names(tmp_path, name):
     job = {"name": name, "report": {"wandb": name}, "method": {"kind": "lora", "targets": ["-" + name]}}

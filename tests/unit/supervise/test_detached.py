@@ -112,8 +112,8 @@ def test_it_goes_on_when_who_waited_for_it_has_gone(make):
     lab = make("plain", "plain")
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "gangline.supervise", str(lab.layout.folder), "1", "--ready-fd", str(writer)]
-    subprocess.run(command, pass_fds=(writer,), check=True, timeout=60)
+    command = [sys.executable, "-m", "gangline.supervise", str(lab.layout.folder), "1", "--detach"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, timeout=60)
     os.close(writer)
     for rank, host_part in enumerate(lab.parts):
         rank_pid(host_part, rank)

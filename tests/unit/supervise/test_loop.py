@@ -1,20 +1,26 @@
 """What the supervisor does about what it sees."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from gangline.errors import RunFailed
+from gangline.errors import HostUnreachable, RunFailed
+from gangline.launch.backend import Leftover, RankSigns, StartSigns
 from gangline.launch.fake import FakeBackend
 from gangline.remote.fake import FakeTransport
 from gangline.runs.events import read_events
+from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, write_order
-from gangline.supervise.lock import has_supervisor, supervisor_lock
+from gangline.supervise.board import Limits
+from gangline.supervise.earlier import finish_all, unfinished
+from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
 from gangline.supervise.loop import Pace, Supervisor
+from gangline.supervise.records import Superseded
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 
@@ -35,8 +41,8 @@ class Lab:
         self.transports = {host: FakeTransport(host) for host in HOSTS}
         self.outcome = None
 
-    def supervisor(self, grace_s=0.0):
-        pace = Pace(poll_s=0.005, failure_grace_s=grace_s)
+    def supervisor(self, grace_s=0.0, **pace):
+        pace = Pace(**{"poll_s": 0.005, "failure_grace_s": grace_s, "notice_s": 0.0, "verify_s": 0.3, **pace})
         return Supervisor(self.layout, 1, backend=self.backend, connect=lambda _cluster: self.transports, pace=pace)
 
     def follow(self, supervisor):
@@ -281,3 +287,218 @@ def test_a_look_is_not_taken_for_a_supervisor(make):
     with supervisor_lock(layout):
         assert has_supervisor(layout)
     assert not has_supervisor(layout)
+
+
+def signs(*phases):
+    ranks = [RankSigns(rank=number, phase=phase, has_torch=True, has_met=True) for number, phase in enumerate(phases)]
+    return StartSigns(launcher=True, met=True, ranks=tuple(ranks))
+
+
+def test_a_host_that_is_silent_for_a_while_is_told_of_and_the_run_goes_on(make):
+    lab = make()
+
+    def script():
+        lab.backend.silent = {"pc2"}
+        wait_until(lambda: "unreachable" in lab.events(), "the silence is told of")
+        lab.backend.silent = set()
+        wait_until(lambda: "reachable" in lab.events(), "the return is told of")
+        lab.finish()
+
+    assert lab.run(script).result == "finished"
+    assert lab.events() == ["started", "unreachable", "reachable", "finished"]
+    assert lab.backend.orders == []
+
+
+def test_all_hosts_may_be_silent_for_long_and_nothing_is_given_up(make):
+    lab = make()
+
+    def script():
+        lab.backend.silent = set(HOSTS)
+        wait_until(lambda: lab.events().count("unreachable") == 2, "the silence is told of")
+        lab.backend.silent = set()
+        wait_until(lambda: lab.events().count("reachable") == 2, "they are back")
+        lab.finish()
+
+    assert lab.run(script, silence_s=0.0, abandon_s=0.0).result == "finished"
+
+
+def test_where_the_others_fail_a_silent_host_is_the_cause_and_is_named_as_not_verified(make):
+    lab = make()
+    echo = {**ERROR, "what": "Connection closed by peer", "kind": "RunFailed"}
+
+    def script():
+        lab.backend.silent = {"pc2"}
+        failure = {**FAILURE, "rank": 0, "error": echo}
+        lab.backend.end("pc1", returncode=1, error=echo, failures=(failure,), reason="finished")
+
+    outcome = lab.run(script, silence_s=0.05)
+    assert outcome.result == "failed"
+    assert outcome.error["what"].startswith("pc2 does not answer since ")
+    assert (outcome.unverified, outcome.left) == (("pc2",), ())
+    assert outcome.hosts["pc2"].phase == "unreachable"
+    assert unfinished(lab.layout) == ("pc2",)
+    assert read_events(lab.layout.events)[-1]["unverified"] == ["pc2"]
+
+
+def test_an_order_is_repeated_until_a_silent_host_takes_it(make):
+    lab = make(stubborn=frozenset({"pc1"}))
+
+    def script():
+        lab.backend.silent = {"pc2"}
+        wait_until(lambda: "unreachable" in lab.events(), "the silence is seen")
+        write_order(lab.layout, "stop")
+        wait_until(lambda: lab.phase() == "stopping", "the order is seen")
+        lab.end(pc1=0)
+        assert lab.backend.statuses["pc2"].phase == "running"
+        lab.backend.silent = set()
+        wait_until(lambda: lab.backend.statuses["pc2"].phase == "ended", "the order is taken")
+
+    outcome = lab.run(script, silence_s=60.0)
+    assert (outcome.result, outcome.unverified) == ("stopped", ())
+
+
+def test_after_an_order_hosts_that_stay_silent_are_left_and_ended_later(make):
+    lab = make()
+
+    def script():
+        lab.backend.silent = set(HOSTS)
+        write_order(lab.layout, "kill")
+
+    outcome = lab.run(script, abandon_s=0.05)
+    assert (outcome.result, outcome.unverified) == ("stopped", HOSTS)
+    assert finish_all(lab.layout, backend=lab.backend, connect=lambda _: lab.transports) == HOSTS
+    lab.backend.silent = set()
+    assert finish_all(lab.layout, backend=lab.backend, connect=lambda _: lab.transports) == ()
+    assert {status.phase for status in lab.backend.statuses.values()} == {"ended"}
+    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").unverified == ()
+
+
+def test_what_is_left_at_the_end_is_written_down(make):
+    lab = make()
+    lab.backend.left = [Leftover(host="pc1", kind="process", what="process 4711 (tag): python")]
+    assert lab.run(lab.finish).left == ("pc1: process 4711 (tag): python",)
+    assert unfinished(lab.layout) == ("pc1",)
+
+
+def test_a_host_that_does_not_answer_keeps_a_gang_from_being_started(make):
+    lab = make()
+    lab.backend.silent = {"pc2"}
+    with pytest.raises(HostUnreachable, match="pc2 does not answer"):
+        lab.supervisor().begin()
+    assert lab.backend.statuses == {}
+    assert lab.phase() == "failed"
+
+
+def test_who_takes_over_has_a_higher_epoch_and_who_was_there_before_leaves_without_a_word(make):
+    lab = make(stubborn=frozenset(HOSTS))
+    first = lab.supervisor()
+    first.begin()
+    second = lab.supervisor()
+    second.begin()
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert {status.epoch for status in lab.backend.statuses.values()} == {2}
+    before = lab.layout.state.read_bytes()
+    with pytest.raises(Superseded, match="another supervisor looks after calm-otter-7"):
+        first.watch()
+    assert lab.layout.state.read_bytes() == before
+    assert not (lab.layout.attempt(1) / "outcome.json").exists()
+
+
+def test_a_supervisor_that_slept_is_told_by_the_guards_too(make):
+    lab = make()
+    first = lab.supervisor()
+    first.begin()
+    lab.backend.announce(first.request, lab.transports, epoch=7)  # by one that keeps its records elsewhere
+    with pytest.raises(Superseded):
+        first.watch()
+    assert lab.backend.orders == []
+
+
+def test_a_takeover_while_a_host_is_silent_waits_for_it(make):
+    lab = make()
+    lab.supervisor().begin()
+    lab.backend.silent = set(HOSTS)
+
+    def script():
+        wait_until(lambda: "unreachable" in lab.events(), "the silence is told of")
+        lab.backend.silent = set()
+        wait_until(lambda: {each.epoch for each in lab.backend.statuses.values()} == {2}, "all know who is in charge")
+        lab.finish()
+
+    assert lab.run(script).result == "finished"
+    assert lab.events().count("started") == 1
+
+
+def test_secrets_go_to_who_starts_the_gang_and_into_no_file(make, tmp_path):
+    lab = make()
+    lab.supervisor().begin({"HF_TOKEN": "hf_canary"})
+    assert lab.backend.secrets == {"HF_TOKEN": "hf_canary"}
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_canary" in path.read_bytes()]
+
+
+def test_the_start_is_followed_on_the_board(make):
+    lab = make()
+    board = lab.layout.attempt(1) / "board.json"
+
+    def script():
+        lab.backend.change("pc1", signs=signs("joining"))
+        lab.backend.change("pc2", signs=signs("importing"))
+        wait_until(lambda: board.exists() and read_json(board)["hosts"][0]["stages"]["python"] is not None, "it starts")
+        lab.backend.change("pc1", signs=signs("joined"))
+        lab.backend.change("pc2", signs=signs("data"))
+        wait_until(lambda: read_json(board)["done"], "all have joined")
+        lab.finish()
+
+    lab.run(script, start=Limits(sentence_s=60.0))
+    assert lab.events() == ["started", "joined", "finished"]
+    assert read_json(board)["joined"] == 2
+
+
+def test_a_start_that_gets_nowhere_is_given_up_with_its_cause(make):
+    lab = make(stubborn=frozenset(HOSTS))
+
+    def script():
+        lab.backend.change("pc1", signs=signs("joined"))
+        lab.backend.change("pc2", signs=signs("joining"))
+
+    outcome = lab.run(script, start=Limits(sentence_s=0.0, stage_s=0.05))
+    assert outcome.result == "failed"
+    assert "rank 1 on pc2 has not joined" in outcome.error["what"]
+    assert lab.backend.orders == ["kill"]
+    assert lab.events() == ["started", "waiting", "failing", "failed"]
+
+
+@pytest.mark.parametrize(("order", "result"), [(None, "finished"), ("stop", "stopped")])
+def test_a_program_of_the_user_has_finished_if_nobody_told_it_to_leave(make, order, result):
+    lab = make()
+    request = read_json(lab.layout.attempt(1) / "request.json")
+    for part in request["hosts"]:
+        part["program"] = "command"
+    write_json(lab.layout.attempt(1) / "request.json", request)
+
+    def script():
+        if order:
+            write_order(lab.layout, order)
+        else:
+            lab.end(pc1=0, pc2=0)
+
+    assert lab.run(script).result == result
+
+
+def test_it_shows_that_it_gets_on(make):
+    lab = make()
+    beats = []
+    with supervisor_lock(lab.layout) as beat:
+        lock = lab.layout.folder / "supervisor.lock"
+        os.utime(lock, (0, 0))
+        assert is_frozen(lab.layout)
+        beat()
+        assert not is_frozen(lab.layout)
+        supervisor = Supervisor(
+            lab.layout, 1, backend=lab.backend, connect=lambda _: lab.transports, beat=lambda: beats.append(1)
+        )
+        supervisor.begin()
+        lab.finish()
+        supervisor.watch()
+    assert beats
+    assert not is_frozen(lab.layout)

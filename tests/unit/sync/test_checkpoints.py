@@ -90,3 +90,15 @@ def test_a_host_on_which_steps_cannot_be_moved_is_named(places: Places) -> None:
     (host_layout(places["pc2"].host, RUN).checkpoints / "aside-00000130-step-00000140").write_text("in the way")
     with pytest.raises(CheckpointError, match="pc2: checkpoints newer than step 130 cannot be moved aside"):
         bring(places, RUN, choice, targets=NAMES)
+
+
+def test_a_part_is_brought_from_the_host_that_has_it_to_those_that_lack_it(tmp_path: Path) -> None:
+    hosts = [Host(name=name, workdir=str(tmp_path / name), python=sys.executable, transport="ssh") for name in NAMES]
+    places = {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
+    save(places, 130)
+    part = disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc1")
+    (part / "weights").write_text("damaged")
+    assert go_on(places) == 130
+    brought = disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc2")
+    assert (brought / "weights").read_text() == "step 130"
+    assert disk.find_part(places["pc1"].checkpoints(RUN), 130, host="pc1")[0] == brought

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path, PurePath
@@ -14,6 +15,7 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import file_digest, write_json
 from gangline.runs.layout import RunLayout
 from gangline.sync.inputs import Inputs, distribute
+from tests.unit.sync.hosts import Lines
 
 INPUTS = Inputs(train="feed", evaluation="beef", model="cafe", record={})
 NAMES = ("pc1", "pc2", "pc3")
@@ -75,8 +77,8 @@ def test_a_set_that_lacks_a_file_is_replaced(cluster: Cluster, tmp_path: Path, n
 class FlippingTransport(LocalTransport):
     """A host whose disk does not keep what it is given."""
 
-    def push(self, source: Path, target: PurePath) -> None:
-        super().push(source, target)
+    def push(self, source: Path, target: PurePath, **options: object) -> None:
+        super().push(source, target, **options)
         Path(target / "tokens.bin").write_bytes(b"THE tokens to learn")
 
 
@@ -86,13 +88,24 @@ def test_a_host_that_damages_what_it_gets_is_refused_by_name_with_the_file(clust
     assert caught.value.fix
 
 
-def test_a_host_that_cannot_verify_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    served(cluster)
-    hosts = tuple(
-        Host(name=host.name, workdir=host.workdir, python=str(tmp_path / "no-python")) for host in cluster.hosts
-    )
-    with pytest.raises(DataError, match=r"pc2: the token set .* cannot be verified"):
-        served(Cluster(name="kennel", hosts=hosts))
+@pytest.mark.parametrize("name", ["tokens.bin", "set.json"])
+def test_a_set_that_is_damaged_on_the_head_is_not_passed_on(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    path = file_of(tmp_path, "pc1", name=name)
+    path.unlink() if name == "set.json" else path.write_bytes(b"THE tokens to learn")
+    with pytest.raises(DataError, match=rf"pc1: .*feed/{name} is damaged"):
+        served(cluster)
+    assert not file_of(tmp_path, "pc2").exists()
+
+
+def test_from_a_head_elsewhere_the_sets_pass_through_this_computer(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = tuple(dataclasses.replace(host, transport="ssh") for host in cluster.hosts)
+    lines = Lines()
+    transports = {host.name: LocalTransport(host) for host in hosts}
+    away = dataclasses.replace(cluster, hosts=hosts)
+    assert distribute(away, transports, INPUTS, scratch=tmp_path / "home", tell=lines) == ["pc2", "pc3"]
+    assert file_of(tmp_path, "pc3", "beef").read_bytes() == b"the tokens to test"
+    assert list((tmp_path / "home").iterdir()) == []
+    assert lines.said[0].startswith("tokens brought: pc2 from this computer")
 
 
 def test_the_heads_description_is_what_counts(cluster: Cluster, tmp_path: Path) -> None:

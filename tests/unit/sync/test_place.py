@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gangline.errors import HostUnreachable
 from gangline.remote.local import LocalTransport
-from gangline.runs.cluster import Host
+from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
-from gangline.sync.place import carry_history, host_layout
+from gangline.sync.place import carry_history, host_layout, place_jobs, work_folder
+from gangline.sync.reads import Reads
+from gangline.sync.trees import same_place
 
 RUN_ID = "calm-otter-7"
 
@@ -34,8 +41,9 @@ def supervisor(event: str) -> dict[str, Any]:
     return {"kind": "event", "source": "supervisor", "event": event}
 
 
-def carry(before: Host, now: Host) -> None:
-    carry_history(before, now, LocalTransport(now), RUN_ID)
+def carry(before: Host, now: Host) -> bool:
+    hosts = {host.name: LocalTransport(host) for host in (before, now)}
+    return carry_history(work_folder(before, hosts), work_folder(now, hosts), RUN_ID)
 
 
 def test_events_of_the_supervisor_stay_where_the_new_head_works_in_the_home(tmp_path: Path) -> None:
@@ -80,3 +88,55 @@ def test_a_run_whose_head_wrote_nothing_has_nothing_to_carry(tmp_path: Path) -> 
     carry(before, now)
     assert not new.metrics.exists()
     assert not new.events.exists()
+
+
+class AwayTransport(LocalTransport):
+    """A host that is switched off."""
+
+    def read(self, *_words: object, **_options: object) -> bytes:
+        raise HostUnreachable(f"{self.host} does not answer")
+
+
+@pytest.mark.parametrize("way", ["ssh", "local"])
+def test_history_is_carried_between_heads_elsewhere(tmp_path: Path, way: str) -> None:
+    (before, old), (now, new) = head(tmp_path, "pc1"), head(tmp_path, "pc2")
+    before, now = (dataclasses.replace(host, transport=way) for host in (before, now))
+    old.events.write_text(lines(worker("started")), encoding="utf-8")
+    (old.tensorboard / "events.1").write_text("curve", encoding="utf-8")
+    assert carry(before, now)
+    assert read_events(new.events) == [worker("started")]
+    assert (new.tensorboard / "events.1").read_text(encoding="utf-8") == "curve"
+
+
+def test_an_old_head_that_is_gone_does_not_keep_the_run_from_going_on(tmp_path: Path) -> None:
+    (before, old), (now, _new) = head(tmp_path, "pc1"), head(tmp_path, "pc2")
+    old.metrics.write_text(lines({"kind": "step"}), encoding="utf-8")
+    hosts = {"pc1": AwayTransport(before), "pc2": LocalTransport(now)}
+    assert not carry_history(work_folder(before, hosts), work_folder(now, hosts), RUN_ID)
+
+
+def test_two_hosts_with_work_folders_of_the_same_name_are_two_places(tmp_path: Path) -> None:
+    one, other = (Host(name=name, workdir="/home/u/gangline", python="", transport="ssh") for name in ("pc1", "pc2"))
+    hosts = {host.name: LocalTransport(host) for host in (one, other)}
+    assert not same_place(work_folder(one, hosts), work_folder(other, hosts))
+    assert same_place(work_folder(one, hosts), work_folder(one, hosts))
+
+
+def test_every_host_reads_the_job_in_its_own_words(tmp_path: Path) -> None:
+    hosts = tuple(head(tmp_path, name)[0] for name in ("pc1", "pc2"))
+    cluster = Cluster(name="kennel", hosts=hosts)
+    source = SourceJob(files=("/me/a.jsonl", "/me/b.jsonl"))
+    job = Job(
+        name="j",
+        model=ModelJob(path="/me/model"),
+        data=DataJob(train=source, evaluation=source),
+        batch=1,
+        micro_batch=1,
+    )
+    reads = Reads(models={"pc2": "/w/models/m"}, data={"/me/b.jsonl": "/w/inputs/b.jsonl"})
+    place_jobs(cluster, {host.name: LocalTransport(host) for host in hosts}, RUN_ID, job, reads)
+    first, second = (Job.load(host_layout(host, RUN_ID).job) for host in hosts)
+    assert (first.model.path, second.model.path) == ("/me/model", "/w/models/m")
+    assert first.data.train.files == ("/me/a.jsonl", "/w/inputs/b.jsonl")
+    assert first.data.evaluation == first.data.train
+    assert job.model.path == "/me/model"

@@ -1,0 +1,179 @@
+"""The channel: the controller's hand on this host, for as long as the connection lasts.
+
+stdin and stdout carry frames (gangline.agent.wire). A request is a frame with "op"; every one has a thread of its own.
+When the connection ends, or nothing is heard for a minute, running commands are ended and the channel leaves; who
+detached himself, as the guard does, is not touched.
+
+    controller -> host                         host -> controller
+    {id, op: run|read|write|names|ping, ...}   {id: 0, hello: {...}}                 once, at the start
+    {id, in: true|false} data                  {id, data: true} data                 false: the last of it
+    {id, ack: bytes}                           {id, ack: bytes}                      room for so much more
+    {id, cancel: true}                         {id, end: true, ...answer} data       data of a run: the end of stderr
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from gangline import __version__
+from gangline.agent import command, files
+from gangline.agent.request import Request
+from gangline.agent.wire import MAGIC, Broken, Reader, Writer
+
+SILENCE_S = 60.0
+"""The controller says something every few seconds; a laptop that fell asleep, or a cut cable, does not."""
+LEAVE_S = 10.0
+MAX_REQUESTS = 512
+
+
+class Channel:
+    """The requests of one connection."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._requests: dict[int, Request] = {}
+        self._lock = threading.Lock()
+        self._program, self._keep = own_program()
+
+    def serve(self) -> None:
+        """Answer until the connection ends."""
+        self._writer.raw(MAGIC)
+        self._writer.frame({"id": 0, "hello": hello()})
+        with contextlib.suppress(Broken):
+            while True:
+                self._take(*self._reader.frame())
+
+    def _take(self, header: dict[str, Any], data: bytes) -> None:
+        number = header["id"]
+        with self._lock:
+            request = self._requests.get(number)
+            if "op" not in header:
+                if request is not None:  # else it ended while the frame was under way
+                    request.take_news(header, data)
+                return
+            if request is not None or len(self._requests) >= MAX_REQUESTS:
+                raise Broken("an id that is in use, or too many requests")
+            request = self._requests[number] = Request(number, self._writer)
+            if "in" in header:  # short input comes with the question
+                request.take_news({"in": header["in"]}, data)
+        threading.Thread(target=self._work, args=(request, header), daemon=True).start()
+
+    def _work(self, request: Request, asked: dict[str, Any]) -> None:
+        try:
+            self._answer(request, asked)
+        except Broken:
+            request.end({"cancelled": True})
+        except OSError as error:
+            request.end({"errno": error.errno or 5, "text": error.strerror or str(error)})
+        except Exception as error:  # noqa: BLE001  (the controller shall hear of it, whatever it is)
+            request.end({"error": f"{type(error).__name__}: {error}"})
+        finally:
+            with self._lock:
+                del self._requests[request.number]
+                request.close()
+
+    def _answer(self, request: Request, asked: dict[str, Any]) -> None:
+        operation = asked["op"]
+        if operation == "run":
+            command.run(request, asked, program=self._program, keep=self._keep)
+        elif operation == "read":
+            files.read(request, asked)
+        elif operation == "write":
+            files.write(request, asked)
+        elif operation == "names":
+            files.names(request, asked)
+        elif operation == "ping":
+            request.end({})
+        else:
+            raise ValueError(f"no operation is called {operation!r}")
+
+    def leave(self) -> None:
+        """End what still runs."""
+        self._writer.give_up()
+        with self._lock:
+            for request in self._requests.values():
+                request.cancel()
+        deadline = time.monotonic() + LEAVE_S
+        while self._requests and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def own_program() -> tuple[list[str], tuple[int, ...]]:
+    """The words that run the agent's program, and the descriptors that they need."""
+    # Of a zipapp __file__ is <archive>/gangline/agent/channel.py, and the archive may have no name but a descriptor.
+    archive = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.isdir(archive):
+        return [sys.executable, "-m", "gangline.agent"], ()
+    folder, _, number = archive.rpartition("/")
+    keep = (int(number),) if folder == "/proc/self/fd" else ()
+    return [sys.executable, "-I", archive], keep
+
+
+def hello() -> dict[str, Any]:
+    """Who and where we are."""
+    return {
+        "version": __version__,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "executable": sys.executable,
+        "hostname": os.uname().nodename,
+        "home": _home(),
+        "uid": os.getuid(),
+        "user": _user(),
+        "boot_id": _boot_id(),
+        "pid": os.getpid(),
+    }
+
+
+def _home() -> str:
+    return os.fsencode(os.path.expanduser("~")).decode("utf-8", "surrogateescape")
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
+def _hung_up(*_: object) -> NoReturn:
+    raise Broken("told to go")
+
+
+def main(argv: list[str]) -> int:
+    """Entry point: serve stdin and stdout."""
+    if argv:
+        sys.stderr.write("usage: gangline.agent channel\n")
+        return 2
+    os.umask(0o077)
+    # From here on stray output of anybody goes to stderr, and nobody but us reads what the controller says.
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _hung_up)
+    channel = Channel(Reader(reader, silence_s=SILENCE_S), Writer(writer))
+    with contextlib.suppress(Broken):
+        channel.serve()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    channel.leave()
+    os._exit(0)  # threads that hang on a dead disk shall not keep us

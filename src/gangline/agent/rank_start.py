@@ -1,0 +1,45 @@
+"""In front of a rank of the user's own program: notes who it is and where it writes, then becomes that program.
+
+    python rank_start.py FOLDER PROGRAM [ARGUMENT...]
+
+A file of its own beside the guard's, because the environment that runs it need not know gangline. What the program
+prints goes to FOLDER/rank-<r>.log, both streams in the order in which they are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import List
+
+
+def main(argv: List[str]) -> int:
+    """Entry point; returns only if the program cannot be started."""
+    folder, program = argv[0], argv[1:]
+    rank = os.environ["RANK"]
+    console = os.dup(2)
+    os.set_inheritable(console, False)
+    log = os.open(f"{folder}/rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    _write_pid(Path(folder, f"rank-{rank}.pid"))
+    try:
+        os.execvp(program[0], program)  # noqa: S606  (no shell is wanted)
+    except OSError as error:
+        words = f"cannot start {program[0]}: {error.strerror}\n".encode()
+        os.write(2, words)
+        os.write(console, words)
+    return 127
+
+
+def _write_pid(path: Path) -> None:
+    start_ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"pid": os.getpid(), "start_ticks": start_ticks}), encoding="ascii")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

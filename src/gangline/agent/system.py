@@ -1,0 +1,188 @@
+"""The machine and its operating system, and what names mean on it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from gangline.agent.bounded import run, within
+
+NAME_S = 4.0
+"""A name server that does not answer keeps us no longer."""
+NUM_NAMES = 64
+UNLIMITED_BYTES = 1 << 60
+"""Control groups of version 1 write a number above this for "no limit"."""
+SYSTEMD = Path("/run/systemd/system")
+
+
+def system(_request: Dict[str, Any]) -> Dict[str, Any]:
+    """What machine this is, what runs on it, and what it lets us use."""
+    memory = meminfo()
+    return {
+        "hostname": platform.node(),
+        "machine": machine(),
+        "kernel": platform.release(),
+        "os": _os_name(),
+        "arch": platform.machine(),
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "agent_python": platform.python_version(),
+        "user": os.getuid(),
+        "uptime_s": _uptime(),
+        "time_s": time.time(),
+        "num_cpus": num_cpus(),
+        "memory_total_bytes": memory.get("MemTotal"),
+        "memory_available_bytes": memory.get("MemAvailable"),
+        "memory_limit_bytes": memory_limit(),
+        "swap_total_bytes": memory.get("SwapTotal"),
+        "wsl": "microsoft" in platform.release().lower(),
+        "container": _container(),
+        "linger": _linger(),
+        "kill_user_processes": _kills_user_processes(),
+    }
+
+
+def machine() -> Dict[str, Optional[str]]:
+    """Marks of the machine: equal boots are one kernel, equal boots with one network are one host of it.
+
+    Hashed: a machine id is not meant to leave its machine.
+    """
+    return {
+        "id": _hashed(_text("/etc/machine-id") or _text("/var/lib/dbus/machine-id")),
+        "boot": _hashed(_text("/proc/sys/kernel/random/boot_id")),
+        "network": _link("/proc/self/ns/net"),
+    }
+
+
+def num_cpus() -> int:
+    """CPUs this process may use; a container or taskset often allows fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def meminfo() -> Dict[str, int]:
+    """Figures of /proc/meminfo in bytes."""
+    rows = [line.partition(":") for line in (_text("/proc/meminfo") or "").splitlines()]
+    found = {key: rest.split() for key, _, rest in rows}
+    return {key: int(words[0]) * 1024 for key, words in found.items() if words and words[0].isdigit()}
+
+
+def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
+    """The lowest memory limit of the control groups above this process; None where there is none."""
+    found = []
+    for line in (_text(own) or "").splitlines():
+        number, controllers, group = [*line.split(":", 2), "", "", ""][:3]
+        if number == "0":
+            place, name = Path(root), "memory.max"
+        elif "memory" in controllers.split(","):
+            place, name = Path(root) / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the group is often named from outside and not there: then the top is our own.
+        folder = place / group.strip("/")
+        for above in [folder, *folder.parents]:
+            found.append(_text(str(above / name)))
+            if above == place:
+                break
+    limits = [int(text) for text in found if text and text.isdigit() and int(text) < UNLIMITED_BYTES]
+    return min(limits) if limits else None
+
+
+def names(request: Dict[str, Any]) -> Dict[str, Any]:
+    """What each name of the request, and this computer's own, resolves to here."""
+    own = platform.node()
+    asked = list(dict.fromkeys([own, *map(str, request.get("names") or [])]))[:NUM_NAMES]
+    found = within(NAME_S + 1, lambda: resolve_all(asked))
+    return {"own": own, "addresses": found}
+
+
+def resolve_all(asked: List[str]) -> Dict[str, Any]:
+    """Name -> addresses, or {"error": ...}; all at the same time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return dict(zip(asked, pool.map(_resolve, asked)))
+
+
+def _resolve(name: str) -> Any:
+    try:
+        rows = within(NAME_S, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError) as error:  # TimeoutError is an OSError
+        return {"error": getattr(error, "strerror", None) or str(error)}
+    return list(dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows))[:16]
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(1 << 16).strip()
+    except OSError:
+        return None
+
+
+def _link(path: str) -> Optional[str]:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - Path.readlink is of Python 3.9
+    except OSError:
+        return None
+
+
+def _hashed(text: Optional[str]) -> Optional[str]:
+    return hashlib.blake2b(text.encode(), digest_size=12, person=b"gangline").hexdigest() if text else None
+
+
+def _uptime() -> Optional[float]:
+    words = (_text("/proc/uptime") or "").split()
+    return float(words[0]) if words else None
+
+
+def _os_name() -> str:
+    rows = [line.partition("=") for line in (_text("/etc/os-release") or "").splitlines()]
+    return next((value.strip('"') for key, _, value in rows if key == "PRETTY_NAME"), platform.system())
+
+
+def _container() -> Optional[str]:
+    """What kind of container this is; None: none that shows."""
+    if Path("/.dockerenv").exists():
+        return "docker"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    if named := os.environ.get("container") or _text("/run/systemd/container"):  # noqa: SIM112 - systemd writes it so
+        return named[:40]
+    groups = _text("/proc/1/cgroup") or ""
+    return next((kind for kind in ("kubepods", "docker", "lxc") if "/" + kind in groups), None)
+
+
+def _linger() -> Optional[bool]:
+    """Whether systemd lets this user's processes live on after logout; None without systemd."""
+    if not SYSTEMD.is_dir():
+        return None
+    import pwd
+
+    return Path("/var/lib/systemd/linger", pwd.getpwuid(os.getuid()).pw_name).exists()
+
+
+def _kills_user_processes() -> Optional[bool]:
+    """Whether systemd ends what a user leaves behind at logout; None without systemd."""
+    if not SYSTEMD.is_dir():
+        return None
+    place = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"]
+    try:
+        answer = run(["busctl", "--system", "get-property", *place, "KillUserProcesses"], timeout_s=3.0)
+    except OSError:
+        answer = None
+    if answer is not None and answer.returncode == 0:
+        return "true" in answer.stdout
+    return _configured_to_kill()
+
+
+def _configured_to_kill() -> bool:
+    """The same by logind's files: the last line that says so counts, "no" is what it does by itself."""
+    folders = (Path("/usr/lib/systemd/logind.conf.d"), Path("/etc/systemd/logind.conf.d"))
+    paths = [Path("/etc/systemd/logind.conf"), *(path for folder in folders for path in sorted(folder.glob("*.conf")))]
+    lines = [line.strip() for path in paths for line in (_text(str(path)) or "").splitlines()]
+    said = [line.partition("=")[2].strip().lower() for line in lines if line.startswith("KillUserProcesses=")]
+    return bool(said) and said[-1] in {"yes", "true", "1", "on"}

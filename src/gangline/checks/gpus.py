@@ -1,0 +1,226 @@
+"""Are the cards there, free and well?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gangline.catalog.cuda import has_bf16
+from gangline.checks.finding import Finding
+from gangline.checks.rule import Evidence, Rule, Seen, apply, each, pairs
+from gangline.inventory.facts import HostFacts, Inventory
+from gangline.inventory.hardware import Gpu
+from gangline.runs.cluster import Cluster, Host
+from gangline.units import format_bytes
+
+HELD_BYTES = 2 << 30
+"""What a desktop with a browser holds is less."""
+HELD_FRACTION = 0.1
+BUSY_PERCENT = 50
+"""A card that does nothing lowers its link."""
+SMALL_LINK = 4
+"""Lanes: 8 of 16 is what two cards in one home PC get, and costs training little."""
+
+
+def check_gpus(inventory: Inventory, cluster: Cluster) -> list[Finding]:
+    """Cards that are missing, held by others, slowed down or broken."""
+    return apply(RULES, inventory, cluster)
+
+
+def _fewer_than_slots(facts: HostFacts, host: Host) -> Iterator[Evidence]:
+    """Slots on a host whose torch cannot use the card anyway are CPU slots."""
+    on_cpu = facts.torch is not None and facts.torch.cuda is None
+    if 0 < len(facts.gpus) < host.slots and not on_cpu:
+        count = len(facts.gpus)
+        cards = "1 GPU" if count == 1 else f"{count} GPUs"
+        yield f"{host.slots} slots, {cards}: {', '.join(gpu.name for gpu in facts.gpus)}", {"count": str(count)}
+
+
+def _none_at_all(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
+    """Of a broken card or driver, other rules tell."""
+    others = [facts.host for facts in inventory.hosts if facts.gpus]
+    for facts, _ in pairs(inventory, cluster):
+        broken = facts.gpu_driver.trouble in {"mismatch", "lost"} or facts.gpu_driver.faults
+        if others and not facts.gpus and not broken:
+            yield Seen(hosts=(facts.host,), evidence=f"{facts.gpu_reason}; {', '.join(others[:4])} has GPUs")
+
+
+def _held(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        held = gpu.memory_total_bytes - gpu.memory_free_bytes
+        if not gpu.unified_memory and held > max(HELD_BYTES, HELD_FRACTION * gpu.memory_total_bytes):
+            by = ", ".join(f"{row.name or '?'} (pid {row.pid})" for row in gpu.processes[:4])
+            total = format_bytes(gpu.memory_total_bytes)
+            yield f"{_named(gpu)}: {format_bytes(held)} of {total} held" + (f" by {by}" if by else "")
+
+
+def _slowed(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        reasons = [reason for reason in gpu.throttle if reason != "power cap"]
+        if reasons:
+            heat = f" at {gpu.temperature_c} degrees" if gpu.temperature_c is not None else ""
+            yield f"{_named(gpu)}: {', '.join(reasons)}{heat}"
+
+
+def _memory_errors(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        if gpu.ecc_uncorrected:
+            yield f"{_named(gpu)}: {gpu.ecc_uncorrected} uncorrectable since the driver was loaded"
+
+
+def _mismatch(facts: HostFacts, _host: Host) -> Iterator[str]:
+    driver = facts.gpu_driver
+    if driver.trouble == "mismatch":
+        yield f"{facts.gpu_reason}" + (f"; the kernel runs {driver.module}" if driver.module else "")
+
+
+def _lost(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for fault in facts.gpu_driver.faults:
+        if fault.kind == "lost":
+            yield f"GPU {fault.index}: {fault.text}"
+    if facts.gpu_driver.trouble == "lost":
+        yield facts.gpu_reason or "a GPU is lost"
+
+
+def _without_bf16(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    cards = [(facts.host, gpu) for facts in inventory.hosts for gpu in facts.gpus if gpu.compute_capability]
+    lacking = [(host, gpu) for host, gpu in cards if not has_bf16(gpu.compute_capability or "")]
+    if 0 < len(lacking) < len(cards):
+        names = dict.fromkeys(f"{gpu.name} on {host}" for host, gpu in lacking)
+        yield Seen(hosts=tuple(dict.fromkeys(host for host, _ in lacking)), evidence=", ".join(names))
+
+
+def _narrow(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        width, best = gpu.pcie_width, gpu.pcie_width_max
+        if width and best and width <= SMALL_LINK and width < best:
+            yield f"{_named(gpu)}: {width} of {best} lanes"
+
+
+def _slow_link(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        now, best = gpu.pcie_generation, gpu.pcie_generation_max
+        if now and best and now < best and (gpu.utilization_percent or 0) >= BUSY_PERCENT:
+            yield f"{_named(gpu)}: PCIe {now}.0 instead of {best}.0 while it computes"
+
+
+def _unusable(facts: HostFacts, _host: Host) -> Iterator[str]:
+    """A container sees every card of its machine on the bus, whichever it was given."""
+    driver = facts.gpu_driver
+    if driver.trouble in {"driver-not-loaded", "no-permission", "other"}:
+        yield facts.gpu_reason or driver.trouble
+    elif driver.on_the_bus and driver.trouble == "no-library" and not facts.system.container:
+        count = driver.on_the_bus
+        yield f"{count} NVIDIA {'card' if count == 1 else 'cards'} on the bus, and no driver is installed"
+    for fault in driver.faults:
+        if fault.kind != "lost":
+            yield f"GPU {fault.index}: {fault.text}"
+
+
+def _in_instances(facts: HostFacts, _host: Host) -> Iterator[str]:
+    for gpu in facts.gpus:
+        if gpu.mig:
+            yield f"{_named(gpu)}: MIG is on"
+
+
+def _named(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.name})"
+
+
+RULES = (
+    Rule(
+        id="E-GPU-01",
+        severity="fail",
+        title="has no GPU, and other hosts have",
+        meaning="its ranks would run on the CPU; they cannot talk with those on GPUs, and would hold them up",
+        fix="take it out of the cluster file, or get its GPU to work: nvidia-smi shows it there",
+        look=_none_at_all,
+    ),
+    Rule(
+        id="E-GPU-01",
+        severity="warn",
+        title="more slots than GPUs",
+        meaning="ranks share a card: each is slower, all of them have to fit into its memory, and NCCL does not do it",
+        fix="set `slots` of this host to {count}",
+        look=each(_fewer_than_slots),
+    ),
+    Rule(
+        id="E-GPU-02",
+        severity="warn",
+        title="another program holds memory of a GPU",
+        meaning="that memory is missing for training, which may end with `out of memory`",
+        fix="end that program, or wait for it: nvidia-smi shows it there",
+        look=each(_held),
+    ),
+    Rule(
+        id="E-GPU-03",
+        severity="warn",
+        title="a GPU is slowed down",
+        meaning="every step waits for the slowest rank",
+        fix="look after its cooling and its power supply; nvidia-smi -q -d PERFORMANCE shows the reason",
+        look=each(_slowed),
+    ),
+    Rule(
+        id="E-GPU-04",
+        severity="warn",
+        title="memory errors on a GPU",
+        meaning="an uncorrectable error ends the program that meets it; a card that has some often gets more",
+        fix="restart the host; if they come again, have the card replaced",
+        look=each(_memory_errors),
+    ),
+    Rule(
+        id="E-GPU-05",
+        severity="fail",
+        title="driver and library do not match",
+        meaning="the driver was upgraded under the running system: no program can use the GPUs",
+        fix="restart the host; then hold the driver's packages back, so that they are not upgraded unattended",
+        look=each(_mismatch),
+    ),
+    Rule(
+        id="E-GPU-06",
+        severity="fail",
+        title="a GPU is lost",
+        meaning="the card does not answer on the bus any more: heat, power, a loose riser or a broken card",
+        fix="restart the host; if it comes again, check its power cables and its slot",
+        look=each(_lost),
+    ),
+    Rule(
+        id="E-GPU-07",
+        severity="info",
+        title="cards without bf16 beside cards with it",
+        meaning="one compute type serves the whole run: `precision: auto` takes fp16",
+        fix="nothing; or leave the older cards out to train in bf16",
+        look=_without_bf16,
+    ),
+    Rule(
+        id="E-GPU-08",
+        severity="warn",
+        title="a GPU has few PCIe lanes",
+        meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
+        fix="put the card into a slot with more lanes, seat it anew, or exchange its riser",
+        look=each(_narrow),
+    ),
+    Rule(
+        id="E-GPU-08",
+        severity="warn",
+        title="a GPU's PCIe link is slower than it could be",
+        meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
+        fix="set the slot's generation in the BIOS, seat the card anew, or exchange its riser",
+        look=each(_slow_link),
+    ),
+    Rule(
+        id="E-GPU-09",
+        severity="warn",
+        title="a GPU that cannot be used",
+        meaning="its ranks would run on the CPU",
+        fix="install the NVIDIA driver there, or load it: sudo modprobe nvidia; then nvidia-smi has to list the card",
+        look=each(_unusable),
+    ),
+    Rule(
+        id="E-GPU-10",
+        severity="warn",
+        title="a GPU is cut into instances",
+        meaning="a rank sees one instance only, with its part of the memory, and NCCL does not join instances",
+        fix="switch it off there: sudo nvidia-smi -mig 0",
+        look=each(_in_instances),
+    ),
+)

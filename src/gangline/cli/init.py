@@ -1,0 +1,73 @@
+"""`gangline init [HOST...]`: write cluster.yaml from names, a hostfile, or answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline.cli.output import Terminal, print_data, print_json
+from gangline.errors import UsageError
+
+
+def command(  # noqa: PLR0913  (options of a command line)
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="HOST",
+            help="what ssh is told: pc1, alice@192.168.1.10; localhost is this computer",
+            show_default=False,
+        ),
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="a hostfile of DeepSpeed or MPI", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file to write: cluster.yaml", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="what the cluster is called", show_default=False)] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="trust new host keys without a question")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace the file; go on without hosts that fail")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the file and write nothing")] = False,
+    pin: Annotated[
+        Path | None,
+        typer.Option(metavar="CLUSTER", help="read the host keys of this file again", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+) -> None:
+    """Look at hosts over SSH and write cluster.yaml. Host keys are shown before they are trusted; nothing is installed.
+
+    Exit code 4 where no host answers.
+    """
+    # the words of a cluster file cost 0.2 s, which --help does not pay
+    from gangline.app import default_home
+    from gangline.describe.init import Asked, Described, init
+    from gangline.describe.pin import Pinned
+    from gangline.describe.pin import pin as pin_again
+    from gangline.spec.load import DEFAULT
+
+    talk = Terminal()
+    done: Described | Pinned
+    if pin is not None:
+        if hosts or hostfile or output or name or force:
+            raise UsageError("--pin changes the keys of a file and nothing else", fix=f"gangline init --pin {pin}")
+        done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, talk=talk)
+    else:
+        asked = Asked(
+            home=default_home(),
+            output=output or Path(DEFAULT),
+            names=tuple(hosts or ()),
+            hostfile=hostfile,
+            name=name,
+            yes=yes,
+            force=force,
+            dry_run=dry_run,
+        )
+        done = init(asked, talk=talk)
+    talk.clear()
+    if as_json:
+        print_json(done.to_json())
+    elif dry_run:
+        print_data([done.text.rstrip("\n")])
+    if done.path is not None:
+        sys.stderr.write(f"Next: gangline check {done.path}\n")

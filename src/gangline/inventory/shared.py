@@ -1,0 +1,108 @@
+"""Is a folder the same one on all hosts? Asked by markers that are written, looked for, renamed and removed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import HostUnreachable
+from gangline.inventory.plain import plain
+from gangline.remote.transport import AGENT, Transport
+
+TURN_S = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedView:
+    """What one host saw of a folder."""
+
+    host: str
+    error: str | None = None
+    """Why it could not write there."""
+    sees: tuple[str, ...] = ()
+    """The hosts whose markers it saw; itself among them."""
+    sees_rename: bool | None = None
+    """Whether a file that another host renamed had its new name here within seconds; None: not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedProbe:
+    """What all hosts saw of a folder that should be one."""
+
+    folder: str
+    views: tuple[SharedView, ...]
+
+
+def probe_shared(folder: str, transports: Mapping[str, Transport]) -> SharedProbe:
+    """Try a folder on all hosts at once, in turns; every marker is removed at the end.
+
+    A host that does not answer is left out: other checks tell of it.
+    """
+    probe = _Probe(folder, transports)
+    try:
+        written = probe.turn("write", tuple(transports))
+        looked = probe.turn("look", tuple(transports))
+        renamer = next((host for host, answer in written.items() if "error" not in answer), None)
+        renamed = _renamed(probe, renamer, looked) if renamer is not None else {}
+    finally:
+        probe.turn("remove", tuple(transports))
+    views = [
+        SharedView(
+            host=host,
+            error=_words(written[host].get("error")),
+            sees=probe.hosts(looked[host]),
+            sees_rename=None if host not in renamed else renamer in probe.hosts(renamed[host]),
+        )
+        for host in transports
+        if not written[host].get("lost")
+    ]
+    return SharedProbe(folder=folder, views=tuple(views))
+
+
+def _renamed(probe: _Probe, renamer: str, looked: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the hosts that saw a marker see of it once it is renamed."""
+    if "error" in probe.turn("rename", (renamer,))[renamer]:
+        return {}
+    others = tuple(host for host, answer in looked.items() if host != renamer and renamer in probe.hosts(answer))
+    return probe.turn("renamed", others)
+
+
+def _words(error: Any) -> str | None:
+    return None if error is None else plain(str(error))[:300]
+
+
+class _Probe:
+    """One round of markers; hosts are numbers in their names, whatever the hosts are called."""
+
+    def __init__(self, folder: str, transports: Mapping[str, Transport]) -> None:
+        self._folder = folder
+        self._transports = transports
+        self._id = secrets.token_hex(8)
+        self._numbers = {host: f"h{number}" for number, host in enumerate(transports)}
+
+    def turn(self, word: str, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Have one thing done on hosts at the same time."""
+        if not hosts:
+            return {}
+        with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+            return dict(zip(hosts, pool.map(lambda host: self._ask(host, word), hosts), strict=True))
+
+    def hosts(self, answer: Mapping[str, Any]) -> tuple[str, ...]:
+        """The hosts whose markers an answer names."""
+        seen = answer.get("seen")
+        return tuple(host for host, mark in self._numbers.items() if isinstance(seen, list) and mark in seen)
+
+    def _ask(self, host: str, word: str) -> dict[str, Any]:
+        request = {"folder": self._folder, "probe": self._id, "mine": self._numbers[host], "do": word}
+        try:
+            result = self._transports[host].run((AGENT, "shared"), stdin=json.dumps(request).encode(), timeout_s=TURN_S)
+            answer = json.loads(result.stdout)
+        except HostUnreachable as error:
+            return {"error": error.what, "lost": True}
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
+            return {"error": str(error) or type(error).__name__}
+        return answer if isinstance(answer, dict) else {"error": "it does not answer in JSON"}

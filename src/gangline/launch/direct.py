@@ -1,0 +1,188 @@
+"""The backend of hosts that we start ourselves, here or over ssh: one guard and one torchrun each."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import PurePath
+from typing import Any
+
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request
+from gangline.launch.fanout import failed, on_each
+from gangline.launch.look import Looks, look
+from gangline.launch.program import WORKER, Program
+from gangline.launch.render import render
+from gangline.remote.transport import AGENT, Transport
+from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang
+
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
+VERIFY_TIMEOUT_S = 30.0
+PAUSE_S = 0.05
+
+
+class DirectBackend:
+    """torchrun on every host, under a guard.
+
+    num_cpus: cores of this computer, dealt to the ranks if all hosts are on it.
+    """
+
+    def __init__(self, *, num_cpus: int | None = None) -> None:
+        self._num_cpus = num_cpus if num_cpus is not None else os.cpu_count()
+        self._looks = Looks()
+
+    def render(
+        self,
+        cluster: Cluster,
+        gang: Gang,
+        *,
+        port: int,
+        networks: Networks | None = None,
+        program: Program | None = None,
+    ) -> Request:
+        """See `Backend.render`; `port` is free on the head."""
+        return render(
+            cluster, gang, port=port, networks=networks or {}, program=program or WORKER, num_cpus=self._num_cpus
+        )
+
+    def start(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        epoch: int = 1,
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        """See `Backend.start`.
+
+        The head is first and alone: of many who want the same hosts one gets the head's slots, and then all others.
+        """
+        request.require_whole()
+        asked = {"epoch": epoch, "secrets": dict(secrets or {})}
+        begun: list[str] = []
+        try:
+            for names in (request.names[:1], request.names[1:]):
+                begun += names
+                outcomes = on_each(
+                    request.on(names).hosts, lambda part: _start_guard(part, transports[part.host], asked)
+                )
+                if problems := failed(outcomes):
+                    raise _as_one(problems)
+        except BaseException as error:  # all or nothing
+            left = self._end(request.on(begun), transports, epoch=epoch)
+            if left and isinstance(error, GanglineError):
+                error.seen = "\n".join([error.seen, *(f"left on {each.host}: {each.what}" for each in left)])
+            raise
+
+    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+        """See `Backend.poll`. Costs a few small reads per host, all hosts at once."""
+        return self._looks.at(request, transports)
+
+    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+        """See `Backend.announce`."""
+        return _give(request, transports, {"epoch": epoch, "order": None})
+
+    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
+        """See `Backend.stop`. Where the guard is gone, what it left is ended here and at once."""
+        return _give(request, transports, {"epoch": epoch, "order": "kill" if now else "stop"})
+
+    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+        """See `Backend.verify`."""
+        outcomes = on_each(request.hosts, lambda part: _left(part, transports[part.host]))
+        found: list[Leftover] = []
+        for host, outcome in outcomes.items():
+            if isinstance(outcome, (HostUnreachable, OSError)):
+                found.append(Leftover(host=host, kind="unknown", what=str(outcome).splitlines()[0]))
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                found += outcome
+        return found
+
+    def _end(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[Leftover]:
+        """Kill what was started and wait until it is gone; what is not."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        self.stop(request, transports, now=True, epoch=epoch)
+        while time.monotonic() < deadline:
+            if all(status.phase != "running" for status in self.poll(request, transports)):
+                break
+            time.sleep(PAUSE_S)
+        self.stop(request, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
+        return self.verify(request, transports)
+
+
+def _start_guard(part: HostRequest, transport: Transport, asked: Mapping[str, Any]) -> None:
+    stdin = json.dumps({"request": asdict(part), **asked}).encode()
+    try:
+        result = transport.run(part.guard_argv, stdin=stdin, timeout_s=START_TIMEOUT_S)
+    except TimeoutError as error:
+        raise HostUnreachable(
+            f"{part.host}: the guard did not start",
+            seen=str(error),
+            fix="look at the load of that host, try again",
+        ) from error
+    if result.returncode:
+        words = _words(result.stdout)
+        tail = "\n".join(result.stderr.splitlines()[-40:])
+        raise RunFailed(
+            f"{part.host}: {words['what']}" if words else f"{part.host}: the guard did not start",
+            seen=words["seen"] if words else f"{' '.join(part.guard_argv)} ended with {result.returncode}: {tail}",
+            fix=words["fix"] if words else f"its log, if there is one: {part.folder}/guard.log",
+        )
+
+
+def _words(stdout: str) -> dict[str, str] | None:
+    """What the guard itself says of why it does not stand."""
+    try:
+        words = json.loads(stdout.strip().splitlines()[-1])
+        return {name: str(words[name]) for name in ("what", "seen", "fix")}
+    except (IndexError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _as_one(problems: Mapping[str, Exception]) -> Exception:
+    """One error for all hosts on which it failed: the first, with what the others say."""
+    first, *others = problems.values()
+    if others and isinstance(first, GanglineError):
+        first.seen = "\n".join([first.seen, *(str(other).splitlines()[0] for other in others)])
+    return first
+
+
+def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
+    """Give an order to every guard; the hosts that could not be told."""
+    outcomes = on_each(request.hosts, lambda part: _give_one(part, transports[part.host], order))
+    problems = failed(outcomes)
+    for problem in problems.values():
+        if not isinstance(problem, (HostUnreachable, OSError)):
+            raise problem
+    return list(problems)
+
+
+def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
+    phase = look(part, transport).phase
+    if phase in {"starting", "running"}:
+        transport.write(PurePath(part.folder) / f"order-{order['epoch']}.json", json.dumps(order).encode())
+    elif (phase == "lost" and order["order"] is not None) or (phase == "ended" and order["order"] == "kill"):
+        stdin = json.dumps({"request": asdict(part)}).encode()
+        transport.run((*part.guard_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)
+
+
+def _left(part: HostRequest, transport: Transport) -> list[Leftover]:
+    asked = {"requests": [asdict(part)], "port": part.meet[1] if part.meet else None}
+    result = transport.run((AGENT, "left"), stdin=json.dumps(asked).encode(), timeout_s=VERIFY_TIMEOUT_S)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        raise HostUnreachable(f"{part.host}: cannot look for what is left", seen=result.stderr[-2000:]) from None
+    rows = [
+        *(("process", f"process {each['pid']} ({each['why']}): {each['command']}") for each in found["processes"]),
+        *(("port", f"port {each}") for each in found["ports"]),
+        *(("lease", f"slot {each}") for each in found["leases"]),
+        *(("gpu", f"{each['memory_mib']} MiB on a GPU, process {each['pid']}") for each in found["gpus"]),
+    ]
+    return [Leftover(host=part.host, kind=kind, what=what) for kind, what in rows]  # type: ignore[arg-type]

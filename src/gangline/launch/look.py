@@ -1,0 +1,156 @@
+"""Looking at hosts: a few small reads each, all hosts at once, and a dead one keeps nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from gangline.errors import HostUnreachable
+from gangline.launch.backend import HostRequest, HostStatus, RankSigns, Request, StartSigns
+from gangline.remote.transport import Transport
+from gangline.runs.process import parse_stat
+
+AT_ONCE = 32
+PATIENCE_S = 5.0
+"""How long a host that answered the last time may take before it counts as unreachable."""
+RANK_PID = re.compile(r"rank-\d+\.pid")
+
+_Key = tuple[str, str]
+
+
+def _key(part: HostRequest) -> _Key:
+    return part.host, part.folder
+
+
+class Looks:
+    """Statuses of hosts. A look that hangs goes on in the background; till it ends its host is unreachable."""
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="gangline look")
+        self._begun: dict[_Key, tuple[float, Future[HostStatus]]] = {}
+        """Looks that have not ended, and when they began."""
+        self._answers: dict[_Key, bool] = {}
+        """Whether the host of a part answered the last time; not there: nobody has looked yet."""
+        self._silent_since: dict[_Key, float] = {}
+
+    def at(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+        """How every host is doing, in the order of the request."""
+        for part in request.hosts:
+            if _key(part) not in self._begun:
+                future = self._pool.submit(look, part, transports[part.host])
+                self._begun[_key(part)] = (time.monotonic(), future)
+        deadline = time.monotonic() + self._patience_s
+        for part in request.hosts:
+            self._await(_key(part), deadline)
+        return [self._status(part) for part in request.hosts]
+
+    def _await(self, key: _Key, deadline: float) -> None:
+        _, future = self._begun[key]
+        if self._answers.get(key) is None:
+            wait([future])  # the transport knows when to give up
+        elif self._answers[key]:
+            wait([future], max(0.0, deadline - time.monotonic()))
+
+    def _status(self, part: HostRequest) -> HostStatus:
+        begun, future = self._begun[_key(part)]
+        if not future.done():
+            return self._silent(part, f"no answer for {time.monotonic() - begun:.0f} s")
+        del self._begun[_key(part)]
+        try:
+            status = future.result()
+        except (HostUnreachable, OSError) as error:
+            return self._silent(part, str(error).splitlines()[0])
+        self._answers[_key(part)] = True
+        self._silent_since.pop(_key(part), None)
+        return status
+
+    def _silent(self, part: HostRequest, why: str) -> HostStatus:
+        self._answers[_key(part)] = False
+        since = self._silent_since.setdefault(_key(part), time.time())
+        return HostStatus(host=part.host, phase="unreachable", why=why, since=since)
+
+
+def look(part: HostRequest, transport: Transport) -> HostStatus:
+    """How one host is doing; raises HostUnreachable."""
+    folder = PurePath(part.folder)
+    record = _read(transport, folder / "exit.json")
+    if record is None:
+        said = _read(transport, folder / "status.json") or _read(transport, folder / "guard.json")
+        if said is None:
+            return HostStatus(host=part.host, phase="starting")
+        if _runs(transport, said):
+            return _running(part.host, said)
+        # It may have ended between the two looks.
+        record = _read(transport, folder / "exit.json")
+        if record is None:
+            return replace(_running(part.host, said), phase="lost")
+    return HostStatus(
+        host=part.host,
+        phase="ended",
+        returncode=record["returncode"],
+        error=record["error"],
+        reason=record["reason"],
+        failures=tuple(record["failures"]),
+        console_tail=tuple(record["console_tail"]),
+        epoch=record.get("epoch"),
+    )
+
+
+def outlives_guard(part: HostRequest, transport: Transport) -> bool:
+    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone."""
+    if look(part, transport).phase != "lost":
+        return False
+    guard = _read(transport, PurePath(part.folder) / "guard.json") or {}
+    torchrun = {"pid": guard.get("torchrun_pid"), "start_ticks": guard.get("torchrun_start_ticks")}
+    folder = PurePath(part.rank_files)
+    wanted = {f"rank-{rank}.pid" for rank in part.ranks}
+    names = [name for name in transport.names(folder) if name in wanted or (not wanted and RANK_PID.fullmatch(name))]
+    ranks = [record for name in names if (record := _read(transport, folder / name)) is not None]
+    return any(_runs(transport, record) for record in [torchrun, *ranks])
+
+
+def _running(host: str, said: Mapping[str, Any]) -> HostStatus:
+    return HostStatus(
+        host=host,
+        phase="running",
+        failures=tuple(said.get("failures", ())),
+        beat=said.get("beat"),
+        epoch=said.get("epoch"),
+        signs=_signs(said["start"]) if "start" in said else None,
+    )
+
+
+def _signs(start: Mapping[str, Any]) -> StartSigns:
+    ranks = [
+        RankSigns(rank=int(rank), phase=row["phase"], has_torch=row["torch"], has_met=row["met"])
+        for rank, row in start["ranks"].items()
+    ]
+    ranks.sort(key=lambda row: row.rank)
+    return StartSigns(
+        launcher=start["launcher"], met=start["met"], ranks=tuple(ranks), waits_for=tuple(start["waits_for"])
+    )
+
+
+def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
+    """Whether the process of a record with "pid" and "start_ticks" runs there."""
+    try:
+        stat = transport.read(PurePath(f"/proc/{record['pid']}/stat"), limit=4096)
+    except FileNotFoundError:
+        return False
+    process = parse_stat(record["pid"], stat) if stat else None
+    return process is not None and process.start_ticks == record["start_ticks"]
+
+
+def _read(transport: Transport, path: PurePath) -> Any:
+    """A JSON document; None where it is not there, or damaged as after a power cut."""
+    try:
+        return json.loads(transport.read(path))
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,106 @@
+"""What torchrun starts as each rank: our worker, or the words of the user. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Literal
+
+from gangline.errors import UsageError
+
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+LAUNCHERS = {
+    "torchrun": "torchrun",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+    "mpirun": "mpirun",
+    "mpiexec": "mpiexec",
+    "horovodrun": "horovodrun",
+    "srun": "srun",
+    "sbatch": "sbatch",
+    "accelerate launch": "accelerate launch",
+    "colossalai run": "colossalai run",
+    "tune run": "tune run",
+}
+"""Commands that start ranks themselves."""
+LAUNCHER_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+SHIM = "rank_start.py"
+"""The file that the guard lays beside its own, and which becomes the user's program (gangline.agent.rank_start)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs."""
+
+    kind: Literal["worker", "command"] = "worker"
+    """worker: our trainer. command: the user's own, which knows nothing of gangline."""
+    argv: tuple[str, ...] = ()
+    """command: the user's words."""
+    cwd: str | None = None
+    """command: where it runs, a folder on every host; one that is not absolute lies in the host's work folder."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables on top of those of the host."""
+
+
+WORKER = Program()
+
+
+def rank_words(words: tuple[str, ...], *, python: str) -> tuple[str, ...]:
+    """The user's words as a command that starts one rank. python: of the host.
+
+    A script (`train.py`) or a module (`-m package.train`) is run by the host's Python; `python` means that Python, too;
+    any other program is started as it is. Raises UsageError for programs that start ranks themselves.
+    """
+    require_runnable(words)
+    first, *rest = words
+    if first.endswith(".py") or first == "-m":
+        return (python, *words)
+    if PYTHON.fullmatch(PurePosixPath(first).name) and "/" not in first:
+        return (python, *rest)
+    return words
+
+
+def require_runnable(words: tuple[str, ...]) -> None:
+    """Raise UsageError for words that cannot be the program of a rank."""
+    if not words:
+        raise UsageError("there is nothing to run", fix="gangline run -- train.py --option value")
+    name = _launcher(words)
+    if name is not None:
+        raise UsageError(
+            f"{name} starts ranks itself, and so does gangline: every rank would start a gang of its own",
+            seen=" ".join(words),
+            fix="name the script that it would start, with the script's own options: gangline run -- train.py ...",
+        )
+    if words[0].startswith("-") and (words[0] != "-m" or len(words) == 1):
+        raise UsageError(
+            f"{words[0]} is no program",
+            seen="expected a script, -m and a module, or a program",
+            fix="gangline run -- train.py --option value",
+        )
+
+
+def _launcher(words: tuple[str, ...]) -> str | None:
+    """The launcher that the words would start, if they do."""
+    module = _module(words)
+    if module is not None:
+        return LAUNCHER_MODULES.get(module)
+    name = PurePosixPath(words[0]).name
+    return LAUNCHERS.get(name) or LAUNCHERS.get(f"{name} {words[1]}" if len(words) > 1 else name)
+
+
+def _module(words: tuple[str, ...]) -> str | None:
+    """The module that Python would run, if that is what the words ask for."""
+    is_python = PYTHON.fullmatch(PurePosixPath(words[0]).name) is not None
+    if "-m" not in words[:-1] or not (is_python or words[0] == "-m"):
+        return None
+    position = words.index("-m")
+    options = words[1:position]
+    if any(not word.startswith("-") for word in options if is_python):
+        return None  # it belongs to the script
+    return words[position + 1]

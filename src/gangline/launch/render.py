@@ -1,0 +1,91 @@
+"""Exactly what is started on hosts that we start ourselves: torchrun with a static rendezvous by IP address. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gangline.launch.backend import HostRequest, Networks, Request
+from gangline.launch.env import is_one_machine, rank_env
+from gangline.launch.program import SHIM, Program, rank_words
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.gang import Gang
+from gangline.runs.layout import RunLayout
+
+LOOPBACK = "127.0.0.1"
+IMPORT_S = 300
+"""Hosts import torch at very different speeds: launchers that are ready wait so long for the others."""
+JOIN_TIMEOUT_S = 600.0
+"""On top of the ranks' own deadline: when a guard ends ranks that have not joined. The supervisor is faster."""
+
+
+def render(
+    cluster: Cluster, gang: Gang, *, port: int, networks: Networks, program: Program, num_cpus: int | None
+) -> Request:
+    """See `Backend.render`."""
+    hosts = {host.name: host for host in cluster.hosts}
+    parts = []
+    for name in gang.hosts:
+        env = rank_env(cluster, hosts[name], network=networks.get(name), program=program, num_cpus=num_cpus)
+        parts.append(_part(cluster, gang, hosts[name], port=port, env=env, program=program))
+    return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=tuple(parts), world_size=gang.world_size)
+
+
+def _part(
+    cluster: Cluster, gang: Gang, host: Host, *, port: int, env: Mapping[str, str], program: Program
+) -> HostRequest:
+    layout = RunLayout(Path(host.workdir), gang.run_id)
+    attempt = layout.attempt(gang.attempt)
+    folder = attempt / host.name
+    ranks = [number for number, rank in enumerate(gang.ranks) if rank.host == host.name]
+    master = LOOPBACK if is_one_machine(cluster) else cluster.head.address
+    words = _worker(layout, gang.attempt) if program.kind == "worker" else _command(host, program, attempt, folder)
+    return HostRequest(
+        host=host.name,
+        folder=str(folder),
+        rank_files=str(attempt),
+        argv=(*_torchrun(cluster, gang, host, port=port), *words),
+        env=dict(env),
+        run_id=gang.run_id,
+        attempt=gang.attempt,
+        cwd=None if program.cwd is None else str(Path(host.workdir, program.cwd)),
+        program=program.kind,
+        join_timeout_s=gang.init_timeout_s + JOIN_TIMEOUT_S if program.kind == "worker" else None,
+        ranks=tuple(ranks),
+        devices=tuple(gang.ranks[rank].device for rank in ranks),
+        slots=host.slots,
+        leases=str(Path(host.workdir, "leases", host.name)),
+        meet=(master, port),
+    )
+
+
+def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:
+    one_machine = is_one_machine(cluster)
+    attempt = RunLayout(Path(host.workdir), gang.run_id).attempt(gang.attempt)
+    options = {
+        "--nnodes": len(gang.hosts),
+        "--nproc-per-node": gang.num_ranks(host.name),
+        "--node-rank": gang.hosts.index(host.name),
+        "--rdzv-backend": "static",
+        "--rdzv-id": f"{gang.run_id}-{gang.attempt}",
+        "--rdzv-conf": f"timeout={round(gang.init_timeout_s) + IMPORT_S}",
+        "--master-addr": LOOPBACK if one_machine else cluster.head.address,
+        "--master-port": port,
+        "--local-addr": LOOPBACK if one_machine else host.address,
+        "--max-restarts": 0,
+        "--monitor-interval": 0.5,
+        "--shutdown-timeout": 10,
+        # Else torchrun leaves a folder in /tmp.
+        "--log-dir": attempt / host.name / "torchrun",
+    }
+    words = tuple(str(word) for option in options.items() for word in option)
+    return host.argv("-m", "torch.distributed.run", *words)
+
+
+def _worker(layout: RunLayout, attempt: int) -> tuple[str, ...]:
+    return ("-m", "gangline.worker", "train", str(layout.job), str(layout.gang(attempt)), str(layout.root))
+
+
+def _command(host: Host, program: Program, rank_files: Path, folder: Path) -> tuple[str, ...]:
+    words = rank_words(program.argv, python=host.python)
+    return ("--no-python", host.python, str(folder / SHIM), str(rank_files), *words)

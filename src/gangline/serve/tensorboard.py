@@ -1,0 +1,94 @@
+"""TensorBoard of a run: it runs where the figures are, on loopback only, and is brought here through ssh."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path, PurePath
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.remote.terminal import LOOPBACK, forward, interactive
+from gangline.remote.transport import AGENT, Result, Transport
+from gangline.runs.cluster import Host
+
+PORTS = (16006, 16999)
+START_S = 60.0
+"""Importing TensorBoard takes seconds."""
+SHOWN_S = 7 * 86400.0
+POLL_S = 0.3
+
+
+def show_tensorboard(
+    host: Host, transport: Transport, folder: Path, *, on_ready: Callable[[str], None], wait: Callable[[], None]
+) -> None:
+    """Show the event files in `folder` of a host until `wait` returns; `on_ready` gets the address to open.
+
+    Raises RunFailed where it does not start. It ends with this command, however that ends.
+    """
+    port = _free_port(host, transport)
+    argv = host.argv("-m", "tensorboard.main", "--logdir", str(folder), "--host", LOOPBACK, "--port", str(port))
+    if host.transport == "local":
+        on_ready(f"http://{LOOPBACK}:{port}/")
+        interactive(host, argv)
+        return
+    program = _Program(transport, argv, host.code_env)
+    program.thread.start()
+    with forward(host, port) as near:
+        address = f"http://{LOOPBACK}:{near}/"
+        _await(address, program, host)
+        on_ready(address)
+        wait()
+
+
+class _Program:
+    """A command on a host that stays until its transport is closed."""
+
+    def __init__(self, transport: Transport, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        self.result: Result | GanglineError | None = None
+        self._how = (transport, argv, env)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        transport, argv, env = self._how
+        try:
+            self.result = transport.run(argv, env=env, timeout_s=SHOWN_S)
+        except GanglineError as error:
+            self.result = error
+
+
+def _await(address: str, program: _Program, host: Host) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if program.result is not None:
+            raise _failed(host, program.result)
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            time.sleep(POLL_S)
+        else:
+            return
+    raise _failed(host, None)
+
+
+def _failed(host: Host, result: Result | GanglineError | None) -> GanglineError:
+    if isinstance(result, GanglineError):
+        return result
+    said = f"no answer within {START_S:.0f} s" if result is None else "\n".join(result.stderr.splitlines()[-8:])
+    return RunFailed(
+        f"{host.name}: TensorBoard did not start",
+        seen=said,
+        fix="its environment must have tensorboard; gangline's own lock does",
+    )
+
+
+def _free_port(host: Host, transport: Transport) -> int:
+    asked = {"address": LOOPBACK, "range": list(PORTS), "claims": str(PurePath(host.workdir, "ports")), "hold_s": 60.0}
+    result = transport.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+    port = json.loads(result.stdout)["port"] if result.returncode == 0 else None
+    if port is None:
+        raise RunFailed(f"{host.name}: no port for TensorBoard", seen=result.stderr[-400:] or "all are taken", fix="")
+    return int(port)

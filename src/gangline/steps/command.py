@@ -1,0 +1,128 @@
+"""A run of the user's own command: what is written down of it, and its gang."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from gangline.errors import UsageError
+from gangline.launch.program import Program, require_runnable
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import read_json
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import build
+from gangline.runs.layout import RunLayout
+from gangline.steps.begin import start_attempt
+from gangline.steps.equip import Ready
+from gangline.steps.seams import Means, Talk
+from gangline.sync.place import write_documents
+from gangline.sync.project import Project, foresee_project, place_project, verify_project
+
+COMMAND_FILE = "command.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the user asked to be run on every host."""
+
+    home: Path
+    words: tuple[str, ...]
+    folder: Path
+    """What is copied to every host, and where the command runs."""
+    cluster: Path | None = None
+    resume_flag: str | None = None
+    """Words added when it is started again."""
+
+    @property
+    def name(self) -> str:
+        """What the run is called: the script."""
+        script = next((word for word in self.words if word.endswith(".py")), self.words[0])
+        return PurePath(script).stem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRecord:
+    """command.json: what every attempt of such a run starts."""
+
+    words: tuple[str, ...]
+    resume_words: tuple[str, ...] | None
+    """What to add when it is started again; None: it cannot be."""
+    folder: str
+    """Where it came from, on this computer."""
+    project: dict[str, Any]
+    """What was copied: commit, whether it was changed, the hash of all files."""
+
+    def words_of(self, attempt: int) -> tuple[str, ...]:
+        """The command of one attempt."""
+        return self.words if attempt == 1 else (*self.words, *(self.resume_words or ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for command.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def load(layout: RunLayout) -> CommandRecord | None:
+        """The command of a run; None where it is a job."""
+        try:
+            return build(CommandRecord, read_json(layout.folder / COMMAND_FILE))
+        except FileNotFoundError:
+            return None
+
+
+def draft(order: Command) -> CommandRecord:
+    """What is known of it before anything is copied; raises UsageError for words that cannot be a rank's program."""
+    require_runnable(order.words)
+    flag = order.resume_flag
+    return CommandRecord(
+        words=order.words,
+        resume_words=None if flag is None else tuple(shlex.split(flag)),
+        folder=str(order.folder.absolute()),
+        project={},
+    )
+
+
+def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number: int, means: Means) -> None:
+    """Bring the user's folder to every host, verify it there byte for byte, and start the command in it."""
+    project = place_project(Path(record.folder), ready.cluster, means.transports, tell=means.talk)
+    record = dataclasses.replace(record, project=project.to_json())
+    write_documents(layout, {"command": record.to_json()})
+    verify_project(project, ready.cluster, means.transports)
+    gang = command_gang(ready.cluster, layout.run_id, number)
+    start_attempt(layout, ready, gang, means, program=program_of(record, number))
+
+
+def foresee_project_of(record: CommandRecord, *, talk: Talk) -> CommandRecord:
+    """The record as it will be once the folder was copied; copies nothing."""
+    project = foresee_project(Path(record.folder), tell=talk)
+    return dataclasses.replace(record, project=project.to_json())
+
+
+def program_of(record: CommandRecord, attempt: int) -> Program:
+    """What every rank of an attempt runs, and where: below the work folder of its host."""
+    project = Project.from_json(record.project)
+    cwd = project.folder(_SOMEWHERE).relative_to(_SOMEWHERE.workdir)
+    return Program(kind="command", argv=record.words_of(attempt), cwd=str(cwd))
+
+
+_SOMEWHERE = Host(name="somewhere", workdir="/somewhere", python="")
+
+
+def require_resumable(run_id: str, record: CommandRecord) -> None:
+    """Only the user's script knows how it goes on; raises UsageError where nobody said with which words."""
+    if record.resume_words is None:
+        raise UsageError(
+            f"{run_id} runs a command of yours, and nothing says how it goes on",
+            seen="it was started without --resume-flag",
+            fix='start it anew: gangline run --resume-flag "--resume_from_checkpoint last" -- CMD',
+        )
+
+
+def command_gang(cluster: Cluster, run_id: str, attempt: int) -> Gang:
+    """One rank for every slot; what they do is theirs."""
+    ranks = tuple(
+        GangRank(host=host.name, share=0, device=index) for host in cluster.hosts for index in range(host.slots)
+    )
+    return Gang(run_id=run_id, attempt=attempt, ranks=ranks)

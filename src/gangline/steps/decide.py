@@ -1,0 +1,49 @@
+"""Look, plan, judge: what was asked, seen and decided before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.checks.finding import Finding
+from gangline.inventory.facts import Inventory
+from gangline.planning.explain import explain
+from gangline.planning.plan import Plan, make_plan
+from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
+from gangline.steps.look import Sight, Wish, look
+from gangline.steps.seams import Means
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was asked, seen and decided before anything is changed."""
+
+    job: Job
+    cluster: Cluster
+    sight: Sight
+    plan: Plan
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the hosts said of themselves."""
+        return self.sight.inventory
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is not as it should be."""
+        return self.sight.findings
+
+    def documents(self) -> dict[str, Any]:
+        """The files of the run directory that say so, but for the hosts: cluster.json is for who starts the gang."""
+        return {"job": self.job.to_json(), "plan": self.plan.to_json(), **self.sight.documents()}
+
+
+def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
+    """Look, plan, judge; everything that is found is told. Changes nothing."""
+    sight = look(cluster, Wish(), means, silent=True)
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
+    drafted = make_plan(job, cluster, gpus)
+    for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):
+        means.talk.say(line)
+    return Decision(job=job, cluster=cluster, sight=sight, plan=drafted)

@@ -1,0 +1,169 @@
+"""Who keeps the records of a run: this computer, or the head that looks after it while this computer is away.
+
+Where the head keeps them, this computer has a copy of what people ask for (state.json and what each attempt said),
+renewed whenever the head answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from gangline.errors import HostUnreachable
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json, write_atomic, write_json
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId, parse_stat
+from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
+from gangline.steps.reach import reach, read_cluster
+from gangline.steps.seams import Seams, Transports
+from gangline.sync.place import host_layout
+from gangline.watch.follow import View
+
+KEEPER_FILE = "keeper.json"
+ATTEMPT_FILES = ("request.json", "outcome.json", "board.json")
+"""What the supervisor writes of an attempt, and people want to see here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """keeper.json: who looks after the run, and why not the head if it is not."""
+
+    host: str | None = None
+    """The host whose supervisor looks after the run; None: this computer."""
+    why_not: tuple[str, ...] = ()
+    """Why the head does not: then nobody looks after the run while this computer is away."""
+
+    @property
+    def unattended(self) -> bool:
+        """Whether somebody looks after the run while this computer is away."""
+        return self.host is not None
+
+    def save(self, layout: RunLayout) -> None:
+        """Write keeper.json."""
+        write_json(layout.folder / KEEPER_FILE, {"host": self.host, "why_not": list(self.why_not)})
+
+    @staticmethod
+    def load(layout: RunLayout) -> Keeping:
+        """Read keeper.json; a run without one is kept here."""
+        try:
+            data = read_json(layout.folder / KEEPER_FILE)
+        except FileNotFoundError:
+            return Keeping()
+        return Keeping(host=data.get("host"), why_not=tuple(data.get("why_not", ())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A run that exists already, and the ways to its hosts."""
+
+    layout: RunLayout
+    """This computer's records of it."""
+    cluster: Cluster
+    transports: Transports
+    keeping: Keeping
+
+    @property
+    def keeper(self) -> Transport | None:
+        """The way to the host that keeps the records; None: this computer keeps them."""
+        return None if self.keeping.host is None else self.transports[self.keeping.host]
+
+    @property
+    def kept(self) -> RunLayout:
+        """Where the records lie, on the host that keeps them."""
+        if self.keeping.host is None:
+            return self.layout
+        return host_layout(self.cluster.host(self.keeping.host), self.layout.run_id)
+
+    def record(self) -> RunRecord:
+        """Where the run stands now; where its keeper does not answer, what was last heard, and that it is old."""
+        keeper = self.keeper
+        if keeper is None or _is_prepared_here(self.layout):
+            return read_record(self.layout)
+        try:
+            copy_records(self.layout, self.kept, keeper)
+            return read_record(self.layout, is_alive=lambda process: runs_there(keeper, process))
+        except HostUnreachable as error:
+            last = read_record(self.layout, is_alive=lambda _process: True)
+            return last if last.ended else replace(last, silent=f"{self.keeping.host}: {error.what}")
+
+    def view(self) -> View:
+        """Where the run is read, to follow it."""
+        head = self.cluster.head
+        head_layout = host_layout(head, self.layout.run_id)
+        transport = self.transports[head.name]
+        return View(layout=self.layout, head=transport, head_layout=head_layout, read=self.record)
+
+
+@contextlib.contextmanager
+def opened(prefix: str, *, home: Path, seams: Seams) -> Iterator[Opened]:
+    """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
+    layout = find_run(home, prefix)
+    cluster = read_cluster(layout)
+    with reach(cluster, seams) as transports:
+        yield Opened(layout=layout, cluster=cluster, transports=transports, keeping=Keeping.load(layout))
+
+
+def all_records(home: Path, seams: Seams) -> list[RunRecord]:
+    """All runs, newest first; heads that keep runs which have not ended are asked, all at the same time."""
+    layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        records = list(pool.map(lambda layout: _record(layout, seams), layouts))
+    return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+
+
+def _record(layout: RunLayout, seams: Seams) -> RunRecord:
+    here = read_record(layout, is_alive=lambda _process: True)
+    if here.ended or Keeping.load(layout).host is None:
+        return read_record(layout)
+    with opened(layout.run_id, home=layout.root, seams=seams) as run:
+        return run.record()
+
+
+def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
+    """Renew this computer's copy; raises HostUnreachable. What the keeper does not have is left as it is."""
+    state = _read(keeper, there.state)
+    if state is None:
+        return
+    write_atomic(here.state, state)
+    number = int(json.loads(state).get("attempt", 0))
+    here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ATTEMPT_FILES:
+        if (data := _read(keeper, there.attempt(number) / name)) is not None:
+            write_atomic(here.attempt(number) / name, data)
+
+
+def hand_over(here: RunLayout, there: RunLayout, keeper: Transport, *, attempt: int, documents: dict[str, Any]) -> None:
+    """Give the records of an attempt to the host that will look after it. `documents`: path below the run -> JSON."""
+    for path in (here.state, here.attempt(attempt) / "request.json"):
+        keeper.write(there.folder / path.relative_to(here.folder), path.read_bytes())
+    for name, value in documents.items():
+        keeper.write(there.folder / name, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def runs_there(keeper: Transport, process: ProcessId) -> bool:
+    """Whether that very process runs on the keeper's host."""
+    try:
+        stat = keeper.read(PurePath(f"/proc/{process.pid}/stat"), limit=4096)
+    except FileNotFoundError:
+        return False
+    return bool(stat) and parse_stat(process.pid, stat) == process
+
+
+def _is_prepared_here(layout: RunLayout) -> bool:
+    """Whether a command on this computer prepares an attempt right now: then this computer knows best."""
+    record = read_record(layout)
+    return record.phase == "preparing"
+
+
+def _read(transport: Transport, path: PurePath) -> bytes | None:
+    try:
+        return transport.read(path)
+    except FileNotFoundError:
+        return None

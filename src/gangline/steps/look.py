@@ -1,0 +1,120 @@
+"""Look at the hosts of a cluster and say what is good and what is not. Changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.checks.finding import Finding
+from gangline.checks.judge import FAMILIES, judge, prefixes, skipped
+from gangline.inventory.disk import probe_disks
+from gangline.inventory.facts import Inventory
+from gangline.inventory.gather import gather
+from gangline.inventory.nics import NetworkChoice, is_one_machine, rank_network
+from gangline.inventory.pairs import Skipped, Tier
+from gangline.inventory.probe import probe_pairs
+from gangline.inventory.same import compare
+from gangline.inventory.shared import probe_shared
+from gangline.runs.cluster import Cluster
+from gangline.steps.seams import Means, Talk, Transports
+
+TRAFFIC = ("network", "clocks", "security")
+"""Families that need traffic between the hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How closely to look."""
+
+    tier: Tier = "quick"
+    only: tuple[str, ...] = ()
+    """Names of families, or beginnings of ids; empty: everything."""
+    own_worker: bool = True
+    """Whether gangline's trainer will run, which needs packages."""
+    paths: tuple[str, ...] = ()
+    """Models or data that should be the same on every host."""
+
+    def wants(self, *families: str) -> bool:
+        """Whether anything of these families is asked for."""
+        wanted = prefixes(self.only)
+        ours = [prefix for family in families for prefix in FAMILIES[family].prefixes]
+        return any(one.startswith(other) or other.startswith(one) for one in ours for other in wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen of a cluster, and what it means."""
+
+    cluster: Cluster
+    inventory: Inventory
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+    """What was not checked, and why."""
+    networks: Mapping[str, NetworkChoice]
+    """Which interface each host's ranks use, and the variables that say so."""
+    seconds: float
+    """How long it took to look."""
+
+    @property
+    def rank_variables(self) -> dict[str, dict[str, str]]:
+        """The variables alone, by host."""
+        return {host: dict(choice.env) for host, choice in self.networks.items()}
+
+    def documents(self) -> dict[str, Any]:
+        """The files of the run directory that say so."""
+        return {
+            "inventory": self.inventory.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+            "networks": {host: dataclasses.asdict(choice) for host, choice in self.networks.items()},
+        }
+
+
+OWN_PROGRAM = Wish(own_worker=False)
+"""For the user's own command."""
+
+
+def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) -> Sight:
+    """Read every host, try what lies between them, judge, and tell what is not as it should be; `silent`: do not."""
+    begun, transports, talk = time.monotonic(), means.transports, means.talk
+    talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
+    inventory = gather(cluster, transports, shared=cluster.shared)
+    if wish.wants(*TRAFFIC) and not is_one_machine(cluster):
+        talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
+        inventory = dataclasses.replace(inventory, pairs=probe_pairs(cluster, inventory, transports, tier=wish.tier))
+    inventory = _with_disks(cluster, inventory, transports, wish, talk=talk)
+    sight = Sight(
+        cluster=cluster,
+        inventory=inventory,
+        findings=judge(inventory, cluster, only=wish.only, own_worker=wish.own_worker),
+        skipped=skipped(inventory, cluster, only=wish.only),
+        networks=rank_network(cluster, inventory),
+        seconds=time.monotonic() - begun,
+    )
+    for line in () if silent else (line for finding in sight.findings for line in finding.lines()):
+        talk.say(line)
+    return sight
+
+
+def _with_disks(cluster: Cluster, inventory: Inventory, transports: Transports, wish: Wish, *, talk: Talk) -> Inventory:
+    """What is only known by writing and by reading everything."""
+    known = {facts.host: transports[facts.host] for facts in inventory.hosts}
+    if wish.wants("storage"):
+        if cluster.shared and known:
+            probed = _each(cluster.shared, lambda folder: probe_shared(folder, known))
+            inventory = dataclasses.replace(inventory, shared=tuple(probed))
+        if wish.tier != "quick":
+            inventory = dataclasses.replace(inventory, writes=probe_disks(cluster, transports))
+    if wish.paths and wish.wants("data"):
+        talk.tick("comparing models and data")
+        compared = [compare(path, dict.fromkeys(known, path), known) for path in wish.paths]
+        inventory = dataclasses.replace(inventory, data=tuple(compared))
+    return inventory
+
+
+def _each(folders: Sequence[str], act: Any) -> list[Any]:
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return list(pool.map(act, folders))

@@ -1,0 +1,107 @@
+"""From files to a cluster whose hosts can be talked with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from gangline.errors import HostUnreachable, UsageError
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import read_json
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.steps.seams import Means, Seams, Talk, Transports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the user asked to be started."""
+
+    home: Path
+    job: Path
+    overrides: tuple[str, ...] = ()
+    cluster: Path | None = None
+    """None: this computer alone."""
+
+
+def load(start: Start) -> tuple[Job, Cluster]:
+    """The user's words as a job and a cluster; raises SpecError with every mistake."""
+    # pydantic costs 0.2 s, which only verbs that read the user's files pay
+    from gangline.spec.load import load_job
+
+    return load_job(start.job, start.overrides), load_cluster(start.cluster, start.home)
+
+
+def read_cluster(layout: RunLayout) -> Cluster:
+    """The cluster of a run that exists already; raises UsageError where its file is gone or damaged."""
+    try:
+        return Cluster.from_json(read_json(layout.cluster))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{layout.run_id} cannot be used",
+            seen=f"{layout.cluster}: {error}",
+            fix="it was interrupted before it began, or damaged; start a new run: gangline train",
+        ) from error
+
+
+def cluster_file(named: Path | None) -> Path | None:
+    """The file that describes the cluster: the one that was named, else cluster.yaml in the current folder, if any."""
+    from gangline.spec.load import default_cluster
+
+    return named or default_cluster(Path.cwd())
+
+
+def load_cluster(path: Path | None, home: Path) -> Cluster:
+    """The cluster of a file; None: this computer."""
+    from gangline.spec.load import load_cluster as from_file
+
+    return from_file(path, home=home)
+
+
+@contextlib.contextmanager
+def reach(cluster: Cluster, seams: Seams) -> Iterator[Transports]:
+    """Transports to all hosts, closed at the end."""
+    transports = seams.connect(cluster)
+    try:
+        yield transports
+    finally:
+        with ThreadPoolExecutor(max_workers=max(1, len(transports))) as pool:
+            list(pool.map(lambda transport: transport.close(), transports.values()))
+
+
+@contextlib.contextmanager
+def reached(cluster: Cluster, *, home: Path, talk: Talk, seams: Seams) -> Iterator[tuple[Cluster, Means]]:
+    """The cluster with the folders that are meant on each host, and what the steps work with."""
+    with reach(cluster, seams) as transports:
+        means = Means(transports=transports, home=home, talk=talk, seams=seams)
+        yield located(cluster, transports), means
+
+
+def located(cluster: Cluster, transports: Transports) -> Cluster:
+    """The cluster with every `~/` of a host's paths replaced by the home folder of the user there.
+
+    A host that does not answer keeps its words: the checks will tell.
+    """
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return dataclasses.replace(
+            cluster, hosts=tuple(pool.map(lambda host: _located(host, transports[host.name]), cluster.hosts))
+        )
+
+
+def _located(host: Host, transport: Transport) -> Host:
+    if not any(path.startswith("~/") for path in (host.workdir, host.python)):
+        return host
+    try:
+        home = transport.home()
+    except HostUnreachable:
+        return host
+    return dataclasses.replace(host, workdir=_expanded(host.workdir, home), python=_expanded(host.python, home))
+
+
+def _expanded(path: str, home: PurePath) -> str:
+    return str(home / path[2:]) if path.startswith("~/") else path

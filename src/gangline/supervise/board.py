@@ -1,0 +1,232 @@
+"""The start board: how far the start has come on each host, who is behind, and when that has lasted too long. Pure.
+
+ssh        the host answers
+agent      its guard stands
+launcher   torchrun has imported torch
+port       torchrun is connected to that of the head
+python     the processes of its ranks run
+torch      they have imported torch
+joined     they have joined the process group
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.launch.backend import HostRequest, HostStatus, RankSigns, Request
+
+STAGES = ("ssh", "agent", "launcher", "port", "python", "torch", "joined")
+IMPORTS = {"launcher", "torch"}
+"""Stages that wait for an import, which a slow disk makes long."""
+ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
+"""Phases of a rank that has joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long the start may take."""
+
+    sentence_s: float = 15.0
+    """From then on it is said who is behind."""
+    import_s: float = 300.0
+    stage_s: float = 90.0
+    """Every other stage, from when the last host has reached the one before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One host."""
+
+    host: str
+    ranks: tuple[int, ...]
+    is_worker: bool
+    """Its ranks say themselves when they have joined."""
+    reached: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds after the start at which it was first seen."""
+    signs: tuple[RankSigns, ...] = ()
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def stage(self) -> str | None:
+        """The first stage that it has not reached; None: all."""
+        return next((stage for stage in STAGES if stage not in self.reached), None)
+
+    @property
+    def joined(self) -> list[int]:
+        """Its ranks that have joined."""
+        return [sign.rank for sign in self.signs if self._has_joined(sign)]
+
+    @property
+    def behind(self) -> list[int]:
+        """Its ranks that have not reached its stage."""
+        ready = {
+            "python": {sign.rank for sign in self.signs},
+            "torch": {sign.rank for sign in self.signs if sign.has_torch},
+            "joined": set(self.joined),
+        }.get(self.stage or "", set())
+        return [rank for rank in self.ranks if rank not in ready]
+
+    def note(self, status: HostStatus, seconds: float) -> None:
+        """Take in what the host says now."""
+        if status.signs is not None:
+            self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
+        last = max((STAGES.index(stage) for stage in self._seen(status)), default=-1)
+        for stage in STAGES[: last + 1]:  # who has joined has imported torch, whether that was seen or not
+            self.reached.setdefault(stage, round(seconds, 1))
+
+    def _seen(self, status: HostStatus) -> list[str]:
+        if status.phase == "ended" and status.returncode == 0:
+            return list(STAGES)
+        if status.phase in {"unreachable", "starting"}:
+            return ["ssh"] if status.phase == "starting" else []
+        if status.phase == "running" and status.signs is None:  # nobody tells of stages
+            return list(STAGES)
+        signs = status.signs
+        whole = signs is not None and len(signs.ranks) >= len(self.ranks)
+        seen = {
+            "agent": True,
+            "launcher": signs is not None and signs.launcher,
+            "port": signs is not None and signs.met,
+            "python": whole,
+            "torch": whole and signs is not None and all(sign.has_torch for sign in signs.ranks),
+            "joined": whole and len(self.joined) >= len(self.ranks),
+        }
+        return [stage for stage, is_seen in seen.items() if is_seen]
+
+    def _has_joined(self, sign: RankSigns) -> bool:
+        return sign.phase in ARRIVED if self.is_worker else sign.has_torch and sign.has_met
+
+
+class Board:
+    """The start of one attempt."""
+
+    def __init__(
+        self, request: Request, *, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rows = {part.host: _row(part) for part in request.hosts}
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._begun = clock()
+        self._stage: str | None = STAGES[0]
+        self._stage_since = self._begun
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self._clock() - self._begun
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anybody tells how far the start has come."""
+        return any(row.signs for row in self.rows.values())
+
+    @property
+    def stage(self) -> str | None:
+        """What the slowest host has not reached; None: all have joined."""
+        stages = [STAGES.index(row.stage) for row in self.rows.values() if row.stage is not None]
+        return STAGES[min(stages)] if stages else None
+
+    @property
+    def stage_seconds(self) -> float:
+        """Since the slowest host has got to this stage."""
+        return self._clock() - self._stage_since
+
+    @property
+    def lagging(self) -> list[Row]:
+        """The hosts that have not reached it."""
+        return [row for row in self.rows.values() if row.stage is not None and row.stage == self.stage]
+
+    def note(self, statuses: Sequence[HostStatus]) -> None:
+        """Take in what the hosts say now."""
+        for status in statuses:
+            self.rows[status.host].note(status, self.seconds)
+        if self.stage != self._stage:
+            self._stage, self._stage_since = self.stage, self._clock()
+
+    def is_late(self) -> bool:
+        """Whether it is time to say who is behind."""
+        return self.stage is not None and self.seconds >= self.limits.sentence_s
+
+    def is_overdue(self) -> bool:
+        """Whether the start has to be given up. The user's own program does not say that it has joined."""
+        if self.stage is None or (self.stage in {"torch", "joined"} and not all(row.is_worker for row in self.lagging)):
+            return False
+        limits = self.limits
+        return self.stage_seconds > (limits.import_s if self.stage in IMPORTS else limits.stage_s)
+
+    def to_json(self, *, sentence: str | None) -> dict[str, Any]:
+        """Plain data for board.json."""
+        rows = [
+            {
+                "host": row.host,
+                "ranks": len(row.ranks),
+                "joined": len(row.joined) if row.stage is not None else len(row.ranks),
+                "stages": {stage: row.reached.get(stage) for stage in STAGES},
+                "waits_for": list(row.waits_for) if row.stage is not None else [],
+            }
+            for row in self.rows.values()
+        ]
+        return {
+            "done": self.stage is None,
+            "seconds": round(self.seconds, 1),
+            "ranks": sum(len(row.ranks) for row in self.rows.values()),
+            "joined": sum(int(str(row["joined"])) for row in rows),
+            "hosts": rows,
+            "sentence": sentence,
+        }
+
+
+def _row(part: HostRequest) -> Row:
+    return Row(host=part.host, ranks=part.ranks, is_worker=part.program == "worker")
+
+
+def sentence(board: Board, *, meet: str, places: Mapping[str, str], probes: Mapping[str, str]) -> str:
+    """Who is behind, where, and what a probe says about it; for a board that is late.
+
+    meet: where launchers meet. places: address -> name of a host. probes: host -> what a probe on it said.
+    """
+    whole = board.to_json(sentence=None)
+    lagging = board.lagging
+    names = _listed([row.host for row in lagging])
+    said = [f"{whole['joined']} of {whole['ranks']} ranks have joined after {board.seconds:.0f} s"]
+    does = {
+        "ssh": f"{names} {_verb(lagging, 'does', 'do')} not answer",
+        "agent": f"the guard on {names} has not come up",
+        "launcher": f"torchrun on {names} still imports torch",
+        "port": f"torchrun on {names} does not reach {meet}",
+        "python": f"the launchers have met, but the ranks of {names} have not started",
+        "torch": f"{_ranks(lagging)} still {_verb(lagging, 'imports', 'import')} torch",
+        "joined": f"{_ranks(lagging)} {_verb(lagging, 'has', 'have')} not joined",
+    }
+    said.append(does[board.stage or "joined"])
+    said += [
+        f"{row.host} gets no answer from {', '.join(_place(each, places) for each in row.waits_for[:3])}"
+        for row in lagging
+        if row.waits_for
+    ]
+    said += [probes[row.host] for row in lagging if row.host in probes]
+    return "; ".join(said)
+
+
+def _ranks(rows: Sequence[Row]) -> str:
+    parts = []
+    for row in rows:
+        word = "rank" if len(row.behind) == 1 else "ranks"
+        parts.append(f"{word} {', '.join(map(str, row.behind))} on {row.host}")
+    return _listed(parts)
+
+
+def _verb(rows: Sequence[Row], one: str, many: str) -> str:
+    return one if len(rows) == 1 and len(rows[0].behind) <= 1 else many
+
+
+def _place(endpoint: str, places: Mapping[str, str]) -> str:
+    address, _, port = endpoint.rpartition(":")
+    return f"{places[address]} ({address}, port {port})" if address in places else endpoint
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -1,0 +1,70 @@
+"""`python -m gangline.supervise.control VERB`: what is asked and ordered of a run on the computer that keeps it.
+
+    alive RUN_FOLDER        -> {"alive": bool, "unfinished": [host]}
+    stop|kill RUN_FOLDER    orders it to end
+    reach < Cluster         -> {"reasons": [why a host cannot be reached from here]}
+
+One line of JSON on stdout; {"error": ...} for what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gangline.errors import GanglineError
+from gangline.remote.connect import connect
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.layout import RunLayout
+from gangline.supervise.detached import is_alive, stop_run, unfinished
+
+
+def reasons(cluster: Cluster) -> list[str]:
+    """Why hosts of the cluster cannot be reached from this one; tried all at once."""
+    others = [host for host in cluster.hosts if host.transport != "local"]
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return [reason for reason in pool.map(_reason, others) if reason]
+
+
+def _reason(host: Host) -> str | None:
+    transport = connect(host)
+    try:
+        transport.home()
+    except GanglineError as error:
+        return " ".join([error.what, *error.seen.splitlines()[:1]])
+    finally:
+        transport.close()
+    return None
+
+
+def _do(words: Sequence[str]) -> Mapping[str, object]:
+    if list(words) == ["reach"]:
+        return {"reasons": reasons(Cluster.from_json(json.loads(sys.stdin.buffer.read())))}
+    verb, folder = words
+    layout = RunLayout.of(Path(folder))
+    if verb in {"stop", "kill"}:
+        stop_run(layout, now=verb == "kill")
+    return {"alive": is_alive(layout), "unfinished": unfinished(layout)}
+
+
+def main(words: Sequence[str]) -> int:
+    """Entry point."""
+    os.umask(0o077)
+    if list(words) != ["reach"] and (len(words) != 2 or words[0] not in {"alive", "stop", "kill"}):
+        sys.stderr.write("usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, or reach\n")
+        return 2
+    try:
+        said = _do(words)
+    except GanglineError as error:
+        sys.stdout.write(json.dumps({"error": error.to_json()}) + "\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(said) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,150 @@
+"""The user's own folder on every host, for `gangline run -- CMD`: the same bytes everywhere, and a record of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from gangline.errors import CheckFailed
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.job import build
+from gangline.sync.archive import Archive, place_archive, scratch_folder, write_archive
+from gangline.sync.selection import LIMIT_BYTES, Selection, git_state, select
+from gangline.sync.tell import SILENT, Tell, shown
+from gangline.sync.trees import How, Spot, differing, look_everywhere, spot_on, tree_of
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """What was brought: enough to know it again."""
+
+    name: str
+    tree: str
+    """One hash over all names and content."""
+    num_files: int
+    num_bytes: int
+    commit: str | None = None
+    """None: no git tree, or nothing committed yet."""
+    dirty: tuple[str, ...] = ()
+    """What differs from the commit, or is new."""
+    diff: str | None = None
+    """One hash over the content of what is dirty; None: nothing is."""
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What stayed behind, and why."""
+    marks: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Name -> mark of its content, by which a changed file is known."""
+
+    def folder(self, host: Host) -> PurePath:
+        """Where it lies on a host."""
+        return PurePath(host.workdir) / "projects" / f"{self.name}-{self.tree[:16]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for project.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Project:
+        """The project that `to_json` wrote."""
+        return build(Project, data)
+
+
+def place_project(
+    folder: Path,
+    cluster: Cluster,
+    transports: Mapping[str, Transport],
+    *,
+    tell: Tell = SILENT,
+    limit_bytes: int = LIMIT_BYTES,
+) -> Project:
+    """Bring a folder to every host that lacks it; says what is copied and what stays behind.
+
+    Raises UsageError for a folder that is too large, CheckFailed where a host has it with other content.
+    """
+    with _packed(folder, limit_bytes) as (project, archive, chosen):
+        _say(project, chosen, tell)
+        spots = _spots(project, cluster, transports)
+        verify_project(project, cluster, transports, absent_is_fine=True)
+        found = [spot.transport.names(spot.path.parent) for spot in spots]
+        lacking = [spot for spot, names in zip(spots, found, strict=True) if spot.path.name not in names]
+        if lacking:
+            tell.tick(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
+            place_archive(archive, lacking)
+    return project
+
+
+def foresee_project(folder: Path, *, tell: Tell = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
+    """What `place_project` would bring; says the same and changes nothing."""
+    with _packed(folder, limit_bytes) as (project, _archive, chosen):
+        _say(project, chosen, tell)
+    return project
+
+
+def verify_project(
+    project: Project, cluster: Cluster, transports: Mapping[str, Transport], *, absent_is_fine: bool = False
+) -> None:
+    """Raise CheckFailed unless every host has the project byte for byte, naming host and file; right before the start.
+
+    What a program wrote beside the source since then does not count.
+    """
+    spots = _spots(project, cluster, transports)
+    expected = {name: (0, mark) for name, mark in project.marks.items()}
+    trees = look_everywhere(spots, How(exact=True, names=tuple(project.marks)))
+    for spot, tree in zip(spots, trees, strict=True):
+        if tree.kind is None and absent_is_fine:
+            continue
+        if wrong := differing(expected, tree.files):
+            raise CheckFailed(
+                f"{spot.host.name}: {', '.join(map(shown, wrong[:5]))} is not what was brought there",
+                seen=f"{len(wrong)} of {len(expected)} files of {spot.path} differ by hash or are missing",
+                fix=f"see what changed them, and on that host: rm -r {spot.path}; it is brought again",
+            )
+
+
+@contextlib.contextmanager
+def _packed(folder: Path, limit_bytes: int) -> Iterator[tuple[Project, Archive, Selection]]:
+    chosen = select(folder, limit_bytes=limit_bytes)
+    with scratch_folder() as scratch:
+        archive = write_archive(Path(scratch) / "project.tar", chosen.files, chosen.links)
+        yield _described(chosen, archive), archive, chosen
+
+
+def _described(chosen: Selection, archive: Archive) -> Project:
+    commit, changes = git_state(chosen.folder)
+    files = dict(archive.tree.files)
+    dirty = [name for name in changes if name in files or not os.path.lexists(chosen.folder / name)]
+    changed = {name: files.get(name, (0, "gone")) for name in dirty}
+    assert archive.tree.hash is not None
+    return Project(
+        name=_NOT_IN_NAMES.sub("-", chosen.folder.name).strip("-.") or "project",
+        tree=archive.tree.hash,
+        num_files=len(files),
+        num_bytes=archive.tree.num_bytes,
+        commit=commit,
+        dirty=tuple(dirty),
+        diff=tree_of(changed).hash if changed else None,
+        left_out=dict(chosen.left_out),
+        marks={name: mark for name, (_, mark) in files.items()},
+    )
+
+
+def _say(project: Project, chosen: Selection, tell: Tell) -> None:
+    state = ""
+    if project.commit:
+        state = f", commit {project.commit[:12]}" + (
+            f" and {len(project.dirty)} changed files" if project.dirty else ""
+        )
+    for line in chosen.lines(f"project    {project.name}{state}"):
+        tell.say(line)
+
+
+def _spots(project: Project, cluster: Cluster, transports: Mapping[str, Transport]) -> list[Spot]:
+    return [spot_on(host, transports, project.folder(host)) for host in cluster.hosts]

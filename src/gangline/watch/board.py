@@ -1,0 +1,55 @@
+"""The start board as people see it: how far the start has come on each host, and who is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gangline.runs.files import read_json
+from gangline.runs.layout import RunLayout
+from gangline.watch.table import table
+from gangline.watch.text import clean
+
+BOARD_FILE = "board.json"
+Board = Mapping[str, Any]
+
+
+def read_board(layout: RunLayout, attempt: int) -> Board | None:
+    """The board of an attempt; None where there is none yet."""
+    try:
+        board: Board = read_json(layout.attempt(attempt) / BOARD_FILE)
+    except (FileNotFoundError, ValueError):
+        return None
+    return board
+
+
+def board_tick(board: Board) -> str:
+    """One line: "starting, 8 s: pc1 joined · pc2 torch · pc3 port"."""
+    hosts = " · ".join(f"{row['host']} {_stage(row)}" for row in board["hosts"])
+    return clean(f"starting, {board['seconds']:.0f} s: {hosts}")
+
+
+def board_lines(board: Board) -> list[str]:
+    """The board as a table: seconds after which each host had reached each stage."""
+    stages = list(board["hosts"][0]["stages"]) if board["hosts"] else []
+    rows = [
+        [row["host"], *(_seconds(row["stages"].get(stage)) for stage in stages), f"{row['joined']} of {row['ranks']}"]
+        for row in board["hosts"]
+    ]
+    return table(["host", *stages, "ranks"], rows)
+
+
+def joined_line(board: Board) -> str:
+    """One line once everybody is there, such as: all 5 ranks have joined after 12.3 s."""
+    ranks = "the rank has" if board["ranks"] == 1 else f"all {board['ranks']} ranks have"
+    return f"{ranks} joined after {board['seconds']:.1f} s"
+
+
+def _stage(row: Mapping[str, Any]) -> str:
+    """The last stage that a host has reached."""
+    reached: Sequence[str] = [stage for stage, seconds in row["stages"].items() if seconds is not None]
+    return reached[-1] if reached else "-"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

@@ -1,0 +1,68 @@
+"""What the user's computer of a lab does in tests of the network: it runs there, through `LabHost.call`."""
+
+import contextlib
+import dataclasses
+import time
+
+from gangline.checks.clocks import check_clocks
+from gangline.checks.links import check_links
+from gangline.checks.network import check_network
+from gangline.checks.ports import check_ports
+from gangline.checks.security import check_security
+from gangline.inventory.facts import Inventory
+from gangline.inventory.ears import listening
+from gangline.inventory.outside import probe_outsider
+from gangline.inventory.pairs import Pairs
+from gangline.inventory.probe import probe_pairs
+from gangline.remote.connect import connect_all
+from gangline.runs.cluster import Cluster, Host
+
+CHECKS = (check_network, check_links, check_clocks, check_ports, check_security)
+
+
+NOW = "2026-01-01T00:00:00+00:00"
+
+
+def cluster_of(hosts, ports=None):
+    known = tuple(Host(workdir="/tmp/gangline", python="python3", transport="ssh", **host) for host in hosts)
+    return Cluster(name="lab", hosts=known, ports=tuple(ports) if ports else None)
+
+
+@contextlib.contextmanager
+def connected(cluster):
+    transports = connect_all(cluster)
+    try:
+        yield transports
+    finally:
+        for transport in transports.values():
+            transport.close()
+
+
+def look(hosts, tier="quick", ports=None):
+    """Try the network between hosts over ssh, and judge it."""
+    cluster = cluster_of(hosts, ports)
+    before = Inventory(gathered=NOW, hosts=())
+    with connected(cluster) as transports:
+        begun = time.monotonic()
+        pairs = probe_pairs(cluster, before, transports, tier=tier)
+        seconds = time.monotonic() - begun
+    inventory = dataclasses.replace(before, pairs=pairs)
+    findings = [finding.to_json() for check in CHECKS for finding in check(inventory, cluster)]
+    return {"findings": findings, "pairs": pairs.to_json(), "seconds": seconds}
+
+
+def outside(hosts):
+    """What this computer reaches of the hosts' ports: (where ranks meet, data) by host, and who has a finding."""
+    cluster = cluster_of(hosts)
+    with connected(cluster) as transports, listening(cluster, cluster.hosts, transports, seconds=30) as ears:
+        tried = probe_outsider(ears.token, [opened.target for opened in ears.up.values()], timeout_s=1.0)
+    pairs = Pairs(measured=NOW, tier="quick", outside=tuple(tried), outside_from="10.77.0.2")
+    findings = check_security(Inventory(gathered=NOW, hosts=(), pairs=pairs), cluster)
+    return {
+        "reached": {one.host: [_all_ok(one, kind) for kind in ("rendezvous", "ephemeral")] for one in tried},
+        "hosts": [name for finding in findings for name in finding.hosts],
+    }
+
+
+def _all_ok(one, kind):
+    return all(attempt.ok for attempt in one.tries if attempt.kind == kind)

@@ -1,0 +1,53 @@
+"""Labs for tests: the fixture `lab`, the marker `lab` with the capabilities that a test needs, and their guard."""
+
+import contextlib
+import os
+
+import pytest
+
+from tests.lab import probe
+from tests.lab.hosts import Lab
+
+TIMEOUT_S = 60
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/tests/lab/" not in item.path.as_posix():
+            continue
+        if not item.get_closest_marker("lab"):
+            item.add_marker(pytest.mark.lab)
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter):
+    if probe.capabilities.cache_info().currsize:
+        terminalreporter.write_line(probe.report())
+
+
+@pytest.fixture(autouse=True)
+def _needs(request):
+    """Skip a test whose capabilities are not there; where labs are required (CI), that is a failure."""
+    needs = {"lab"}.union(*(mark.args for mark in request.node.iter_markers("lab")))
+    found = probe.capabilities()
+    problems = {name: found[name] for name in sorted(needs) if found[name]}
+    words = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+    if problems and os.environ.get("GANGLINE_LAB") == "required" and not problems.keys() <= probe.EXTRAS:
+        pytest.fail(f"this machine has to have it (GANGLINE_LAB=required): {words}")
+    if problems:
+        pytest.skip(words)
+
+
+@pytest.fixture
+def lab():
+    """`lab(3, nics=2)`: a lab with three hosts, which ends with the test. Takes what `Lab` takes."""
+    with contextlib.ExitStack() as labs:
+        yield lambda *args, **options: labs.enter_context(Lab(*args, **options))
+
+
+@pytest.fixture(scope="session")
+def three_hosts():
+    """A lab of three hosts for tests that change nothing in it."""
+    with Lab(3, ttl_s=3600) as lab:
+        yield lab

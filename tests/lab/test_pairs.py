@@ -1,0 +1,244 @@
+"""The network between real hosts, tried over ssh from the user's computer: planted faults have their name, healthy hosts none."""
+
+import json
+import textwrap
+
+import pytest
+
+from tests.lab.hosts import Lab
+
+OUTSIDE = "E-SEC-04"
+"""The user's computer of a lab is no host of the cluster and on the same switch: it reaches all ports, and is told so."""
+
+
+@pytest.fixture(scope="module")
+def three():
+    with Lab(3, ttl_s=1800) as lab:
+        yield lab
+
+
+@pytest.fixture
+def healed(three):
+    yield three
+    for host in three.hosts:
+        host.faults.heal()
+
+
+def entries(lab, **changes):
+    """The hosts of a cluster file; `changes` by name."""
+    known = [
+        {"name": host.name, "address": host.address, "host_key": host.host_key, "ssh_port": host.ssh_port}
+        for host in lab.hosts
+    ]
+    return [{**entry, **changes.get(entry["name"], {})} for entry in known]
+
+
+def look(lab, hosts=None, **options):
+    return lab.user.call("tests.lab.cases_pairs:look", hosts=hosts or entries(lab), **options)
+
+
+def brief(said):
+    return [(one["id"], one["severity"], one["hosts"]) for one in said["findings"] if one["id"] != OUTSIDE]
+
+
+def evidence(said, number):
+    return next(one["evidence"] for one in said["findings"] if one["id"] == number)
+
+
+def test_healthy_hosts_have_no_findings(three):
+    said = look(three)
+    assert brief(said) == []
+    assert len(said["pairs"]["pairs"]) == 6
+    assert {pair["interface"] for pair in said["pairs"]["pairs"]} == {"eth0"}
+    assert {pair["largest_packet"] for pair in said["pairs"]["pairs"]} == {1500}
+    assert all(abs(clock["ahead_s"]) < 0.5 and clock["method"] == "network" for clock in said["pairs"]["clocks"])
+    assert said["pairs"]["skipped"] == []
+    assert said["seconds"] < 15
+
+
+def test_nothing_is_left_on_the_hosts(three):
+    look(three)
+    assert [host.processes() for host in three.hosts] == [[], [], []]
+    assert [host.check(["ss", "-Hltn"]).count("\n") for host in three.hosts] == [2, 2, 2]  # sshd, IPv4 and IPv6
+
+
+@pytest.mark.parametrize("mtu", [1280, 9000])
+def test_hosts_with_another_mtu_on_all_cards_are_healthy(healed, mtu):
+    for number in range(3):
+        healed._network.run(["ip", "link", "set", f"s{10 + number}e0", "mtu", str(mtu)])
+        healed.hosts[number].faults.mtu(mtu)
+    said = look(healed)
+    assert brief(said) == []
+    assert {pair["largest_packet"] for pair in said["pairs"]["pairs"]} == {mtu}
+    for number in range(3):
+        healed._network.run(["ip", "link", "set", f"s{10 + number}e0", "mtu", "1500"])
+
+
+def test_hosts_that_forbid_udp_are_healthy(healed):
+    for host in healed.hosts:
+        host.faults.drop(protocol="udp")
+    said = look(healed)
+    assert brief(said) == []
+    assert {pair["largest_packet"] for pair in said["pairs"]["pairs"]} == {None}
+
+
+def test_slower_links_that_are_all_the_same_are_healthy(healed):
+    for host in healed.hosts:
+        host.faults.rate("1gbit")
+    assert brief(look(healed)) == []
+
+
+# --- planted: the rows that are not held out
+
+
+def test_w01_a_firewall_drops_everything_but_ssh_between_two_hosts(healed):
+    h0, h1, _ = healed.hosts
+    h0.faults.drop(peer=h1.address)
+    h1.faults.drop(peer=h0.address)
+    said = look(healed)
+    assert brief(said) == [("E-NET-01", "fail", ["h0", "h1"])]
+    assert "h0 -> h1 10.77.0.11:29500" in evidence(said, "E-NET-01")
+    assert "timed out after 2.5 s, 2 times" in evidence(said, "E-NET-01")
+    assert said["seconds"] < 15
+
+
+def test_w02_only_the_port_where_ranks_meet_is_open(healed):
+    for host in healed.hosts:
+        for ports in ("1-21", "23-29499", "29501-65535"):
+            host.faults.drop(port=ports)
+    said = look(healed)
+    assert brief(said) == [("E-NET-03", "fail", ["h0", "h1", "h2"])]
+    assert "10.77.0.10:29500 answered" in evidence(said, "E-NET-03")
+
+
+def test_w03_the_range_where_ranks_meet_is_rejected_on_the_head(healed):
+    healed.hosts[0].faults.reject(port="29500-29999")
+    said = look(healed)
+    assert brief(said) == [("E-NET-02", "fail", ["h0"])]
+    assert "h1 -> h0 10.77.0.10:29500 refused, 2 times" in evidence(said, "E-NET-02")
+
+
+@pytest.mark.parametrize("tier", ["quick", "full"])
+def test_w08_one_link_at_100_mbit_others_at_1_gbit(healed, tier):
+    for host in healed.hosts:
+        host.faults.rate("1gbit")
+    healed.hosts[2].faults.rate("100mbit")
+    said = look(healed, tier=tier)
+    assert brief(said) == [("E-NET-07", "warn", ["h2"])]
+
+
+def test_w14_one_host_has_an_ipv6_address(three):
+    said = look(three, entries(three, h2={"address": "fd00::12"}))
+    assert ("E-NET-10", "fail", ["h2"]) in brief(said)
+
+
+# --- more that goes wrong at home
+
+
+def test_a_port_that_is_taken_on_the_head_is_passed_over(healed):
+    head = healed.hosts[0]
+    server = head.popen(["python3", "-c", "import socket, time; s = socket.create_server(('', 29500)); time.sleep(60)"])
+    try:
+        head.check(["sh", "-c", "until ss -Hltn | grep -q :29500; do sleep 0.05; done"])
+        said = look(healed)
+        assert brief(said) == []
+        assert [ear["rendezvous_port"] for ear in said["pairs"]["ears"]] == [29501, 29500, 29500]
+        said = look(healed, ports=[29500, 29500])
+        assert brief(said) == [("E-PORT-01", "fail", ["h0"])]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_ports_that_any_program_may_be_given(healed):
+    healed.hosts[0].faults.sysctl("net.ipv4.ip_local_port_range", "20000 20200")
+    try:
+        said = look(healed, ports=[20100, 20110])
+    finally:
+        healed.hosts[0].faults.sysctl("net.ipv4.ip_local_port_range", "32768 60999")
+    assert brief(said) == [("E-PORT-02", "warn", ["h0"]), ("E-PORT-03", "warn", ["h0"])]
+
+
+def test_eight_hosts_of_which_one_is_dead(lab):
+    lab = lab(8)
+    lab.hosts[3].power_off()
+    said = look(lab)
+    assert brief(said) == []
+    assert len(said["pairs"]["pairs"]) == 7 * 6
+    assert [skip["what"] for skip in said["pairs"]["skipped"]] == ["h3"]
+    assert said["seconds"] < 15
+
+
+# --- who outside reaches the ports (S7)
+
+MEETING, DATA = "29500-29999", "32768-60999"
+SERVER = textwrap.dedent("""
+    import socket, sys, time
+    doors = [socket.create_server(("", port)) for port in (29500, 45000)]
+    print("ready", flush=True)
+    time.sleep(120)
+""")
+TRY = textwrap.dedent("""
+    import json, socket, sys
+    def reached(address, port):
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+    addresses = json.loads(sys.argv[1])
+    print(json.dumps({address: [reached(address, port) for port in (29500, 45000)] for address in addresses}))
+""")
+
+
+def firewall(lab, host, ports, *, mode, only=None):
+    """Shut ports of a host to all but the cluster's hosts, or to `only` that source."""
+    members = ", ".join(member.address for member in lab.hosts)
+    source = f"ip saddr {only}" if only else f"ip saddr != {{ {members} }}"
+    what = "drop" if mode == "drop" else "reject with tcp reset"
+    rule = f'add rule inet lab in iifname "eth0" {source} tcp dport {{ {ports} }} ct state new {what}\n'
+    chain = "add chain inet lab in { type filter hook input priority 0; policy accept; }\n"
+    host.faults._host(["nft", "-f", "-"], f"add table inet lab\n{chain}{rule}")
+
+
+def topologies():
+    """20 networks: who is shut to the outside, on which ports, how."""
+    everybody, both = ("h0", "h1", "h2"), f"{MEETING}, {DATA}"
+    yield "open", ()
+    for mode in ("drop", "reject"):
+        for shut in (everybody, ("h0",), ("h1", "h2")):
+            for ports in (both, MEETING, DATA):
+                yield f"{mode} {ports} on {' '.join(shut)}", tuple((name, ports, mode) for name in shut)
+    yield "each differently", (("h0", MEETING, "drop"), ("h1", DATA, "reject"), ("h2", both, "drop"))
+
+
+TOPOLOGIES = list(topologies())
+
+
+def test_there_are_20_topologies():
+    assert len(TOPOLOGIES) == 20
+
+
+def test_s7_what_is_reached_from_outside_is_what_is_reported(healed):
+    servers = [host.popen(["python3", "-c", SERVER], stdout=-1) for host in healed.hosts]
+    try:
+        for server in servers:
+            server.stdout.readline()
+        wrong = [name for name, rules in TOPOLOGIES if not _is_told_right(healed, rules)]
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+    assert wrong == []
+
+
+def _is_told_right(lab, rules):
+    for host in lab.hosts:
+        host.faults.heal()
+    for name, ports, mode in rules:
+        firewall(lab, lab[name], ports, mode=mode)
+    addresses = [host.address for host in lab.hosts]
+    truth = json.loads(lab.outsider.check(["python3", "-c", TRY, json.dumps(addresses)]))
+    told = lab.user.call("tests.lab.cases_pairs:outside", hosts=entries(lab))
+    expected = [host.name for host in lab.hosts if any(truth[host.address])]
+    return told["reached"] == {host.name: truth[host.address] for host in lab.hosts} and told["hosts"] == expected

@@ -1,0 +1,379 @@
+"""listen, reach and ports: what hosts try on each other. On loopback, with the agent's own program."""
+
+import contextlib
+import errno
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gangline.agent import hello, interfaces, path, ports, reach
+
+TOKEN = "0123456789abcdef" * 2
+HERE = "127.0.0.1"
+
+
+def program(verb, *argv):
+    return [sys.executable, "-m", "gangline.agent", verb, *argv]
+
+
+def run(verb, request, *argv):
+    """The agent's program to its end."""
+    return subprocess.run(program(verb, *argv), input=json.dumps(request).encode(), capture_output=True, timeout=30)
+
+
+@contextlib.contextmanager
+def started(verb, request):
+    """The agent's program, which stays."""
+    with subprocess.Popen(
+        program(verb), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def listening(**request):
+    asked = {
+        "token": TOKEN,
+        "host": "pc1",
+        "addresses": [HERE],
+        "ports": [0, 0],
+        "udp": True,
+        "any": False,
+        "seconds": 20,
+    }
+    with started("listen", {**asked, **request}) as process:
+        yield json.loads(process.stdout.readline())
+
+
+def ask(first, **request):
+    doors = [{"kind": "ephemeral", "address": door["address"], "port": door["port"]} for door in first["ports"]]
+    target = {"host": "pc1", "instance": first["instance"], "doors": doors, "udp": first["udp"].get(HERE)}
+    return reach.ask_all({"token": TOKEN, "targets": [target], "timeout_s": 1.0, **request})[0]
+
+
+def closed_port():
+    with socket.socket() as door:
+        door.bind((HERE, 0))
+        return door.getsockname()[1]
+
+
+# --- the listener
+
+
+def test_what_is_open_is_said_at_once_and_then_a_beat_until_the_end():
+    done = run("listen", {"token": TOKEN, "host": "pc1", "addresses": [HERE], "ports": [0], "seconds": 0.5})
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0]["host"] == "pc1"
+    assert lines[0]["own"]
+    assert [door["asked"] for door in lines[0]["ports"]] == [0]
+    assert abs(lines[0]["time"] - time.time()) < 20
+    assert lines[1:]
+    assert all(set(line) == {"beat"} for line in lines[1:])
+    assert done.returncode == 0
+
+
+def test_it_ends_when_nobody_reads_any_more():
+    with started(
+        "listen", {"token": TOKEN, "host": "pc1", "addresses": [HERE], "ports": [0], "seconds": 100}
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=10) == 0
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"GET /index.html HTTP/1.1\r\nHost: example\r\n\r\n", b"gangline " + b"0" * 32 + b"\n", b"x" * 100_000],
+    ids=["nothing", "http", "another token", "a flood"],
+)
+def test_a_stranger_gets_no_answer(words):
+    with listening() as first, socket.create_connection((HERE, first["ports"][0]["port"])) as door:
+        door.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            door.sendall(words)
+            assert door.recv(100) == b""  # after a moment, or at once
+
+
+def test_of_a_stranger_42_bytes_are_read():
+    assert len(hello.hello(TOKEN)) == 42
+    with pytest.raises(ValueError, match="32 hexadecimal digits"):
+        hello.hello("a token\n")
+
+
+def test_udp_without_the_token_gets_no_answer():
+    with listening() as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+        door.connect((HERE, first["udp"][HERE]))
+        door.settimeout(0.3)
+        for packet in (b"x" * 100, hello.question("f" * 32, 1, 100), hello.question(TOKEN, 1, 20)):
+            door.send(packet)
+        with pytest.raises(TimeoutError):
+            door.recv(100)
+        door.send(hello.question(TOKEN, 7, 100))
+        assert hello.ACK.unpack(door.recv(100)) == (7, 100)
+
+
+def test_a_port_that_is_taken_is_said_and_the_next_of_a_range_is_opened():
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with listening(ports=[port, [port, port + 20]]) as first:
+            one, other = first["ports"]
+            assert (one["code"], other["asked"]) == ("EADDRINUSE", [port, port + 20])
+            assert port < other["port"] <= port + 20
+
+
+def test_an_address_that_is_not_the_hosts_is_said():
+    with listening(addresses=["192.0.2.77"], ports=[0]) as first:
+        assert not first["own"]
+        assert first["ports"][0]["code"] == "EADDRNOTAVAIL"
+
+
+def test_behind_an_address_translation_it_listens_all_the_same():
+    with listening(addresses=["192.0.2.77"], ports=[0], any=True) as first:
+        assert not first["own"]
+        target = {"host": "pc1", "instance": first["instance"], "udp": None}
+        door = {"kind": "ephemeral", "address": HERE, "port": first["ports"][0]["port"]}
+        said = reach.ask_all({"token": TOKEN, "targets": [{**target, "doors": [door]}]})
+        assert said[0]["doors"][0]["outcome"] == "ok"
+
+
+# --- the other side
+
+
+def test_an_open_way_is_measured():
+    with listening() as first:
+        said = ask(first, measure=["time", "packets", "burst", "throughput"], seconds=0.2)
+    assert [door["outcome"] for door in said["doors"]] == ["ok", "ok"]
+    assert (said["source"], said["interface"]) == (HERE, "lo")
+    assert 0 < said["latency_min_s"] <= said["latency_median_s"] < 1
+    assert abs(said["ahead_s"]) < 1
+    assert said["full_segment"] is True
+    assert said["packets"]["largest"] == 9000
+    assert said["loss"] == {"sent": 200, "answered": 200}
+    assert said["burst"]["mbps"] > 10
+    assert said["throughput"]["mbps"] > 10
+    assert said["throughput"]["retransmits"] is not None
+
+
+def test_only_what_was_asked_for_is_measured():
+    with listening() as first:
+        assert set(ask(first)) == {"host", "doors", "source", "interface", "neighbours"}
+
+
+def test_a_closed_port_is_refused_after_a_second_try():
+    said = ask(
+        {"ports": [{"address": HERE, "port": closed_port()}], "udp": {}, "instance": "x"}, measure=["time", "packets"]
+    )
+    assert (said["doors"][0]["outcome"], said["doors"][0]["tries"]) == ("refused", 2)
+    assert "latency_min_s" not in said
+
+
+def test_another_host_that_answers_is_named():
+    with listening() as first:
+        said = ask({**first, "instance": "of somebody else"})
+    assert {(door["outcome"], door["answered_by"]) for door in said["doors"]} == {("other", "pc1")}
+
+
+@contextlib.contextmanager
+def server(behave):
+    """Something that is not ours."""
+    with socket.socket() as listener:
+        listener.bind((HERE, 0))
+        listener.listen()
+        listener.settimeout(0.1)
+        ending = threading.Event()
+
+        def serve():
+            while not ending.is_set():
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    with connection:
+                        behave(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield {"ports": [{"address": HERE, "port": listener.getsockname()[1]}], "udp": {}, "instance": "x"}
+        ending.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"SSH-2.0-x\r\n", b"[1]\n", b'{"op": 1}\n', b"\xff\xfe\n", b"[" * 5000],
+    ids=lambda words: repr(words[:8]),
+)
+def test_a_server_of_somebody_else_is_a_stranger(words):
+    with server(lambda connection: connection.sendall(words)) as first:
+        assert ask(first)["doors"][0]["outcome"] == "stranger"
+
+
+def test_a_server_that_says_nothing_is_left_after_the_time_limit():
+    def hear(connection):
+        while connection.recv(1 << 16):
+            pass
+
+    with server(hear) as first:
+        said = ask(first, timeout_s=0.2, tries=1)
+    assert said["doors"][0]["outcome"] == "timed out"
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [
+        (errno.ECONNREFUSED, "refused"),
+        (errno.EHOSTUNREACH, "no route"),
+        (errno.ENETUNREACH, "no route"),
+        (errno.ETIMEDOUT, "timed out"),
+        (errno.EPERM, "error"),
+    ],
+)
+def test_every_failure_has_a_word(number, outcome):
+    assert reach._outcome(OSError(number, "why"))["outcome"] == outcome
+
+
+@contextlib.contextmanager
+def answering(packet_is_answered):
+    """A UDP responder that knows the token and answers as it likes."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
+        door.bind((HERE, 0))
+        door.settimeout(3)
+        ending = threading.Event()
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while not ending.is_set():
+                    packet, sender = door.recvfrom(1 << 16)
+                    number = hello.ASK.unpack_from(packet)[1]
+                    if packet_is_answered(number, len(packet)):
+                        door.sendto(hello.ACK.pack(number, len(packet)), sender)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield door.getsockname()[1]
+        ending.set()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
+            last.sendto(hello.question(TOKEN, 0, 32), door.getsockname())
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("limit", "mtu", "largest"), [(1472, 9000, 1500), (972, 1500, 1000), (8972, 9000, 9000), (0, 1500, None)]
+)
+def test_the_largest_packet_that_arrives(limit, mtu, largest):
+    with answering(lambda _, length: length <= limit) as port:
+        assert path.largest_packet(HERE, port, TOKEN, mtu) == {"own_mtu": mtu, "largest": largest, "told": None}
+
+
+def test_a_packet_size_is_tried_more_than_once():
+    seen = set()
+
+    def second_time(number, _):
+        again = number in seen
+        seen.add(number)
+        return again
+
+    with answering(second_time) as port:
+        assert path.largest_packet(HERE, port, TOKEN, 1500)["largest"] == 1500
+
+
+@pytest.fixture
+def fewer_packets(monkeypatch):
+    monkeypatch.setattr(path, "LOSS_PACKETS", 50)
+    monkeypatch.setattr(path, "LOSS_GRACE_S", 0.3)
+
+
+@pytest.mark.usefixtures("fewer_packets")
+def test_lost_packets_are_counted_in_a_second_longer_look():
+    with answering(lambda number, _: number % 10 != 3) as port:
+        assert path.loss(HERE, port, TOKEN) == {"sent": 100, "answered": 90}
+
+
+@pytest.mark.usefixtures("fewer_packets")
+def test_a_slow_answer_is_not_a_lost_one():
+    def slowly(number, _):
+        if number % 40 == 0:
+            time.sleep(0.2)
+        return True
+
+    with answering(slowly) as port:
+        assert path.loss(HERE, port, TOKEN) == {"sent": 50, "answered": 50}
+
+
+@pytest.mark.usefixtures("fewer_packets")
+def test_udp_without_any_answer_is_told_as_it_is():
+    with answering(lambda *_: False) as port:
+        begun = time.monotonic()
+        assert path.loss(HERE, port, TOKEN) == {"sent": 50, "answered": 0}
+        assert time.monotonic() - begun < 10
+
+
+def test_loopback_is_found_among_the_interfaces():
+    assert interfaces.owners()[HERE] == "lo"
+    assert interfaces.mtu_of("lo") > 1500
+    assert interfaces.mtu_of("none0") is None
+    assert interfaces.data_address("lo") == HERE
+    assert interfaces.data_address("none0") is None
+    assert all(len(mac) == 17 for mac in interfaces.macs())
+    assert interfaces.neighbour("192.0.2.77") is None
+
+
+# --- ports
+
+
+def test_the_first_free_port_of_a_range():
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = ports.free({"address": HERE, "range": [port, port + 50], "avoid": [port + 1]})
+        assert port + 1 < answer["port"] <= port + 50
+        assert port in answer["taken"]
+        assert answer["may_be_given_away"]
+        assert ports.free({"address": HERE, "range": [port, port]})["port"] is None
+
+
+def test_a_port_below_those_of_the_kernel_is_nobody_elses():
+    low = ports.ephemeral_range()[0]
+    assert not ports.free({"address": HERE, "range": [low - 200, low - 1]})["may_be_given_away"]
+
+
+def test_a_port_that_was_handed_out_is_not_handed_out_again(tmp_path):
+    asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path / "claims"), "hold_s": 60}
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(lambda _: ports.free(asked)["port"], range(60)))
+    assert len(set(found)) == 60
+
+
+def test_a_claim_ends(tmp_path):
+    asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path), "hold_s": 0.2}
+    first = ports.free(asked)["port"]
+    assert ports.free(asked)["port"] != first
+    time.sleep(0.25)  # the claim's own time
+    assert ports.free(asked)["port"] == first
+
+
+def test_who_listens_on_a_port():
+    with listening() as first:
+        port = first["ports"][0]["port"]
+        (found,) = ports.listening({"ports": [port]})["listening"]
+    assert (found["address"], found["port"]) == (HERE, port)
+    assert "gangline.agent listen" in found["command"]
+
+
+def test_ports_is_a_program():
+    done = run("ports", {"address": HERE, "range": [29500, 29999]}, "free")
+    assert json.loads(done.stdout)["port"] >= 29500
+    assert run("ports", {}, "nonsense").stderr.startswith(b"usage: ports")

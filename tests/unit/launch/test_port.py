@@ -1,0 +1,37 @@
+"""A port that is free on the head, and is not given away twice."""
+
+import socket
+import sys
+
+import pytest
+
+from gangline.errors import RunFailed
+from gangline.launch.port import free_port
+from gangline.remote.local import LocalTransport
+from gangline.runs.cluster import Cluster, Host
+
+
+@pytest.fixture
+def head(tmp_path):
+    return Host(name="pc1", workdir=str(tmp_path), python=sys.executable)
+
+
+def test_a_free_port_can_be_listened_on(head):
+    port = free_port(Cluster(name="home", hosts=(head,)), LocalTransport(head))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", port))
+
+
+def test_two_runs_that_start_at_the_same_time_get_different_ports(head):
+    cluster = Cluster(name="home", hosts=(head,))
+    assert free_port(cluster, LocalTransport(head)) != free_port(cluster, LocalTransport(head))
+
+
+def test_a_range_without_a_free_port_is_an_error_that_names_the_range(head):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        cluster = Cluster(name="home", hosts=(head,), ports=(port, port))
+        with pytest.raises(RunFailed, match=f"no port is free from {port} to {port}"):
+            free_port(cluster, LocalTransport(head))

@@ -1,0 +1,116 @@
+"""A start that is stuck is said to be, with what a probe found, and is given up in the end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gangline.remote.fake import FakeTransport, Scripted
+from gangline.runs.cluster import Cluster, Host
+from gangline.supervise.start import Start
+from tests.unit.launch.gang import wait_until
+from tests.unit.supervise.test_board import PLACES, Clock, all_at, rank, request, status
+
+CLUSTER = Cluster(
+    name="home",
+    hosts=tuple(
+        Host(name=name, workdir="/srv", python="python3", transport="ssh", address=address)
+        for address, name in PLACES.items()
+    ),
+)
+
+
+class Lab:
+    """Three hosts that answer probes as they are told."""
+
+    def __init__(self):
+        self.clock = Clock()
+        self.outcome = "timed out"
+        self.transports = {name: FakeTransport(name, answer=self.answer) for name in PLACES.values()}
+        parts = tuple(replace(part, meet=("10.77.0.10", 29500)) for part in request().hosts)
+        whole = replace(request(), hosts=parts)
+        self.start = Start(whole, CLUSTER, self.transports, clock=self.clock)
+
+    def answer(self, call):
+        assert call.argv == ("gangline-agent", "connect")
+        targets = json.loads(call.stdin)["targets"]
+        return Scripted(stdout=json.dumps({"outcomes": [self.outcome for _ in targets]}))
+
+    def note(self, *statuses, at):
+        self.clock.now = at
+        return list(self.start.note(statuses))
+
+    def probed(self):
+        wait_until(lambda: all(future.done() for future in self.start._probing.running.values()), "the probes have ended")
+
+
+@pytest.fixture
+def lab():
+    return Lab()
+
+
+STUCK = (status("pc1"), status("pc2"), status("pc3", met=False))
+
+
+def test_all_join_and_that_is_told_once(lab):
+    assert lab.note(*STUCK, at=1.0) == []
+    assert lab.note(*all_at("joined"), at=4.2) == [("joined", {"seconds": 4.2})]
+    assert lab.note(*all_at("data"), at=5.0) == []
+    assert lab.start.to_json()["done"]
+    assert lab.start.failure() is None
+
+
+def test_who_is_behind_is_told_with_what_the_probe_says_and_again_when_that_changes(lab):
+    assert lab.note(*STUCK, at=14.0) == []
+    ((event, details),) = lab.note(*STUCK, at=15.0)
+    assert event == "waiting"
+    assert "torchrun on pc3 does not reach pc1 at 10.77.0.10, port 29500" in details["what"]
+    lab.probed()
+    ((_, details),) = lab.note(*STUCK, at=16.0)
+    assert details["what"].endswith(
+        "a connection from pc3 to pc1 (10.77.0.10, port 29500): timed out: packets are dropped on the way, as by a firewall"
+    )
+    assert lab.note(*STUCK, at=17.0) == []
+    assert lab.start.to_json()["sentence"].startswith("0 of 4 ranks have joined after 17 s")
+    assert [len(transport.calls) for transport in lab.transports.values()] == [0, 0, 1]
+
+
+def test_it_is_given_up_with_that_as_the_cause(lab):
+    lab.note(*STUCK, at=15.0)
+    lab.probed()
+    lab.note(*STUCK, at=16.0)
+    assert lab.start.failure() is None
+    lab.note(*STUCK, at=106.0)
+    failure = lab.start.failure()
+    assert "torchrun on pc3 does not reach pc1" in failure.what
+    assert "timed out" in failure.what
+    assert failure.fix.startswith("let the hosts of the cluster reach each other")
+
+
+def test_ports_that_give_no_answer_are_tried_from_where_they_give_none(lab):
+    statuses = (
+        *all_at("joining")[:1],
+        status("pc2", rank(1, "joining"), rank(2, "joining"), waits_for=("10.77.0.10:51116",)),
+        status("pc3", rank(3, "joining")),
+    )
+    lab.note(*statuses, at=20.0)
+    lab.probed()
+    lab.note(*statuses, at=21.0)
+    assert [len(transport.calls) for transport in lab.transports.values()] == [0, 1, 0]
+    assert "from pc2 to pc1 (10.77.0.10, port 51116): timed out" in lab.start.to_json()["sentence"]
+
+
+def test_a_host_that_cannot_be_asked_is_told_too(lab):
+    lab.transports["pc3"].reachable = False
+    lab.note(*STUCK, at=15.0)
+    lab.probed()
+    ((_, details),) = lab.note(*STUCK, at=16.0)
+    assert details["what"].endswith("pc3 cannot be asked: pc3 does not answer")
+
+
+def test_the_board_is_written_every_second(lab):
+    due = []
+    for at in (0.0, 0.3, 0.9, 1.0, 1.9, 2.1):
+        lab.clock.now = at
+        due.append(lab.start.is_due())
+    assert due == [True, False, False, True, False, True]
