@@ -1,7 +1,8 @@
 """Write src/gangline/sync/lock.txt from constraints.txt: what gangline[train] needs of it, on any Python.
 
 Run it with the Python of the tests, after constraints.txt changed: python .ci/lock.py
-What constraints.txt does not name, such as setuptools, is pinned as it is installed there.
+What constraints.txt does not name, such as setuptools, is pinned as it is installed there. A row for a package that is
+not installed there is for another Python, and stays.
 """
 
 import re
@@ -19,23 +20,23 @@ HEAD = """\
 # Made from constraints.txt by .ci/lock.py. torch has no local version (such as +cpu): any build of it will do.
 """
 VERSIONS = [(3, minor, 0) for minor in range(10, 15)]
-REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?[^;]*(?:;(.*))?")
+REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?")
 
 
-def needed(requirements: list[str], extra: str = "") -> set[str]:
+def needed(requirements: list[str]) -> set[str]:
     """Every package that is needed for these, directly or not, on any of the Pythons."""
-    found: set[str] = set()
-    queue = [(text, extra) for text in requirements]
+    seen: set[tuple[str, str]] = set()
+    queue = [(text, "") for text in requirements]
     while queue:
         text, extra = queue.pop()
-        name, marker = REQUIREMENT.match(text).groups()
+        name, extras, marker = REQUIREMENT.match(text).groups()
         if marker and not any(holds(marker, {**linux_environment(v, "x86_64"), "extra": extra}) for v in VERSIONS):
             continue
-        name = canonical(name)
-        if name not in found:
-            found.add(name)
-            queue += [(text, "") for text in _requires(name)]
-    return found
+        for asked in ["", *filter(None, (word.strip() for word in (extras or "").split(",")))]:
+            if (canonical(name), asked) not in seen:
+                seen.add((canonical(name), asked))
+                queue += [(text, asked) for text in _requires(name)]
+    return {name for name, _ in seen}
 
 
 def _requires(name: str) -> list[str]:
@@ -48,12 +49,10 @@ def _requires(name: str) -> list[str]:
 def main() -> None:
     """Write it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = needed(extras["train"])
-    others = needed([*project["dependencies"], *extras["dev"]]) - wanted
+    wanted = needed(project["optional-dependencies"]["train"])
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     named = {canonical(line.partition("==")[0]) for line in lines}
-    kept = [line for line in lines if canonical(line.partition("==")[0]) not in others]
+    kept = [line for line in lines if (name := canonical(line.partition("==")[0])) in wanted or not _is_installed(name)]
     kept += [f"{name}=={metadata.version(name)}" for name in sorted(wanted - named) if _is_installed(name)]
     kept.sort(key=str.lower)
     (ROOT / "src/gangline/sync/lock.txt").write_text(HEAD + "".join(f"{line}\n" for line in kept))

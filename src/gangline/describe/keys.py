@@ -133,4 +133,5 @@ def _refused(scan: Scan) -> HostKeyRefused:
         "in between",
         seen=f"known_hosts has {scan.known_key}, it shows {scan.fingerprint}",
         fix=f"look on its own console: {LOOK}; only if that shows the new key: ssh-keygen -R {scan.address}",
+        reason="key-changed",
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request
+from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request, StartSigns
 from gangline.launch.program import WORKER, Program
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
@@ -26,6 +26,8 @@ class FakeBackend:
         self.stubborn = stubborn
         self.silent: set[str] = set()
         """Hosts that do not answer now."""
+        self.signs: dict[str, StartSigns] = {}
+        """What hosts tell of their start; by default nothing."""
         self.statuses: dict[str, HostStatus] = {}
         self.left: list[Leftover] = []
         self.orders: list[str] = []
@@ -75,7 +77,8 @@ class FakeBackend:
             if part.host in self.broken | self.silent:
                 self.stop(request, transports, now=True, epoch=epoch)
                 raise RunFailed(f"{part.host}: the guard did not start", fix="this is a fake")
-            self.statuses[part.host] = HostStatus(host=part.host, phase="running", epoch=epoch)
+            signs = self.signs.get(part.host)
+            self.statuses[part.host] = HostStatus(host=part.host, phase="running", epoch=epoch, signs=signs)
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`."""

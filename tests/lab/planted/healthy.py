@@ -107,9 +107,9 @@ def an_ordinary_user_with_another_home(scene):
     scene.shell(scene.desk, script)
 
 
-@healthy("H14", packages=None, disk="4g", shared={"/data": "one"}, special={"h1": {"shm": "1g"}}, python="3.12")
+@healthy("H14", packages=None, disk="40g", shared={"/data": "one"}, python="3.12")
 def conda_environment_and_shared_folder(scene):
-    """Conda's layout: a whole Python with a folder conda-meta. A shared folder that is right; disks of 4 GiB."""
+    """Conda's layout: a whole Python with a folder conda-meta. A shared folder that is right; disks of 40 GiB."""
     folder = "/opt/conda/envs/train"
     for host in scene.hosts:
         prefix = scene.shell(host, "python3 -c 'import sys; print(sys.base_prefix)'").strip()
@@ -125,7 +125,7 @@ def conda_environment_and_shared_folder(scene):
     scene.words += ["--tier", "full"]
 
 
-@healthy("H15", num_hosts=3, packages=CUDA, rate="1gbit", special={"h1": {"disk": "4g"}})
+@healthy("H15", num_hosts=3, packages=CUDA, rate="1gbit")
 def servers_with_infiniband(scene):
     """Two H100 in each host, InfiniBand with everything it needs; one link of 2.5 Gbit/s among those of 1 Gbit/s."""
     for host in scene.hosts:

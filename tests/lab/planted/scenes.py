@@ -30,6 +30,8 @@ class Plant:
     num_hosts: int
     packages: Mapping[str, str] | None
     options: Mapping[str, object]
+    spared: tuple[str, ...]
+    """Hosts on which nothing is wrong, so that the finding may not name them."""
 
 
 class Scene:
@@ -92,24 +94,30 @@ PLANTS: dict[str, Plant] = {}
 HEALTHY: dict[str, Plant] = {}
 
 
-def _register(book: dict[str, Plant], name: str, num_hosts: int, packages, options: Mapping[str, object]):
+SIZES = {"disk": "200g", "shm": "8g"}
+"""Of a healthy host. They are bounds, not memory in use."""
+
+
+def _register(book: dict[str, Plant], name: str, **values):
+    options = {key: values.pop(key) for key in [*values] if key not in Plant.__dataclass_fields__}
+
     def decorate(make):
         assert name not in book, name
         words = (make.__doc__ or make.__name__.replace("_", " ")).strip()
-        book[name] = Plant(name=name, make=make, words=words, num_hosts=num_hosts, packages=packages, options=options)
+        book[name] = Plant(name=name, make=make, words=words, options={**SIZES, **options}, **values)
         return make
 
     return decorate
 
 
-def planted(name: str, *, num_hosts: int = 2, packages: Mapping[str, str] | None = environments.CPU, **options):
+def planted(name: str, *, num_hosts: int = 2, packages=environments.CPU, spared: tuple[str, ...] = (), **options):
     """Register the plant of a row of listed.py. packages: of the environment on all hosts; None: there is none."""
-    return _register(PLANTS, name, num_hosts, packages, options)
+    return _register(PLANTS, name, num_hosts=num_hosts, packages=packages, spared=spared, **options)
 
 
-def healthy(name: str, *, num_hosts: int = 2, packages: Mapping[str, str] | None = environments.CPU, **options):
+def healthy(name: str, *, num_hosts: int = 2, packages=environments.CPU, **options):
     """Register a healthy variant."""
-    return _register(HEALTHY, name, num_hosts, packages, options)
+    return _register(HEALTHY, name, num_hosts=num_hosts, packages=packages, spared=(), **options)
 
 
 @contextlib.contextmanager

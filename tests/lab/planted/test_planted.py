@@ -24,15 +24,15 @@ def test_no_row_of_the_quick_selection_is_held_out():
 
 
 def test_findings_are_told_apart_by_severity():
-    report = {"findings": [{"id": f"E-{word}", "severity": word} for word in ("fail", "warn", "info", "fail")]}
-    assert shown(report) == {"fail": ["E-fail"], "warn": ["E-warn"]}
+    findings = [{"id": f"E-{word}", "severity": word} for word in ("fail", "warn", "info", "fail")]
+    assert shown(findings) == {"fail": ["E-fail"], "warn": ["E-warn"]}
 
 
 @pytest.mark.lab("root", "nft", "gcc")
 @pytest.mark.parametrize("name", QUICK)
 def test_the_misconfiguration_is_found(name):
     line = try_case(name)
-    assert line["expected"] in line["fail"] + line["warn"], line
+    assert line["right"], line
 
 
 @pytest.mark.lab("root", "nft", "gcc")
@@ -40,3 +40,5 @@ def test_the_misconfiguration_is_found(name):
 def test_nothing_fails_on_healthy_hosts(name):
     line = try_case(name)
     assert (line["fail"], line["exit"]) == ([], 0), line
+    # Else a row could be right for nothing. The firewalls of X01 differ from host to host, so it is no such row.
+    assert not ({row.finding for row in PLANTED} - {"E-SEC-04"}) & {*line["warn"]}, line

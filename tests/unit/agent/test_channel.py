@@ -1,11 +1,12 @@
 """The channel on a host: what it refuses, when it leaves, and what it takes along."""
 
+import contextlib
 import json
 import os
 import struct
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,8 @@ class Peer:
 
     def close(self):
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
         self.process.kill()
         self.process.wait()
 
@@ -63,7 +65,7 @@ def sleeper(number=1, **more):
 def test_it_says_where_and_who_it_is(peer):
     assert peer.hello["hostname"] == os.uname().nodename
     assert peer.hello["uid"] == os.getuid()
-    assert peer.hello["home"] == os.path.expanduser("~")
+    assert peer.hello["home"] == str(Path.home())
     assert peer.hello["python"] == ".".join(map(str, sys.version_info[:3]))
     assert peer.hello["pid"] == peer.process.pid
 
@@ -120,10 +122,9 @@ def test_it_leaves_where_nobody_speaks_its_protocol(peer, words):
 def test_it_leaves_when_more_comes_than_it_has_room_for(peer):
     peer.say({**sleeper(), "in": True})
     peer.hear()
-    with pytest.raises(BrokenPipeError):
-        for _ in range(100):
+    with contextlib.suppress(BrokenPipeError):
+        for _ in range(8):
             peer.say({"id": 1, "in": True}, b"x" * (1 << 18))
-            time.sleep(0.01)
     assert peer.process.wait(20) == 0
 
 

@@ -166,7 +166,7 @@ def test_the_only_shared_network(world, tmp_path):
 def two_networks():
     return World(
         hosts={
-            f"pc{n}": facts(f"pc{n}", nic("eno1", f"10.0.0.{n}/24"), nic("ens6", f"10.9.0.{n}/24", speed=100000))
+            f"pc{n}": facts(f"pc{n}", nic("eno1", f"10.5.0.{n}/24"), nic("ens6", f"10.9.0.{n}/24", speed=100000))
             for n in (1, 2)
         }
     )
@@ -182,9 +182,9 @@ def test_a_network_in_which_they_do_not_reach_each_other_is_passed_over(tmp_path
     world, talk = two_networks(), Talk(answers=["y"])
     world.dead_networks = {"10.9."}
     found = described(world, tmp_path, "pc1", "pc2", talk=talk)
-    assert [host.address for host in found.cluster.hosts] == ["10.0.0.1", "10.0.0.2"]
+    assert [host.address for host in found.cluster.hosts] == ["10.5.0.1", "10.5.0.2"]
     assert (
-        "warning: 10.0.0.0/24: the next best of 2 networks that all hosts share; in 10.9.0.0/24 they do not reach each other"
+        "warning: 10.5.0.0/24: the next best of 2 networks that all hosts share; in 10.9.0.0/24 they do not reach each other"
         in talk.lines
     )
 

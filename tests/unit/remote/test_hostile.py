@@ -95,8 +95,8 @@ def test_a_tree_with_hostile_names_is_copied_there_and_back(transport, canary, t
     transport.push(source, target)
     transport.pull(target, tmp_path / "back")
     for copy in (target, tmp_path / "back"):
-        assert sorted(map(os.fsencode, os.listdir(copy))) == sorted(map(os.fsencode, os.listdir(source)))
-        assert all((copy / name / "file").read_bytes() == os.fsencode(name) for name in os.listdir(copy))
+        assert {path.name for path in copy.iterdir()} == {path.name for path in source.iterdir()}
+        assert all((path / "file").read_bytes() == os.fsencode(path.name) for path in copy.iterdir())
 
 
 def shells():

@@ -172,8 +172,12 @@ def test_who_detached_himself_there_outlives_the_connection(transport, tmp_path)
 def test_with_the_connection_everything_that_runs_there_ends(transport, tmp_path):
     family = tmp_path / "family"
     family.touch()
-    thread = threading.Thread(target=lambda: pytest.raises(HostUnreachable, transport.run, [*argv, str(family)]))
-    argv = [sys.executable, "-c", FAMILY]
+
+    def run():
+        with pytest.raises(HostUnreachable):
+            transport.run([sys.executable, "-c", FAMILY, str(family)])
+
+    thread = threading.Thread(target=run)
     thread.start()
     wait_until(lambda: len(pids_in(family)) == 2, "the family is there")
     transport.close()

@@ -4,21 +4,26 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import gangline
 from gangline.errors import RunFailed
 from gangline.launch.backend import Request
 from gangline.remote.connect import connect_all
+from gangline.remote.fake import FakeTransport, Scripted
+from gangline.remote.local import LocalTransport
+from gangline.remote.transport import AGENT
 from gangline.runs.checkpoints import step_folder
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState
-from gangline.supervise.detached import is_alive, spawn, stop_run
+from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn_there, stop_run, unfinished
 from gangline.supervise.lock import has_supervisor
 from tests.unit.launch.gang import (
     exit_record,
@@ -328,3 +333,125 @@ def test_an_attempt_whose_guards_still_run_is_not_overtaken(make):
     with pytest.raises(RunFailed, match="attempt 1 has guards that run"):
         spawn(lab.layout.folder, 2)
     assert all(left_of(host_part) for host_part in lab.parts)
+
+
+SOURCE = str(Path(gangline.__file__).parents[1])
+
+
+@pytest.fixture
+def keeper():
+    """This computer, in the role of the head that keeps a run."""
+    return LocalTransport(Host(name="pc1", workdir="", python=""))
+
+
+def as_kept(lab):
+    """The run as the head keeps it: with our own code in a folder there."""
+    cluster = replace(lab.cluster, hosts=tuple(replace(host, code=SOURCE) for host in lab.cluster.hosts))
+    write_json(lab.layout.cluster, cluster.to_json())
+    return cluster.head
+
+
+def test_the_head_can_keep_a_run_and_is_asked_about_it(make, keeper):
+    lab = make("orderly", "orderly")
+    spawn_there(as_kept(lab), keeper, lab.layout, 1)
+    for rank, host_part in enumerate(lab.parts):
+        rank_pid(host_part, rank)
+    assert is_alive(lab.layout, keeper)
+    stop_run(lab.layout, keeper, now=False)
+    assert lab.outcome().result == "stopped"
+    assert not is_alive(lab.layout, keeper)
+    assert unfinished(lab.layout, keeper) == ()
+    assert lab.left() == []
+
+
+def test_what_keeps_the_head_from_starting_is_told_here(make, tmp_path, keeper):
+    lab = make("plain", "plain")
+    broken = part(tmp_path, "pc2", argv=("/no/such/python",))
+    lab.layout = create_run(tmp_path / "second", lab.cluster, request(lab.parts[0], broken))
+    with pytest.raises(RunFailed, match=r"pc2: the guard did not start[\s\S]*No such file"):
+        spawn_there(as_kept(lab), keeper, lab.layout, 1)
+
+
+def test_secrets_reach_the_ranks_through_the_supervisor_and_no_file(make, tmp_path, keeper):
+    lab = make("plain", "plain")
+    spawn_there(as_kept(lab), keeper, lab.layout, 1, secrets={"HF_TOKEN": "hf_canary"})
+    for rank, host_part in enumerate(lab.parts):
+        assert b"HF_TOKEN=hf_canary" in Path(f"/proc/{rank_pid(host_part, rank)}/environ").read_bytes()
+        let_go(host_part, rank)
+    lab.outcome()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_canary" in path.read_bytes()]
+
+
+def test_our_own_path_and_agents_that_come_with_a_connection_do_not_reach_the_ranks(make, keeper, monkeypatch):
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    lab = make("plain", "plain")
+    spawn_there(as_kept(lab), keeper, lab.layout, 1)
+    for rank, host_part in enumerate(lab.parts):
+        env = Path(f"/proc/{rank_pid(host_part, rank)}/environ").read_bytes().split(b"\0")
+        assert not [each for each in env if each.startswith((b"PYTHONPATH=", b"GANGLINE_OWN_PATH=", b"SSH_AUTH_SOCK=/"))]
+        let_go(host_part, rank)
+    lab.outcome()
+
+
+def test_a_run_that_the_head_does_not_have_is_not_alive_there(keeper, tmp_path):
+    with pytest.raises(RunFailed, match="calm-otter-7 is not on pc1"):
+        is_alive(RunLayout(tmp_path, RUN_ID), keeper)
+
+
+def test_a_head_without_our_code_cannot_look_after_a_run(make, keeper):
+    assert cannot_supervise(make("plain", "plain").cluster, keeper) == ["gangline's own code is not on pc1"]
+
+
+def test_a_head_that_reaches_all_hosts_can_look_after_a_run_and_one_that_does_not_says_which(make, keeper):
+    lab = make("plain", "plain")
+    head = as_kept(lab)
+    assert cannot_supervise(replace(lab.cluster, hosts=(head, lab.cluster.hosts[1])), keeper) == []
+    far = Host(name="pc2", workdir="/srv", python="python3", transport="ssh", ssh="user@127.0.0.1", ssh_port=1)
+    (reason,) = cannot_supervise(replace(lab.cluster, hosts=(head, far)), keeper)
+    assert "pc2" in reason
+
+
+def test_a_head_with_an_old_python_cannot(make):
+    def answer(call):
+        assert call.argv[:2] == (AGENT, "python")
+        return Scripted(stdout="3 9\n")
+
+    head = replace(make("plain", "plain").cluster.head, code=SOURCE)
+    cluster = Cluster(name="home", hosts=(head,))
+    assert cannot_supervise(cluster, FakeTransport("pc1", answer=answer)) == [
+        "the Python of pc1 is older than 3.10 (3.9)"
+    ]
+
+
+def test_a_supervisor_that_is_frozen_is_replaced_and_does_nothing_when_it_wakes(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    frozen = lab.supervisor()
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        os.utime(lab.layout.folder / "supervisor.lock", (0, 0))  # as after a minute
+        stop_run(lab.layout, now=False)
+        assert lab.outcome().result == "stopped"
+        assert lab.supervisor() != frozen
+        before = lab.layout.state.read_bytes(), lab.layout.events.read_bytes()
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    wait_until(lambda: not frozen.is_alive, "it leaves")
+    assert (lab.layout.state.read_bytes(), lab.layout.events.read_bytes()) == before
+    assert "another supervisor looks after" in (lab.layout.attempt(1) / "supervisor.log").read_text()
+    assert lab.left() == []
+
+
+def test_a_supervisor_that_works_is_not_replaced(make):
+    lab = make("stubborn", "stubborn")
+    lab.start()
+    before = lab.supervisor()
+    stop_run(lab.layout, now=False)
+    assert lab.supervisor() == before
+    stop_run(lab.layout, now=True)
+    assert lab.outcome().result == "stopped"
+
+
+def test_the_verbs_that_a_keeper_knows_are_few(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True)
+    assert (done.returncode, done.stdout) == (2, b"")

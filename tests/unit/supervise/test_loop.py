@@ -438,11 +438,10 @@ def test_secrets_go_to_who_starts_the_gang_and_into_no_file(make, tmp_path):
 
 def test_the_start_is_followed_on_the_board(make):
     lab = make()
+    lab.backend.signs = {"pc1": signs("joining"), "pc2": signs("importing")}
     board = lab.layout.attempt(1) / "board.json"
 
     def script():
-        lab.backend.change("pc1", signs=signs("joining"))
-        lab.backend.change("pc2", signs=signs("importing"))
         wait_until(lambda: board.exists() and read_json(board)["hosts"][0]["stages"]["python"] is not None, "it starts")
         lab.backend.change("pc1", signs=signs("joined"))
         lab.backend.change("pc2", signs=signs("data"))
@@ -456,12 +455,8 @@ def test_the_start_is_followed_on_the_board(make):
 
 def test_a_start_that_gets_nowhere_is_given_up_with_its_cause(make):
     lab = make(stubborn=frozenset(HOSTS))
-
-    def script():
-        lab.backend.change("pc1", signs=signs("joined"))
-        lab.backend.change("pc2", signs=signs("joining"))
-
-    outcome = lab.run(script, start=Limits(sentence_s=0.0, stage_s=0.05))
+    lab.backend.signs = {"pc1": signs("joined"), "pc2": signs("joining")}
+    outcome = lab.run(lambda: None, start=Limits(sentence_s=0.0, stage_s=0.05))
     assert outcome.result == "failed"
     assert "rank 1 on pc2 has not joined" in outcome.error["what"]
     assert lab.backend.orders == ["kill"]
