@@ -9,8 +9,8 @@ from gangline.checks.links import check_links
 from gangline.checks.network import check_network
 from gangline.checks.ports import check_ports
 from gangline.checks.security import check_security
-from gangline.inventory.facts import Inventory
 from gangline.inventory.ears import listening
+from gangline.inventory.facts import Inventory
 from gangline.inventory.outside import probe_outsider
 from gangline.inventory.pairs import Pairs
 from gangline.inventory.probe import probe_pairs

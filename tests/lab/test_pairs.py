@@ -1,6 +1,8 @@
 """The network between real hosts, tried over ssh from the user's computer: planted faults have their name, healthy hosts none."""
 
+import contextlib
 import json
+import subprocess
 import textwrap
 
 import pytest
@@ -135,19 +137,34 @@ def test_w14_one_host_has_an_ipv6_address(three):
 # --- more that goes wrong at home
 
 
-def test_a_port_that_is_taken_on_the_head_is_passed_over(healed):
-    head = healed.hosts[0]
-    server = head.popen(["python3", "-c", "import socket, time; s = socket.create_server(('', 29500)); time.sleep(60)"])
+SERVER = textwrap.dedent("""
+    import json, socket, sys
+    doors = [socket.create_server(("", port), backlog=100) for port in json.loads(sys.argv[1])]
+    print("ready", flush=True)
+    sys.stdin.read()
+""")
+
+
+@contextlib.contextmanager
+def serving(hosts, ports):
+    """Servers of somebody else on the hosts."""
+    argv = ["python3", "-c", SERVER, json.dumps(ports)]
+    servers = [host.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for host in hosts]
     try:
-        head.check(["sh", "-c", "until ss -Hltn | grep -q :29500; do sleep 0.05; done"])
-        said = look(healed)
+        assert [server.stdout.readline() for server in servers] == [b"ready\n"] * len(servers)
+        yield
+    finally:
+        for server in servers:
+            server.communicate()  # closes its stdin
+
+
+def test_a_port_that_is_taken_on_the_head_is_passed_over(three):
+    with serving(three.hosts[:1], [29500]):
+        said = look(three)
         assert brief(said) == []
         assert [ear["rendezvous_port"] for ear in said["pairs"]["ears"]] == [29501, 29500, 29500]
-        said = look(healed, ports=[29500, 29500])
+        said = look(three, ports=[29500, 29500])
         assert brief(said) == [("E-PORT-01", "fail", ["h0"])]
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_ports_that_any_program_may_be_given(healed):
@@ -172,33 +189,27 @@ def test_eight_hosts_of_which_one_is_dead(lab):
 # --- who outside reaches the ports (S7)
 
 MEETING, DATA = "29500-29999", "32768-60999"
-SERVER = textwrap.dedent("""
-    import socket, sys, time
-    doors = [socket.create_server(("", port)) for port in (29500, 45000)]
-    print("ready", flush=True)
-    time.sleep(120)
-""")
 TRY = textwrap.dedent("""
-    import json, socket, sys
-    def reached(address, port):
+    import concurrent.futures, json, socket, sys
+    def reached(place):
         try:
-            socket.create_connection((address, port), timeout=1).close()
+            socket.create_connection(place, timeout=1).close()
         except OSError:
             return False
         return True
-    addresses = json.loads(sys.argv[1])
-    print(json.dumps({address: [reached(address, port) for port in (29500, 45000)] for address in addresses}))
+    places = [(address, port) for address in json.loads(sys.argv[1]) for port in (29500, 45000)]
+    with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
+        print(json.dumps(list(pool.map(reached, places))))
 """)
 
 
-def firewall(lab, host, ports, *, mode, only=None):
-    """Shut ports of a host to all but the cluster's hosts, or to `only` that source."""
-    members = ", ".join(member.address for member in lab.hosts)
-    source = f"ip saddr {only}" if only else f"ip saddr != {{ {members} }}"
+def shut(lab, name, ports, mode):
+    """Let nobody but the hosts of the cluster in on these ports of a host."""
+    members = ", ".join(host.address for host in lab.hosts)
     what = "drop" if mode == "drop" else "reject with tcp reset"
-    rule = f'add rule inet lab in iifname "eth0" {source} tcp dport {{ {ports} }} ct state new {what}\n'
-    chain = "add chain inet lab in { type filter hook input priority 0; policy accept; }\n"
-    host.faults._host(["nft", "-f", "-"], f"add table inet lab\n{chain}{rule}")
+    rule = f'iifname "eth0" ip saddr != {{ {members} }} tcp dport {{ {ports} }} ct state new {what}'
+    chain = "add chain inet lab in { type filter hook input priority 0; policy accept; }"
+    lab[name].faults._host(["nft", "-f", "-"], f"add table inet lab\n{chain}\nadd rule inet lab in {rule}\n")
 
 
 def topologies():
@@ -219,26 +230,25 @@ def test_there_are_20_topologies():
     assert len(TOPOLOGIES) == 20
 
 
-def test_s7_what_is_reached_from_outside_is_what_is_reported(healed):
-    servers = [host.popen(["python3", "-c", SERVER], stdout=-1) for host in healed.hosts]
-    try:
-        for server in servers:
-            server.stdout.readline()
-        wrong = [name for name, rules in TOPOLOGIES if not _is_told_right(healed, rules)]
-    finally:
-        for server in servers:
-            server.kill()
-            server.communicate()
-    assert wrong == []
+@pytest.fixture(scope="module")
+def served(three):
+    with serving(three.hosts, [29500, 45000]):
+        yield three
 
 
-def _is_told_right(lab, rules):
-    for host in lab.hosts:
-        host.faults.heal()
-    for name, ports, mode in rules:
-        firewall(lab, lab[name], ports, mode=mode)
-    addresses = [host.address for host in lab.hosts]
-    truth = json.loads(lab.outsider.check(["python3", "-c", TRY, json.dumps(addresses)]))
-    told = lab.user.call("tests.lab.cases_pairs:outside", hosts=entries(lab))
-    expected = [host.name for host in lab.hosts if any(truth[host.address])]
-    return told["reached"] == {host.name: truth[host.address] for host in lab.hosts} and told["hosts"] == expected
+@pytest.mark.parametrize("rules", [rules for _, rules in TOPOLOGIES], ids=[name for name, _ in TOPOLOGIES])
+def test_s7_what_a_stranger_reaches_is_what_is_reported(served, healed, rules):
+    for rule in rules:
+        shut(served, *rule)
+    addresses = [host.address for host in served.hosts]
+    seen = json.loads(served.outsider.check(["python3", "-c", TRY, json.dumps(addresses)]))
+    truth = {host.name: seen[2 * index : 2 * index + 2] for index, host in enumerate(served.hosts)}
+    told = served.user.call("tests.lab.cases_pairs:outside", hosts=entries(served))
+    assert told["reached"] == truth
+    assert told["hosts"] == [name for name, reached in truth.items() if any(reached)]
+    closed = {
+        (name, kind) for name, ports, _ in rules for kind, its in (("meeting", MEETING), ("data", DATA)) if its in ports
+    }
+    assert truth == {
+        host.name: [(host.name, kind) not in closed for kind in ("meeting", "data")] for host in served.hosts
+    }

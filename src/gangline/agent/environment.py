@@ -2,9 +2,9 @@
 
 One JSON request on stdin, JSON lines on stdout, the last {"kind": "result", ...}:
 
-    {"do": "look", "root": FOLDER}                  -> {"pythons": [{"path", "version", ...}], "free_bytes"}
+    {"do": "look", "root": FOLDER} -> {"pythons": [{"path", "version", ...}], "built": [NAME, ...], "free_bytes"}
     {"do": "contents", "argv": [...], "env": {...}} -> what `gangline.agent.contents` prints, asked of that Python
-    {"do": "verify", "folder": FOLDER}              -> {"whole": bool, "why", "packages"}
+    {"do": "verify", "folder": FOLDER} -> {"whole": bool, "built": bool, "why", "packages"}
     {"do": "build", "folder", "python", "wheels", "pip", "requirements", "lock"} -> {"packages"}
 
 A folder is whole once it has its manifest, the last file that is written, and its Python still finds the very packages
@@ -91,12 +91,17 @@ def main(_argv: Sequence[str]) -> int:
 
 
 def _look(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Every Python that answers, the one that runs this first; each once, whatever its names."""
+    """Every Python that answers, the one that runs this first; each once, whatever its names. And what is built."""
     paths = list(dict.fromkeys([sys.executable, *pythons()]))
     with ThreadPoolExecutor(max_workers=8) as pool:
         answers = [answer for answer in pool.map(_ask_python, paths) if answer]
     found = {os.path.realpath(answer["path"]): answer for answer in reversed(answers)}
-    return {"pythons": list(reversed(list(found.values()))), "free_bytes": free_bytes(Path(request["root"]))}
+    root = Path(request["root"])
+    return {
+        "pythons": list(reversed(list(found.values()))),
+        "built": sorted(path.parent.name for path in root.glob("*/" + MANIFEST)),
+        "free_bytes": free_bytes(root),
+    }
 
 
 def _ask_python(path: str) -> Optional[Dict[str, Any]]:

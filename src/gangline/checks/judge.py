@@ -159,7 +159,8 @@ def _by_family(inventory: Inventory, cluster: Cluster, families: Sequence[str]) 
         if why is not None and name in families:
             yield Skipped(what=name, why=why)
     if "storage" in families and not inventory.shared:
-        yield Skipped(what="shared folder", why="the cluster file names none")
+        why_not = "nothing was written there" if cluster.shared else "the cluster file names none"
+        yield Skipped(what="shared folder", why=why_not)
 
 
 def _no_gpus(inventory: Inventory) -> str:

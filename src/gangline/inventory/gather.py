@@ -6,7 +6,7 @@ import datetime as dt
 import ipaddress
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,13 +24,10 @@ ANSWER_LENGTH = 1 << 21
 WHY_LENGTH = 2000
 
 
-def gather(cluster: Cluster, transports: Mapping[str, Transport], *, shared: Sequence[str] = ()) -> Inventory:
-    """Read the facts of all hosts in parallel. A host that fails is recorded with the reason, never raised.
-
-    shared: folders that should be the same on all hosts.
-    """
+def gather(cluster: Cluster, transports: Mapping[str, Transport]) -> Inventory:
+    """Read the facts of all hosts in parallel. A host that fails is recorded with the reason, never raised."""
     with ThreadPoolExecutor(max_workers=min(NUM_AT_ONCE, len(cluster.hosts))) as pool:
-        requests = [facts_request(host, cluster, shared=shared) for host in cluster.hosts]
+        requests = [facts_request(host, cluster) for host in cluster.hosts]
         asked = zip(cluster.hosts, requests, strict=True)
         answers = list(pool.map(lambda pair: _ask(pair[0], pair[1], transports[pair[0].name]), asked))
     return Inventory(
@@ -40,7 +37,7 @@ def gather(cluster: Cluster, transports: Mapping[str, Transport], *, shared: Seq
     )
 
 
-def facts_request(host: Host, cluster: Cluster, *, shared: Sequence[str] = ()) -> dict[str, Any]:
+def facts_request(host: Host, cluster: Cluster) -> dict[str, Any]:
     """What a host is asked."""
     files = [path for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE") if (path := host.env.get(name))]
     return {
@@ -48,7 +45,7 @@ def facts_request(host: Host, cluster: Cluster, *, shared: Sequence[str] = ()) -
         "python_argv": list(host.argv()) if host.python else None,
         "python_env": {**host.code_env, **host.env},
         "names": asked_names(cluster),
-        "shared": list(shared),
+        "shared": list(cluster.shared),
         "files": files,
     }
 

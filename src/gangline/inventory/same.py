@@ -15,6 +15,8 @@ from gangline.remote.transport import AGENT, Transport
 TIMEOUT_S = 3600.0
 """A disk reads 300 GB in that time; somebody is looking at the progress."""
 NUM_NAMES = 10
+NUM_FILES = 100_000
+"""Of more files nobody is told which differ; that they do, the hash over all of them tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +76,14 @@ def _ask(
 ) -> tuple[Copy, dict[str, Any]]:
     """The copy of a host, and its files by name where it told them."""
     found: list[dict[str, Any]] = []
+    files: dict[str, Any] = {}
 
     def hear(line: str) -> None:
         record = _record(line)
         if record.get("kind") == "progress":
             on_progress(record)
+        elif record.get("kind") == "files" and isinstance(record.get("files"), dict) and len(files) < NUM_FILES:
+            files.update(record["files"])
         elif record.get("kind") == "result":
             found.append(record)
 
@@ -92,8 +97,7 @@ def _ask(
     if result.returncode != 0 or not isinstance(answer, dict):
         last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
         return Copy(host=host, path=path, error=plain(last)), {}
-    files = answer.get("files")
-    return _copy(host, path, answer), files if isinstance(files, dict) else {}
+    return _copy(host, path, answer), files
 
 
 def _copy(host: str, path: str, answer: dict[str, Any]) -> Copy:

@@ -40,8 +40,8 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     documents = {"request": request.to_json(), "cluster": cluster.to_json()}
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = who_keeps(cluster, means)
-    for why in keeping.why_not:
-        means.talk.say(f"unattended: no, this computer has to look after the run: {why}")
+    if keeping.why_not:
+        means.talk.say(f"unattended: no, this computer has to look after the run: {'; '.join(keeping.why_not)}")
     try:
         if keeping.host is None:
             keeping.save(layout)

@@ -171,6 +171,7 @@ class Board:
         ]
         return {
             "done": self.stage is None,
+            "order": list(STAGES),
             "seconds": round(self.seconds, 1),
             "ranks": sum(len(row.ranks) for row in self.rows.values()),
             "joined": sum(int(str(row["joined"])) for row in rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,13 +26,13 @@ def read_board(layout: RunLayout, attempt: int) -> Board | None:
 
 def board_tick(board: Board) -> str:
     """One line: "starting, 8 s: pc1 joined · pc2 torch · pc3 port"."""
-    hosts = " · ".join(f"{row['host']} {_stage(row)}" for row in board["hosts"])
+    hosts = " · ".join(f"{row['host']} {_stage(row, board['order'])}" for row in board["hosts"])
     return clean(f"starting, {board['seconds']:.0f} s: {hosts}")
 
 
 def board_lines(board: Board) -> list[str]:
     """The board as a table: seconds after which each host had reached each stage."""
-    stages = list(board["hosts"][0]["stages"]) if board["hosts"] else []
+    stages = board["order"]
     rows = [
         [row["host"], *(_seconds(row["stages"].get(stage)) for stage in stages), f"{row['joined']} of {row['ranks']}"]
         for row in board["hosts"]
@@ -45,9 +46,14 @@ def joined_line(board: Board) -> str:
     return f"{ranks} joined after {board['seconds']:.1f} s"
 
 
-def _stage(row: Mapping[str, Any]) -> str:
+def gist(board: Board) -> str:
+    """What the sentence says, but for the time that has passed: news only when this changes."""
+    return re.sub(r"after \d+ s", "", board["sentence"] or "")
+
+
+def _stage(row: Mapping[str, Any], order: Sequence[str]) -> str:
     """The last stage that a host has reached."""
-    reached: Sequence[str] = [stage for stage, seconds in row["stages"].items() if seconds is not None]
+    reached = [stage for stage in order if row["stages"].get(stage) is not None]
     return reached[-1] if reached else "-"
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from gangline.watch.board import Board, board_lines, board_tick, joined_line
+from gangline.watch.board import Board, board_lines, board_tick, gist, joined_line
 from gangline.watch.follow import Update
 from gangline.watch.history import History
 from gangline.watch.table import ENDS, evaluation_line, event_line, step_line
@@ -30,7 +30,7 @@ class Progress:
         self._shown_at = float("-inf")
         self._pending: str | None = None
         self._all_joined = False
-        self._sentence: str | None = None
+        self._gist = ""
         self._silent: str | None = None
         self._end: str | None = None
         """How the run ended; the last line to show."""
@@ -68,9 +68,9 @@ class Progress:
             self._pending = None
             self._write(f"\r\x1b[K{joined_line(board)}\n" if self._live else f"{joined_line(board)}\n")
             return
-        if board["sentence"] and board["sentence"] != self._sentence:
-            self._sentence = board["sentence"]
-            for line in (*board_lines(board), clean(self._sentence or "")):
+        if gist(board) not in {"", self._gist}:
+            self._gist = gist(board)
+            for line in (*board_lines(board), clean(board["sentence"])):
                 self._line(line)
         if self._live:
             self._pending = board_tick(board)[: self._width() - 1]

@@ -60,8 +60,8 @@ def event_line(record: dict[str, Any]) -> str | None:
     return clean("  ".join([name, *details]))
 
 
-_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed"})
-"""An evaluation has its own line, a save counts once it is committed, and a failure is the error that ends the command
+_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined"})
+"""The start has its board, an evaluation its own line, a save counts once it is committed, and a failure is the error that ends the command
 which follows the run."""
 
 ENDS = frozenset({"finished", "stopped"})

@@ -7,6 +7,7 @@ import json
 import sys
 
 from gangline.errors import GanglineError
+from gangline.worker.arrival import early
 
 # verb -> module and function taking argv; imported on use, for each costs seconds
 VERBS = {
@@ -24,6 +25,8 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"usage: python -m gangline.worker {{{','.join(VERBS)}}} ...\n")
         return 2
     module, function = VERBS[argv[0]]
+    if argv[0] == "train":
+        early(argv[1:])
     try:
         return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
     except GanglineError as error:

@@ -8,22 +8,38 @@ import struct
 import time
 from pathlib import Path
 
-PHASES = ("starting", "data", "compute", "exchange", "update", "evaluate", "save", "ended")
+PHASES = (
+    "importing",
+    "joining",
+    "joined",
+    "data",
+    "compute",
+    "exchange",
+    "update",
+    "evaluate",
+    "save",
+    "ended",
+)
+"""importing: torch. joining: the process group. joined: loading the model, restoring. The rest: one step."""
 _RECORD = struct.Struct("<qqqd")
 
 
 class PhaseFile:
-    """A mapped record (step, phase, number of collectives entered, time); a few stores per change, no system call."""
+    """A mapped record (step, phase, number of collectives entered, time); a few stores per change, no system call.
+
+    The guard reads it, too (gangline.agent.ranks).
+    """
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        # Not cut to nothing first: another mapping of it, in this process, would break at its next store.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(descriptor, _RECORD.size)
             self._map = mmap.mmap(descriptor, _RECORD.size)
         finally:
             os.close(descriptor)
         self._collectives = 0
-        self.enter("starting", step=0)
+        self.enter("importing", step=0)
 
     def enter(self, phase: str, *, step: int) -> None:
         """Say that this rank is now in `phase` of 1-based `step`."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
-import time
 import traceback
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.files import read_json, write_json
-from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
+from gangline.worker.arrival import Arrival, arrive
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Outlets
-from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import restore
 from gangline.worker.record import Recorder
 from gangline.worker.session import build_session, open_sets
@@ -38,19 +34,16 @@ def train_main(argv: list[str]) -> NoReturn:
     for name in ("job", "gang", "root"):
         parser.add_argument(name, type=Path)
     arguments = parser.parse_args(argv)
-    gang = Gang.load(arguments.gang)
-    layout = RunLayout(arguments.root, gang.run_id)
-    rank = int(os.environ.get("RANK", "0"))
-    files = layout.attempt(gang.attempt)
+    arrival = arrive(arguments.gang, arguments.root)
+    files, rank = arrival.files, arrival.rank
     stream = (files / f"rank-{rank}.log").open("a", buffering=1)
     stop = StopFlag()
     stop.install(stream)
     _start_log(stream)
     last_words = files / f"rank-{rank}.error.json"
     try:
-        _write_pid(files / f"rank-{rank}.pid")
         _reserve(_reserve_of(last_words))
-        _train(Job.load(arguments.job), gang, layout, stop=stop)
+        _train(Job.load(arguments.job), arrival, stop=stop)
     except GanglineError as error:
         leave(_leave_error(last_words, error))
     except Exception as error:
@@ -58,10 +51,12 @@ def train_main(argv: list[str]) -> NoReturn:
         leave(_leave_error(last_words, _unexpected(error, rank)))
 
 
-def _train(job: Job, gang: Gang, layout: RunLayout, *, stop: StopFlag) -> NoReturn:
+def _train(job: Job, arrival: Arrival, *, stop: StopFlag) -> NoReturn:
+    gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
+    phase.enter("joining", step=0)
     world = join(gang)
+    phase.enter("joined", step=0)
     log.info("joined: rank %d of %d on %s, %s", world.rank, world.size, world.host, world.device)
-    phase = PhaseFile(layout.attempt(gang.attempt) / f"rank-{world.rank}.phase")
     recorder = Recorder(job, layout, world) if world.is_head else None
     train_set, evaluation_set = open_sets(layout)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
@@ -104,11 +99,6 @@ def _start_log(stream: TextIO) -> None:
         stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     logging.captureWarnings(True)
-
-
-def _write_pid(path: Path) -> None:
-    """Who this rank is, so that a signal can never reach a later process with the same pid."""
-    write_json(path, {**ProcessId.current().to_json(), "time": time.time()})
 
 
 def _reserve(path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_agent_is_asked_and_told_what_to_look_at():
         HOSTS[0], code="/w/code", env={"NCCL_DEBUG": "INFO"}, prefix=("env",), address="10.0.0.1"
     )
     transport = FakeTransport("pc1", answer=lambda _call: good("pc1"))
-    gather(Cluster(name="c", hosts=(host,)), {"pc1": transport}, shared=("/mnt/nas",))
+    gather(Cluster(name="c", hosts=(host,), shared=("/mnt/nas",)), {"pc1": transport})
     (call,) = transport.calls
     assert call.argv == (AGENT, "facts")
     assert json.loads(call.stdin) == {
