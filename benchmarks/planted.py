@@ -23,6 +23,8 @@ from typing import Any
 from tests.lab.planted.listed import PLANTED
 from tests.lab.planted.plants import FILE, HEALTHY, PLANTS, Scene, scene_of
 
+ROOT = Path(__file__).resolve().parents[1]
+"""The code that is looked at is the one beside this file."""
 TIMEOUT_S = 180.0
 ANSWERS = (0, 3, 4)
 """Exit codes of a command that has looked: well, a failure, a host that does not answer."""
@@ -71,7 +73,7 @@ def check(scene: Scene) -> Line:
     """Exit code, findings, and what was said instead of findings."""
     argv = ["gangline", "check", FILE, "--json", *scene.words]
     try:
-        done = scene.desk.run(argv, timeout_s=TIMEOUT_S)
+        done = scene.desk.run(argv, env={"PYTHONPATH": str(ROOT / "src")}, timeout_s=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"exit": None, "findings": [], "said": f"nothing in {TIMEOUT_S:.0f} s"}
     try:

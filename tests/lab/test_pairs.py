@@ -110,7 +110,7 @@ def test_w02_only_the_port_where_ranks_meet_is_open(healed):
             host.faults.drop(port=ports)
     said = look(healed)
     assert brief(said) == [("E-NET-03", "fail", ["h0", "h1", "h2"])]
-    assert "10.77.0.10:29500 answered" in evidence(said, "E-NET-03")
+    assert "10.77.0.11:29500 answered" in evidence(said, "E-NET-03")
 
 
 def test_w03_the_range_where_ranks_meet_is_rejected_on_the_head(healed):
@@ -174,6 +174,13 @@ def test_ports_that_any_program_may_be_given(healed):
     finally:
         healed.hosts[0].faults.sysctl("net.ipv4.ip_local_port_range", "32768 60999")
     assert brief(said) == [("E-PORT-02", "warn", ["h0"]), ("E-PORT-03", "warn", ["h0"])]
+
+
+@pytest.mark.lab("python3.8", "python3.13")
+def test_hosts_with_an_old_and_a_new_python_are_healthy(lab):
+    said = look(lab(3, special={"h1": {"python": "3.8"}, "h2": {"python": "3.13"}}))
+    assert brief(said) == []
+    assert len(said["pairs"]["pairs"]) == 6
 
 
 def test_eight_hosts_of_which_one_is_dead(lab):

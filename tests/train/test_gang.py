@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline.launch.backend import HostRequest, Request
-from gangline.launch.local import LocalBackend, free_port
+from gangline.launch.backend import HostRequest
+from gangline.launch.direct import DirectBackend
+from gangline.launch.port import free_port
+from gangline.launch.program import Program
+from gangline.remote.local import LocalTransport
+from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.state import Outcome
-from gangline.supervise.detached import spawn
+from gangline.supervise.detached import spawn, stop_run
 from tests.unit.launch.gang import exit_record, kill_left, left_of, rank_pid, wait_until
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
 
@@ -30,12 +34,14 @@ def with_script(part: HostRequest, mode: str) -> HostRequest:
 def start(tmp_path):
     started = []
 
-    def _start(mode):
+    def _start(mode, program=None):
         cluster = cluster_of(tmp_path, "pc1", "pc2")
         ranks = tuple(GangRank(host=host, share=1) for host in ("pc1", "pc1", "pc2"))
         gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
-        request = LocalBackend().render(cluster, gang, port=free_port())
-        request = Request(run_id=RUN_ID, attempt=1, hosts=tuple(with_script(part, mode) for part in request.hosts))
+        port = free_port(cluster, LocalTransport(cluster.head))
+        request = DirectBackend().render(cluster, gang, port=port, program=program)
+        if program is None:
+            request = replace(request, hosts=tuple(with_script(part, mode) for part in request.hosts))
         layout = create_run(tmp_path, cluster, request)
         started.extend(request.hosts)
         spawn(layout.folder, 1)
@@ -72,3 +78,37 @@ def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_the_cause(sta
     assert echoes
     assert all("onnection" in failure["error"]["seen"] for failure in echoes)
     assert left_of(pc1) == left_of(pc2) == []
+
+
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([1.0])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {total.item():.0f} with {sys.argv[1:]} in {os.getcwd()}", flush=True)
+while "forever" in sys.argv:
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("mode", ["once", "forever"])
+def test_a_program_of_the_user_is_started_followed_logged_and_stopped(start, tmp_path, mode):
+    for host in ("pc1", "pc2"):
+        (tmp_path / host / "project").mkdir(parents=True)
+        (tmp_path / host / "project" / "own.py").write_text(SCRIPT)
+    layout, parts = start("", Program(kind="command", argv=("python", "own.py", mode), cwd="project"))
+    logs = {rank: Path(parts[rank == 2].rank_files, f"rank-{rank}.log") for rank in range(3)}
+    wait_until(
+        lambda: all(log.exists() and "rank" in log.read_text() for log in logs.values()), "all say", timeout_s=90
+    )
+    for rank, log in logs.items():
+        folder = tmp_path / ("pc2" if rank == 2 else "pc1") / "project"
+        assert f"rank {rank} of 3 with ['{mode}'] in {folder}" in log.read_text()
+    if mode == "forever":
+        wait_until(lambda: "joined" in [each["event"] for each in read_events(layout.events)], "the board is done")
+        stop_run(layout, now=False)
+    outcome = outcome_of(layout)
+    assert (outcome.result, outcome.error) == ("stopped" if mode == "forever" else "finished", None)
+    assert (outcome.left, outcome.unverified) == ((), ())

@@ -54,6 +54,8 @@ class Signs:
         started = bool(ranks) or self._port is None
         self.seen["launcher"] = self.seen["launcher"] or started or any(map(_has_torch, launchers))
         table = sockets.sockets(sockets.ESTABLISHED, sockets.SYN_SENT, sockets.LISTEN)
+        knocking = [each for each in sockets.of_processes(launchers, table) if each.remote[1] == self._port]
+        self.seen["launcher"] = self.seen["launcher"] or bool(knocking)
         met = started or self._has_met(launchers, table)
         self.seen["met"] = self.seen["met"] or met
         waiting = [each for each in sockets.of_processes(family, table) if each.state == sockets.SYN_SENT]

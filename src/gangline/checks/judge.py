@@ -103,8 +103,9 @@ def skipped(inventory: Inventory, cluster: Cluster, *, only: Sequence[str] = ())
     wanted = prefixes(only)
     families = [name for name, family in FAMILIES.items() if _overlap(family.prefixes, wanted)]
     rows = [*_by_host(inventory, cluster), *_by_family(inventory, cluster, families)]
+    lost = {failure.host for failure in inventory.failures}
     more = inventory.pairs.skipped if inventory.pairs and "network" in families else ()
-    return tuple(dict.fromkeys((*rows, *more)))
+    return tuple(dict.fromkeys((*rows, *(row for row in more if row.what not in lost))))
 
 
 def require(findings: Sequence[Finding]) -> None:

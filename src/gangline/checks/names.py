@@ -94,7 +94,8 @@ def _belongs(address: str, target: HostFacts, host: Host) -> bool:
 
 
 def _has(target: HostFacts, host: Host) -> str:
-    held = [text.partition("/")[0] for nic in target.nics if nic.kind != "loopback" for text in nic.addresses]
+    texts = [text.partition("/")[0] for nic in target.nics if nic.kind != "loopback" for text in nic.addresses]
+    held = [text for text in texts if not text.lower().startswith("fe80:")]
     return f"{host.name} has {', '.join(held[:4]) or 'no address'}"
 
 

@@ -19,7 +19,7 @@ from gangline.cli import signals
 from gangline.errors import GanglineError, UsageError
 
 VERBS: dict[str, tuple[str, str]] = {
-    "init": ("gangline.cli.init", "write cluster.yaml from ssh names; shows host keys before trusting them"),
+    "init": ("gangline.cli.init", "write cluster.yaml from host names or a hostfile; shows host keys first"),
     "check": ("gangline.cli.check", "look at every host; every failure has evidence, meaning and fix"),
     "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),

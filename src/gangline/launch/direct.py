@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request
-from gangline.launch.fanout import failed, on_each
 from gangline.launch.look import Looks, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
+from gangline.remote.fanout import Outcome, fan_out
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -23,7 +23,11 @@ from gangline.runs.gang import Gang
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 30.0
+MARGIN_S = 30.0
+"""How much later than its command a host counts as not answering: connecting takes time, too."""
 PAUSE_S = 0.05
+
+Value = TypeVar("Value")
 
 
 class DirectBackend:
@@ -68,10 +72,10 @@ class DirectBackend:
         try:
             for names in (request.names[:1], request.names[1:]):
                 begun += names
-                outcomes = on_each(
-                    request.on(names).hosts, lambda part: _start_guard(part, transports[part.host], asked)
+                outcomes = _on_each(
+                    request.on(names), lambda part: _start_guard(part, transports[part.host], asked), START_TIMEOUT_S
                 )
-                if problems := failed(outcomes):
+                if problems := _problems(outcomes):
                     raise _as_one(problems)
         except BaseException as error:  # all or nothing
             left = self._end(request.on(begun), transports, epoch=epoch)
@@ -93,15 +97,13 @@ class DirectBackend:
 
     def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
-        outcomes = on_each(request.hosts, lambda part: _left(part, transports[part.host]))
+        outcomes = _on_each(request, lambda part: _left(part, transports[part.host]), VERIFY_TIMEOUT_S)
         found: list[Leftover] = []
         for host, outcome in outcomes.items():
-            if isinstance(outcome, (HostUnreachable, OSError)):
-                found.append(Leftover(host=host, kind="unknown", what=str(outcome).splitlines()[0]))
-            elif isinstance(outcome, Exception):
-                raise outcome
+            if isinstance(outcome.error, (HostUnreachable, OSError)):
+                found.append(Leftover(host=host, kind="unknown", what=str(outcome.error).splitlines()[0]))
             else:
-                found += outcome
+                found += outcome.get()
         return found
 
     def _end(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[Leftover]:
@@ -114,6 +116,15 @@ class DirectBackend:
             time.sleep(PAUSE_S)
         self.stop(request, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
         return self.verify(request, transports)
+
+
+def _on_each(request: Request, work: Callable[[HostRequest], Value], timeout_s: float) -> dict[str, Outcome[Value]]:
+    """What `work` gives or raises for each part, all at once. The transport's own time limit comes first."""
+    return fan_out(work, {part.host: part for part in request.hosts}, timeout_s=timeout_s + MARGIN_S)
+
+
+def _problems(outcomes: Mapping[str, Outcome[Value]]) -> dict[str, Exception]:
+    return {host: outcome.error for host, outcome in outcomes.items() if outcome.error is not None}
 
 
 def _start_guard(part: HostRequest, transport: Transport, asked: Mapping[str, Any]) -> None:
@@ -147,7 +158,12 @@ def _words(stdout: str) -> dict[str, str] | None:
 
 def _as_one(problems: Mapping[str, Exception]) -> Exception:
     """One error for all hosts on which it failed: the first, with what the others say."""
-    first, *others = problems.values()
+    first, *others = [
+        HostUnreachable(f"{host}: the guard did not start", seen=str(problem), fix="look at that host, try again")
+        if isinstance(problem, OSError)
+        else problem
+        for host, problem in problems.items()
+    ]
     if others and isinstance(first, GanglineError):
         first.seen = "\n".join([first.seen, *(str(other).splitlines()[0] for other in others)])
     return first
@@ -155,8 +171,8 @@ def _as_one(problems: Mapping[str, Exception]) -> Exception:
 
 def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
     """Give an order to every guard; the hosts that could not be told."""
-    outcomes = on_each(request.hosts, lambda part: _give_one(part, transports[part.host], order))
-    problems = failed(outcomes)
+    outcomes = _on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
+    problems = _problems(outcomes)
     for problem in problems.values():
         if not isinstance(problem, (HostUnreachable, OSError)):
             raise problem

@@ -7,7 +7,7 @@
   attempts/<n>/
     request.json  gang.json                                             what was started
     <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
-    <host>/order.json  <host>/failures.json  <host>/torchrun/           what it was ordered, what it saw fail
+    <host>/order-<epoch>.json  <host>/status.json  <host>/torchrun/     what it was ordered, what it sees
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)

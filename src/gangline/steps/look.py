@@ -81,7 +81,7 @@ def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) ->
     """Read every host, try what lies between them, judge, and tell what is not as it should be; `silent`: do not."""
     begun, transports, talk = time.monotonic(), means.transports, means.talk
     talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
-    inventory = gather(cluster, transports, shared=cluster.shared)
+    inventory = gather(cluster, transports)
     if wish.wants(*TRAFFIC) and not is_one_machine(cluster):
         talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
         inventory = dataclasses.replace(inventory, pairs=probe_pairs(cluster, inventory, transports, tier=wish.tier))

@@ -94,13 +94,22 @@ def located(cluster: Cluster, transports: Transports) -> Cluster:
 
 
 def _located(host: Host, transport: Transport) -> Host:
-    if not any(path.startswith("~/") for path in (host.workdir, host.python)):
+    place = host.environment.path or ""
+    if not any(path.startswith("~/") for path in (host.workdir, host.python, place)):
         return host
     try:
         home = transport.home()
     except HostUnreachable:
         return host
-    return dataclasses.replace(host, workdir=_expanded(host.workdir, home), python=_expanded(host.python, home))
+    environment = host.environment
+    if environment.kind != "locked" and place:  # a lock is a file of this computer
+        environment = dataclasses.replace(environment, path=_expanded(place, home))
+    return dataclasses.replace(
+        host,
+        workdir=_expanded(host.workdir, home),
+        python=_expanded(host.python, home),
+        environment=environment,
+    )
 
 
 def _expanded(path: str, home: PurePath) -> str:

@@ -34,7 +34,8 @@ class PhaseFile:
         # Not cut to nothing first: another mapping of it, in this process, would break at its next store.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, _RECORD.size)
+            # Not only made so long: on a full disk the first store into a hole would be a bus error.
+            os.posix_fallocate(descriptor, 0, _RECORD.size)
             self._map = mmap.mmap(descriptor, _RECORD.size)
         finally:
             os.close(descriptor)

@@ -73,6 +73,8 @@ def add_class(scene, name: str, files: dict[str, str]) -> None:
     for path, text in files.items():
         scene[name].write(f"/var/lib/sys/{path}", f"{text}\n", 0o444)
     scene.shell(scene[name], "for each in class module; do mount --bind /var/lib/sys/$each /sys/$each; done")
+    # As every guide to InfiniBand says.
+    scene.shell(scene[name], "prlimit --pid $(cat /run/sshd.pid) --memlock=unlimited:unlimited")
 
 
 def infiniband(state: str = "4: ACTIVE", phys: str = "5: LinkUp", rate: str = "400 Gb/sec (4X NDR)") -> dict[str, str]:
@@ -124,9 +126,10 @@ def infiniband_on_two_hosts_of_three(scene):
     add_class(scene, "h2", DRIVER)
 
 
-@planted("B03", packages=CUDA)
+@planted("B03", packages=CUDA, spared=("h0",))
 def no_way_from_card_to_card(scene):
-    """A fresh installation of the driver: nobody has loaded nvidia_peermem."""
+    """A fresh installation of the driver on h1: nobody has loaded nvidia_peermem."""
     for name in ("h0", "h1"):
         scene.cards(name, [H100])
-        add_class(scene, name, infiniband() | DRIVER)
+    add_class(scene, "h0", infiniband() | DRIVER | PEER_MEMORY)
+    add_class(scene, "h1", infiniband() | DRIVER)

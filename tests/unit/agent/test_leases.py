@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -178,8 +179,7 @@ def test_without_a_folder_nothing_is_claimed(ask, claim):
 def test_a_lease_file_that_is_damaged_is_no_obstacle(ask, claim):
     request = ask()
     claim(request).let_go()
-    with open(os.path.join(request["leases"], "cpu-0"), "w") as stream:
-        stream.write("{")
+    Path(request["leases"], "cpu-0").write_text("{")
     claim(ask("brave-fox-2"))
 
 
@@ -204,8 +204,8 @@ def test_of_many_who_want_the_same_slots_exactly_one_gets_them(ask):
 def test_who_holds_up_the_claims_of_others_is_not_waited_for_without_end(ask, monkeypatch):
     monkeypatch.setattr(leases, "CLAIM_S", 0.05)
     request = ask()
-    os.makedirs(request["leases"])
-    with open(os.path.join(request["leases"], "claim.lock"), "w") as stream:
+    Path(request["leases"]).mkdir(parents=True)
+    with Path(request["leases"], "claim.lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="was held by others"):
             Leases().claim(request)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gangline.agent import connect, left, sockets
+from gangline.runs.process import ProcessId
 
 
 @pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["IPv4", "IPv6"])
@@ -106,9 +107,8 @@ def test_what_is_left_of_a_run_is_found_by_its_tag_with_the_ports_it_listens_on(
 def test_a_rank_that_has_lost_its_tag_is_found_by_what_was_noted_of_it(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "print(); input()"], stdin=-1, stdout=-1, text=True)
     process.stdout.readline()
-    with open(f"/proc/{process.pid}/stat") as stat:
-        ticks = int(stat.read().rpartition(")")[2].split()[19])
-    (tmp_path / "rank-0.pid").write_text(json.dumps({"pid": process.pid, "start_ticks": ticks}))
+    record = ProcessId.of(process.pid).to_json()
+    (tmp_path / "rank-0.pid").write_text(json.dumps(record))
     request = {"folder": str(tmp_path / "pc1"), "rank_files": str(tmp_path), "ranks": [0], "env": {}}
     assert [row["why"] for row in left.left_of([request], port=None)["processes"]] == ["rank 0"]
     process.communicate("\n")

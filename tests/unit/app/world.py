@@ -12,7 +12,7 @@ from gangline.app import Seams, Start
 from gangline.errors import DataError, GanglineError, HostUnreachable
 from gangline.launch.fake import FakeBackend
 from gangline.remote.local import LocalTransport
-from gangline.remote.transport import Result, Transport
+from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.checkpoints import place_commit, step_folder, survey
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import digests, file_digest, write_json
@@ -83,9 +83,10 @@ class World:
             connect=self.connect,
             backend=FakeBackend,
             spawn=self.spawn,
-            is_alive=lambda _layout: self.alive,
-            stop_run=lambda layout, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
-            free_port=lambda: 4711,
+            is_alive=lambda _layout, _keeper: self.alive,
+            unfinished=lambda _layout, _keeper: (),
+            stop_run=lambda _layout, _keeper=None, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
+            free_port=lambda _cluster, _head: 4711,
         )
 
     def start(self, *overrides: str, cluster: str | None = TWO) -> Start:
@@ -110,7 +111,8 @@ class World:
     def connect(self, cluster: Cluster) -> dict[str, Transport]:
         return {host.name: ScriptedTransport(host, self) for host in cluster.hosts}
 
-    def spawn(self, folder: Path, attempt: int) -> None:
+    def spawn(self, folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
+        del secrets
         self.spawned.append((folder, attempt))
         self.while_spawning()
         layout = RunLayout.of(folder)
@@ -161,8 +163,10 @@ class ScriptedTransport(LocalTransport):
         if self.host in world.unreachable:
             raise HostUnreachable(f"{self.host} does not answer")
         world.commands.append((self.host, words))
+        if words[0] == AGENT and words[1] != "facts":
+            return super().run(argv, stdin=stdin, env=env, timeout_s=timeout_s, on_line=on_line)
         code, lines = 0, []
-        if words[1:3] == ("-m", "gangline.agent.facts"):
+        if words[:2] == (AGENT, "facts"):
             lines = [facts(self._host, world)]
         elif words[1:3] == ("-m", "gangline.runs.checkpoints"):
             lines = [survey(Path(words[4]))]
@@ -197,15 +201,29 @@ class ScriptedTransport(LocalTransport):
 
 
 def facts(host: Host, world: World) -> dict[str, Any]:
+    """What the agent would say of a healthy computer with these packages."""
     return {
-        "hostname": "here",
-        "num_cpus": 2,
-        "memory_total_bytes": 16 << 30,
-        "memory_available_bytes": 8 << 30,
-        "workdir": host.workdir,
-        "disk_free_bytes": 50 << 30,
-        "python": "3.12.1",
-        "packages": world.packages,
-        "gpus": [],
-        "gpu_reason": "nvidia-ml-py is not installed",
+        "schema_version": 2,
+        "system": {
+            "hostname": "here",
+            "agent_python": "3.12.1",
+            "num_cpus": 2,
+            "memory_total_bytes": 16 << 30,
+            "memory_available_bytes": 8 << 30,
+        },
+        "names": {"own": "here", "addresses": {}},
+        "storage": [
+            {
+                "path": host.workdir,
+                "real_path": host.workdir,
+                "exists": False,
+                "filesystem": "ext4",
+                "mount": "/",
+                "total_bytes": 100 << 30,
+                "free_bytes": 50 << 30,
+                "read_only": False,
+                "writable": True,
+            }
+        ],
+        "packages": {"python": "3.12.1", "packages": world.packages},
     }

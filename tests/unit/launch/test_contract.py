@@ -9,8 +9,8 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
-from gangline.launch.fake import FakeBackend
 from gangline.launch.direct import DirectBackend
+from gangline.launch.fake import FakeBackend
 from gangline.remote.fake import FakeTransport
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host

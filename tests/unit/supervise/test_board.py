@@ -189,9 +189,17 @@ def test_where_nobody_tells_of_stages_there_is_nothing_to_wait_for(board):
 
 def test_the_file_says_all(board, clock):
     clock.now = 3.04
-    board.note([status("pc1", rank(0, "joined")), status("pc2", met=False, waits_for=("10.77.0.10:29500",)), status("pc3")])
+    board.note(
+        [status("pc1", rank(0, "joined")), status("pc2", met=False, waits_for=("10.77.0.10:29500",)), status("pc3")]
+    )
     data = board.to_json(sentence="words")
-    assert (data["done"], data["seconds"], data["ranks"], data["joined"], data["sentence"]) == (False, 3.0, 4, 1, "words")
+    assert (data["done"], data["seconds"], data["ranks"], data["joined"], data["sentence"]) == (
+        False,
+        3.0,
+        4,
+        1,
+        "words",
+    )
     assert [row["joined"] for row in data["hosts"]] == [1, 0, 0]
     assert data["hosts"][1]["stages"] == {
         "ssh": 3.0, "agent": 3.0, "launcher": 3.0, "port": None, "python": None, "torch": None, "joined": None,

@@ -388,7 +388,9 @@ def test_our_own_path_and_agents_that_come_with_a_connection_do_not_reach_the_ra
     spawn_there(as_kept(lab), keeper, lab.layout, 1)
     for rank, host_part in enumerate(lab.parts):
         env = Path(f"/proc/{rank_pid(host_part, rank)}/environ").read_bytes().split(b"\0")
-        assert not [each for each in env if each.startswith((b"PYTHONPATH=", b"GANGLINE_OWN_PATH=", b"SSH_AUTH_SOCK=/"))]
+        assert not [
+            each for each in env if each.startswith((b"PYTHONPATH=", b"GANGLINE_OWN_PATH=", b"SSH_AUTH_SOCK=/"))
+        ]
         let_go(host_part, rank)
     lab.outcome()
 
@@ -453,5 +455,7 @@ def test_a_supervisor_that_works_is_not_replaced(make):
 
 
 def test_the_verbs_that_a_keeper_knows_are_few(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True
+    )
     assert (done.returncode, done.stdout) == (2, b"")

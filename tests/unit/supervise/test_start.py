@@ -41,7 +41,9 @@ class Lab:
         return list(self.start.note(statuses))
 
     def probed(self):
-        wait_until(lambda: all(future.done() for future in self.start._probing.running.values()), "the probes have ended")
+        wait_until(
+            lambda: all(future.done() for future in self.start._probing.running.values()), "the probes have ended"
+        )
 
 
 @pytest.fixture

@@ -1,0 +1,435 @@
+"""A Python on every host: built from a lock, or the user's own; and the same everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import ensurepip
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import CheckFailed, UsageError
+from gangline.inventory.facts import Inventory
+from gangline.runs.cluster import Cluster, Environment, Host
+from gangline.sync import pythons
+from gangline.sync.environment import (
+    Difference,
+    compare_environments,
+    foresee_environments,
+    place_environments,
+    require_equal,
+)
+from gangline.sync.wheelhouse import Kind, NoWheels, download_argv
+from gangline.sync.wrappers import seeing, wrapped
+from tests.unit.sync.hosts import HostTransport, Lines, kennel
+
+NOBODY = Inventory(gathered="", hosts=())
+
+
+def make_wheel(
+    folder: Path, name: str, version: str, *, needs: str = "", tag: str = "py3-none-any", text: str = ""
+) -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": text or f"version = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name}=  {name}:main\n",
+    }
+    record = "".join(f"{path},,\n" for path in files) + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+        for path, content in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(path, content)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where pip finds its packages in these tests: two tiny ones, and pip itself. No network."""
+    folder = tmp_path / "shop"
+    make_wheel(folder, "tiny_a", "1.0", needs="tiny_b")
+    make_wheel(folder, "tiny_b", "2.0")
+    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+    shutil.copy(pip, folder)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "my.lock"
+    path.write_text("tiny-a==1.0\ntiny_b==2.0\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def this_python_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts of these tests have all Pythons of this computer, whatever these may be."""
+    real = pythons._why_not
+    own = sys.version_info[:3]
+    monkeypatch.setattr(
+        pythons,
+        "_why_not",
+        lambda found, own_lock=own, **how: real(found, **how) if tuple(found["version"]) == own_lock else "other",
+    )
+
+
+def locked(cluster: Cluster, lock: Path) -> Cluster:
+    environment = Environment(kind="locked", path=str(lock))
+    return dataclasses.replace(
+        cluster, hosts=tuple(dataclasses.replace(host, environment=environment) for host in cluster.hosts)
+    )
+
+
+def place(cluster: Cluster, transports: dict[str, HostTransport], tmp_path: Path, **options: object) -> Cluster:
+    return place_environments(cluster, NOBODY, transports, home=tmp_path / "home", **options)
+
+
+def imported(host: Host) -> str:
+    code = "import tiny_a, tiny_b, sys; print(tiny_a.version, tiny_b.version, sys.prefix)"
+    return subprocess.run(host.argv("-c", code), capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    cluster, lines = locked(cluster, lock), Lines()
+    foreseen = foresee_environments(cluster, NOBODY, transports)
+    placed = place(cluster, transports, tmp_path, tell=lines)
+    assert placed == foreseen
+    for host in placed.hosts:
+        folder = Path(host.python).parents[1]
+        assert imported(host) == f"1.0 2.0 {folder}"
+        assert folder.parent == Path(host.workdir) / "environments"
+        assert folder.name.endswith("-cpu")
+        program = folder / "bin" / "tiny_a"
+        assert program.read_text().splitlines()[0] == f"#!{folder}/bin/python"
+        assert list((Path(host.workdir) / "wheelhouse").iterdir()) == []
+    assert sum(line.startswith("environment built on pc") for line in lines.said) == 2
+    assert compare_environments(placed, transports) == ()
+    shutil.rmtree(shop)
+    shutil.rmtree(tmp_path / "home")
+    for transport in transports.values():
+        transport.pushed.clear()
+    assert place(cluster, transports, tmp_path) == placed
+    assert [transport.pushed for transport in transports.values()] == [[], []]
+
+
+def test_a_host_that_comes_later_gets_the_wheels_that_were_gathered(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    place(locked(cluster, lock), transports, tmp_path)
+    shutil.rmtree(shop)
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    assert imported(place(locked(cluster, lock), transports, tmp_path).hosts[1]).startswith("1.0 2.0")
+
+
+def test_a_host_on_this_computer_uses_the_wheels_where_they_are(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "here", transport="local")
+    placed = place(locked(cluster, lock), transports, tmp_path)
+    assert imported(placed.head).startswith("1.0 2.0")
+    assert transports["here"].pushed == []
+    assert (tmp_path / "home" / "wheelhouse").is_dir()
+
+
+def test_hosts_with_one_shared_work_folder_build_once(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1", "pc2", workdir=str(tmp_path / "nas" / "gangline"))
+    cluster = dataclasses.replace(locked(cluster, lock), shared=(str(tmp_path / "nas"),))
+    lines = Lines()
+    placed = place(cluster, transports, tmp_path, tell=lines)
+    assert sum(line.startswith("environment built") for line in lines.said) == 1
+    assert placed.hosts[0].python == placed.hosts[1].python
+
+
+def test_an_environment_that_was_never_finished_is_built_anew(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    cluster = locked(cluster, lock)
+    folder = Path(foresee_environments(cluster, NOBODY, transports).head.python).parents[1]
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("half")
+    assert imported(place(cluster, transports, tmp_path).head).startswith("1.0 2.0")
+
+
+def test_an_environment_that_was_changed_is_refused_with_the_package(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    cluster = locked(cluster, lock)
+    folder = Path(place(cluster, transports, tmp_path).head.python).parents[1]
+    (info,) = folder.glob("lib/python*/site-packages/tiny_b-2.0.dist-info")
+    shutil.rmtree(info)
+    with pytest.raises(CheckFailed, match="pc1: .* is not what gangline built") as caught:
+        place(cluster, transports, tmp_path)
+    assert "tiny-b" in caught.value.seen
+    assert f"rm -r {folder}" in caught.value.fix
+
+
+def test_a_python_that_is_gone_is_told(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    cluster = locked(cluster, lock)
+    python = Path(place(cluster, transports, tmp_path).head.python)
+    python.unlink()
+    with pytest.raises(CheckFailed, match="is not what gangline built"):
+        place(cluster, transports, tmp_path)
+
+
+def test_the_same_lock_with_other_packages_on_two_hosts_is_refused(tmp_path: Path, shop: Path, lock: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    place(locked(cluster, lock), transports, tmp_path)
+    shutil.rmtree(tmp_path / "home")
+    make_wheel(shop, "tiny_b", "2.0", text="version = 'another build'\n")
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    with pytest.raises(CheckFailed, match="pc1 and pc2 have different environments of one lock") as caught:
+        place(locked(cluster, lock), transports, tmp_path)
+    assert "tiny-b" in caught.value.seen
+
+
+def test_a_package_without_a_wheel_is_told_as_pip_tells_it(tmp_path: Path, shop: Path, lock: Path) -> None:
+    lock.write_text("tiny-a==1.0\ntiny_b==2.0\nnobody-has==3.0\n")
+    cluster, transports = kennel(tmp_path, "pc1")
+    with pytest.raises(NoWheels, match=r"no wheels for a host of the kind cp3") as caught:
+        place(locked(cluster, lock), transports, tmp_path)
+    assert "nobody-has==3.0" in caught.value.seen
+    assert not (tmp_path / "home" / "wheelhouse").exists() or list((tmp_path / "home" / "wheelhouse").iterdir()) == []
+
+
+def test_a_host_without_gpu_gets_the_cpu_build_where_pip_has_one(tmp_path: Path, shop: Path, lock: Path) -> None:
+    make_wheel(shop, "torch", "2.13.0")
+    make_wheel(shop, "torch", "2.13.0+cpu")
+    lock.write_text("torch==2.13.0\n")
+    cluster, transports = kennel(tmp_path, "pc1")
+    placed = place(locked(cluster, lock), transports, tmp_path)
+    code = "from importlib.metadata import version; print(version('torch'))"
+    done = subprocess.run(placed.head.argv("-c", code), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2.13.0+cpu"
+
+
+def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path, lock: Path) -> None:
+    make_wheel(shop, "torch", "2.13.0")
+    lock.write_text("torch==2.13.0\n")
+    cluster, transports = kennel(tmp_path, "pc1")
+    assert place(locked(cluster, lock), transports, tmp_path).head.python
+
+
+def test_no_room_is_told_before_anything_is_built(
+    tmp_path: Path, shop: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    real = pythons._look
+    monkeypatch.setattr(pythons, "_look", lambda *w, **o: dataclasses.replace(real(*w, **o), free_bytes=1000))
+    with pytest.raises(CheckFailed, match="pc1: no room for the environment"):
+        place(locked(cluster, lock), transports, tmp_path)
+    assert transports["pc1"].pushed == []
+
+
+def test_a_host_without_venv_or_a_fit_python_is_told_what_it_has(
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    monkeypatch.setattr(pythons, "_why_not", lambda *_words, **_options: "Python 3.11.2 without its module venv")
+    with pytest.raises(CheckFailed, match="pc1: no Python to build an environment with") as caught:
+        place(locked(cluster, lock), transports, tmp_path)
+    assert "without its module venv" in caught.value.seen
+    assert "python3-venv" in caught.value.fix
+
+
+def found(*version: int, **options: object) -> dict[str, object]:
+    base = {"implementation": "CPython", "free_threaded": False, "libc": ["glibc", "2.36"], "has_venv": True}
+    return {**base, "path": "/usr/bin/python3", "machine": "x86_64", "version": list(version), **options}
+
+
+def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> pythons.Site:
+    from gangline.sync.lock import read_lock
+
+    all_found = tuple(pythons._python(found(*version)) for version in versions)
+    host = Host(name=name, workdir="/w", python="")
+    return pythons.Site(
+        host=host,
+        transport=HostTransport(host),
+        lock=read_lock("a==1", "lock"),
+        has_gpu=False,
+        pythons=all_found,
+        passed_over=(),
+        built=built,
+        free_bytes=None,
+    )
+
+
+def versions_of(*sites: pythons.Site, **options: object) -> list[tuple[int, int]]:
+    return [choice.python.version[:2] for choice in pythons.choose(sites, **options)]
+
+
+def test_hosts_get_the_version_that_most_of_them_have() -> None:
+    sites = [site("pc1", (3, 10, 0), (3, 12, 1)), site("pc2", (3, 13, 0), (3, 12, 9)), site("pc3", (3, 13, 2))]
+    assert versions_of(*sites) in ([(3, 12), (3, 12), (3, 13)], [(3, 12), (3, 13), (3, 13)])
+    common = [site("pc1", (3, 10, 0), (3, 13, 1)), site("pc2", (3, 10, 2), (3, 12, 9))]
+    assert versions_of(*common) == [(3, 10), (3, 10)]
+
+
+def test_a_version_that_has_no_wheels_gives_way_to_the_next() -> None:
+    one = site("pc1", (3, 10, 0), (3, 13, 1))
+    assert versions_of(one, without=frozenset({("pc1", (3, 13))})) == [(3, 10)]
+    assert versions_of(one, without=frozenset({("pc1", (3, 13)), ("pc1", (3, 10))})) == []
+
+
+def test_an_environment_that_is_there_is_stayed_with() -> None:
+    plain = site("pc1", (3, 10, 0), (3, 13, 1))
+    name = plain.folder(plain.pythons[0]).name
+    assert versions_of(site("pc1", (3, 10, 0), (3, 13, 1), built=(name,))) == [(3, 10)]
+
+
+def test_wheels_are_asked_for_the_host_and_not_for_this_computer() -> None:
+    kind = Kind(version=(3, 12, 4), machine="aarch64", glibc=(2, 28), has_gpu=True)
+    argv = download_argv(Path("/w/in.txt"), kind, Path("/w/wheels"))
+    assert kind.tag == "cp312-aarch64-gpu"
+    assert argv[argv.index("--python-version") + 1] == "3.12.4"
+    platforms = [argv[place + 1] for place, word in enumerate(argv) if word == "--platform"]
+    assert platforms[0] == "manylinux_2_28_aarch64"
+    assert {"manylinux2014_aarch64", "manylinux_2_17_aarch64", "linux_aarch64"} <= set(platforms)
+    assert "manylinux_2_29_aarch64" not in platforms
+    assert "--only-binary=:all:" in argv
+
+
+# --- environments that are there already
+
+
+def test_a_conda_environment_needs_no_activation(tmp_path: Path) -> None:
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
+    host = wrapped(
+        Host(name="pc1", workdir="/w", python="", environment=Environment(kind="conda", path=str(tmp_path / "env")))
+    )
+    code = (
+        "import os; print(os.environ['CONDA_PREFIX'], os.environ['PATH'].split(':')[0], os.environ['LD_LIBRARY_PATH'])"
+    )
+    done = subprocess.run(host.argv("-c", code), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "env"), str(tmp_path / "env" / "bin"), str(tmp_path / "env" / "lib")]
+
+
+HOSTILE = "x; touch canary $(touch canary) `touch canary` ' \" && touch canary"
+
+
+def modules_host(*names: str) -> Host:
+    environment = Environment(kind="modules", modules=names)
+    return wrapped(Host(name="pc1", workdir="/w", python=sys.executable, environment=environment))
+
+
+def login(tmp_path: Path, script: str) -> dict[str, str]:
+    (tmp_path / ".bash_profile").write_text(script)
+    return {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+
+def test_modules_are_loaded_by_name_and_no_name_is_run(tmp_path: Path) -> None:
+    env = login(
+        tmp_path, 'module() { for one in "$@"; do echo "$one" >> "$HOME/loaded"; done; echo hello; export LOADED=1; }\n'
+    )
+    argv = modules_host("cuda/12.8", HOSTILE).argv("-c", "import os; print(os.environ['LOADED'])", "a b")
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert (tmp_path / "loaded").read_text() == f"load\ncuda/12.8\n{HOSTILE}\n"
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("profile", "code", "said"),
+    [
+        ("", 90, "there is no module system"),
+        ('module() { echo "no such module: $2" >&2; return 1; }\n', 91, "no such module"),
+    ],
+)
+def test_modules_that_cannot_be_loaded_are_told(tmp_path: Path, profile: str, code: int, said: str) -> None:
+    argv = modules_host("cuda/99").argv("-c", "print('went on')")
+    done = subprocess.run(argv, env=login(tmp_path, profile), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+
+
+def test_an_image_sees_the_work_folder_the_gpus_and_a_model_elsewhere() -> None:
+    environment = Environment(kind="apptainer", path="/images/train.sif")
+    host = Host(name="pc1", workdir="/w", python="", environment=environment)
+    assert wrapped(host).argv("-m", "x") == (
+        "apptainer",
+        "exec",
+        "--bind",
+        "/w",
+        "/images/train.sif",
+        "python3",
+        "-m",
+        "x",
+    )
+    with_gpu = wrapped(host, has_gpu=True)
+    assert with_gpu.prefix == ("apptainer", "exec", "--nv", "--bind", "/w", "/images/train.sif")
+    assert seeing(with_gpu, ["/w/models/m", "/data/m"]).prefix[:4] == ("apptainer", "exec", "--bind", "/data/m")
+    assert seeing(with_gpu, ["/w/models/m"]) == with_gpu
+
+
+def test_a_python_of_the_users_own_is_left_as_it_is(tmp_path: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1", python="/opt/train/bin/python")
+    assert place(cluster, transports, tmp_path) == cluster
+    named = dataclasses.replace(cluster.head, environment=Environment(path="/opt/other/bin/python"))
+    assert wrapped(named).python == "/opt/other/bin/python"
+
+
+def test_an_environment_without_its_path_is_refused() -> None:
+    with pytest.raises(UsageError, match="pc1: environment conda without a path"):
+        wrapped(Host(name="pc1", workdir="/w", python="", environment=Environment(kind="conda")))
+
+
+# --- the same everywhere
+
+
+def own(tmp_path: Path, name: str, **versions: str) -> Host:
+    """A host whose environment is a venv with these packages."""
+    folder = tmp_path / name / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    for package, version in versions.items():
+        version, _, content = version.partition(" ")
+        info = site_packages / f"{package}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        (info / "RECORD").write_text(
+            f"{package}/__init__.py,sha256={content or 'x'},10\n../../../bin/{package},sha256={name},9\n"
+            f"{package}/__pycache__/x.pyc,,\n{info.name}/INSTALLER,sha256={name},4\n{info.name}/RECORD,,\n"
+        )
+    return Host(name=name, workdir=str(tmp_path / name), python=str(folder / "bin" / "python"), transport="ssh")
+
+
+def differences(*hosts: Host) -> tuple[Difference, ...]:
+    cluster = Cluster(name="kennel", hosts=hosts)
+    return compare_environments(cluster, {host.name: HostTransport(host) for host in hosts})
+
+
+def test_environments_with_the_same_packages_in_other_folders_are_the_same(tmp_path: Path) -> None:
+    packages = {"torch": "2.13.0", "Some_Package": "1.0"}
+    assert differences(own(tmp_path, "pc1", **packages), own(tmp_path, "pc2", **packages)) == ()
+
+
+def test_what_differs_is_named_with_hosts_the_worst_first(tmp_path: Path) -> None:
+    one = own(tmp_path, "pc1", torch="2.12.0", jupyter="1.0", numpy="2.4.6", peft="1.0")
+    two = own(tmp_path, "pc2", torch="2.13.0", numpy="2.4.6 patched")
+    found = differences(one, two)
+    assert [(difference.line, difference.severity) for difference in found] == [
+        ("torch: 2.12.0 on pc1; 2.13.0 on pc2", "fail"),
+        ("jupyter: 1.0 on pc1; none on pc2", "warn"),
+        ("numpy 2.4.6: other files", "warn"),
+        ("peft: 1.0 on pc1; none on pc2", "warn"),
+    ]
+    with pytest.raises(CheckFailed, match="the environments of the hosts differ: torch") as caught:
+        require_equal(found)
+    assert "2.12.0 on pc1" in caught.value.seen
+    require_equal(found[1:])
+
+
+def test_builds_of_one_version_may_differ(tmp_path: Path) -> None:
+    found = differences(own(tmp_path, "pc1", torch="2.13.0+cpu"), own(tmp_path, "pc2", torch="2.13.0+cu128"))
+    assert [difference.severity for difference in found] == ["warn"]
+
+
+def test_a_python_that_is_not_there_is_told_with_its_host(tmp_path: Path) -> None:
+    host = Host(name="pc1", workdir=str(tmp_path), python=str(tmp_path / "none"), transport="ssh")
+    with pytest.raises(Exception, match="pc1: .*No such file or directory"):
+        differences(host)
