@@ -1,6 +1,7 @@
 """What the tests of the transport do on the user's computer of a lab; see `LabHost.call`."""
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def outlast(host):
     """A long command, a network that goes away and comes back. Says "running", then "lost"."""
     transport = transport_to(host)
     transport.run(["true"])
-    print("running", flush=True)
+    sys.stdout.write("running\n")
+    sys.stdout.flush()
     begun = time.monotonic()
     error = None
     try:
@@ -72,7 +74,8 @@ def outlast(host):
     except HostUnreachable as caught:
         error = str(caught)
     lost_s = time.monotonic() - begun
-    print("lost", flush=True)
+    sys.stdout.write("lost\n")
+    sys.stdout.flush()
     begun = time.monotonic()
     while time.monotonic() - begun < 60:
         try:

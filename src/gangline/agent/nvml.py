@@ -8,12 +8,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 """The second is where WSL has it; not every distribution there puts it on the loader's path."""
-NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST, MISMATCH = 4, 9, 12, 15, 18
+NO_PERMISSION, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, MISMATCH = 4, 9, 12, 15, 16, 18
 KINDS = {
     NO_PERMISSION: "no-permission",
     DRIVER_NOT_LOADED: "driver-not-loaded",
     LIBRARY_NOT_FOUND: "no-library",
     GPU_IS_LOST: "lost",
+    RESET_REQUIRED: "lost",
     MISMATCH: "mismatch",
 }
 THROTTLES = {

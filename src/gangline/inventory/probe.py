@@ -95,13 +95,15 @@ class Probe:
 
     ears: Ears
     transports: Mapping[str, Transport]
+    measure: tuple[str, ...] = ("time", "packets", "burst")
+    """Of every pair; see `reach` of the agent."""
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
 
     def every_pair(self) -> list[Pair]:
         """Every host asked about all others, all hosts at the same time."""
         names = list(self.ears.up)
         jobs = [(name, [*names[index + 1 :], *names[:index]]) for index, name in enumerate(names)]
-        if len(names) > THOROUGH + 1:
+        if len(names) > THOROUGH + 1 and "packets" in self.measure:
             why = f"each host tries them with {THOROUGH} of the {len(names) - 1} others"
             self.skipped.append(Skipped(what="packet loss and sizes of every pair", why=why))
         pairs = [pair for pairs in at_once(self._all_of_one, jobs) for pair in pairs]
@@ -112,7 +114,7 @@ class Probe:
         source, names = job
         up = self.ears.up
         targets = [{**up[name].target, "brief": index >= THOROUGH} for index, name in enumerate(names) if name in up]
-        return self._ask(source, targets, ("time", "packets", "burst"))
+        return self._ask(source, targets, self.measure)
 
     def _ask(
         self, source: str, targets: Sequence[dict[str, Any]], measure: Sequence[str], seconds: float = 1.0
@@ -157,10 +159,25 @@ class Probe:
         if opened is None:
             return pair
         place = {"kind": door.kind, "address": door.address, "port": door.port}
-        answers = self._ask(pair.source, [{**opened.target, "doors": [place]}], ("throughput",), seconds)
+        answers = self._ask(pair.source, [{**opened.target, "doors": [place]}], ("time", "throughput"), seconds)
         if not answers:
             return pair
-        return dataclasses.replace(pair, throughput_mbps=answers[0].throughput_mbps, retransmits=answers[0].retransmits)
+        # a latency without other traffic is the better one
+        return dataclasses.replace(answers[0], **{name: getattr(pair, name) for name in _KEPT})
+
+
+_KEPT = (
+    "tries",
+    "neighbour",
+    "full_segment",
+    "own_mtu",
+    "largest_packet",
+    "told_mtu",
+    "packets_sent",
+    "packets_answered",
+    "burst_mbps",
+)
+"""What a look at the throughput does not measure again."""
 
 
 def suspects(pairs: Sequence[Pair]) -> list[Ordered]:

@@ -177,21 +177,19 @@ def _packages(said: Any, section: Any) -> dict[str, Any]:
 def _gpus(section: Any) -> dict[str, Any]:
     if not section:
         return {"gpus": (), "gpu_reason": "could not be read"}
-    version = _part(section, "driver")
-    reason = _part(section, "reason") or {}
-    cards = [
-        {**card, "driver": version or "?"}
-        for card in _items(section.get("cards") or [], "gpus")
-        if isinstance(card, dict)
-    ]
-    gpus = _list(Gpu, [{"uuid": "?", **_said(card)} for card in cards if card.get("name") is not None], "gpus")
-    driver = checked(GpuDriver, {**section, "version": version, "trouble": _part(reason, "kind")}, "gpus")
-    why = _convert(str, _part(reason, "text"), "gpus.reason") or _lost(driver.faults) or "the driver lists no card"
+    said = dict(_pairs(section, "gpus"))
+    reason = dict(_pairs(said.get("reason") or {}, "gpus.reason"))
+    driver = checked(GpuDriver, {**said, "version": said.get("driver"), "trouble": reason.get("kind")}, "gpus")
+    gpus = tuple(_gpu(card, driver) for card in _items(said.get("cards") or [], "gpus"))
+    why = _convert(str, reason.get("text"), "gpus.reason") or _lost(driver.faults) or "the driver lists no card"
     return {"gpus": gpus, "gpu_reason": None if gpus else why, "gpu_driver": driver}
 
 
-def _said(card: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in card.items() if value is not None}
+def _gpu(card: Any, driver: GpuDriver) -> Gpu:
+    """One card. A simulated one says so in its name, so that nobody takes its figures for real."""
+    said = {name: value for name, value in _pairs(card, "gpus.cards") if value is not None}
+    gpu = checked(Gpu, {"uuid": "?", **said, "driver": driver.version or "?"}, "gpus.cards")
+    return dataclasses.replace(gpu, name=f"{gpu.name} (simulated)") if driver.simulated else gpu
 
 
 def _lost(faults: tuple[GpuFault, ...]) -> str | None:
@@ -217,7 +215,8 @@ def _routes(section: Any) -> tuple[Route, ...]:
 
 def _files(section: Any) -> tuple[File, ...]:
     found = []
-    for row in _items(section or [], "files"):
-        text = _optional_text(_part(row, "text"), "files", LONG_TEXT_LENGTH)
+    for item in _items(section or [], "files"):
+        row = dict(_pairs(item, "files"))
+        text = _optional_text(row.get("text"), "files", LONG_TEXT_LENGTH)
         found.append(dataclasses.replace(checked(File, {**row, "text": None}, "files"), text=text))
     return tuple(found)

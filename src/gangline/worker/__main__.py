@@ -16,6 +16,7 @@ VERBS = {
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
+    "bench-collective": ("gangline.worker.bench", "bench_main"),
 }
 
 

@@ -73,8 +73,6 @@ def add_class(scene, name: str, files: dict[str, str]) -> None:
     for path, text in files.items():
         scene[name].write(f"/var/lib/sys/{path}", f"{text}\n", 0o444)
     scene.shell(scene[name], "for each in class module; do mount --bind /var/lib/sys/$each /sys/$each; done")
-    # As every guide to InfiniBand says.
-    scene.shell(scene[name], "prlimit --pid $(cat /run/sshd.pid) --memlock=unlimited:unlimited")
 
 
 def infiniband(state: str = "4: ACTIVE", phys: str = "5: LinkUp", rate: str = "400 Gb/sec (4X NDR)") -> dict[str, str]:

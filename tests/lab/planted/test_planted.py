@@ -6,7 +6,7 @@ from benchmarks.planted import shown, try_case
 from tests.lab.planted.listed import PLANTED
 from tests.lab.planted.plants import HEALTHY, PLANTS
 
-QUICK = ("A02", "A03", "A08", "N05", "C01", "S01", "G01", "W02", "W09", "D04")
+QUICK = ("A03", "A08", "N05", "C01", "S01", "G01", "W02", "D04")
 
 
 def test_every_row_has_a_plant_and_every_plant_a_row():

@@ -1,11 +1,13 @@
 """A host may be old, new, broken or lying: what it says of itself is looked at before it is believed."""
 
+import copy
 import json
+import random
 
 import pytest
 
 from gangline.inventory.read import NUM_ITEMS, Unreadable, read_facts
-from tests.unit.checks.machines import pc
+from tests.unit.checks.machines import pc, server
 
 
 def put(answer, place, value):
@@ -108,3 +110,55 @@ def test_a_work_folder_that_does_not_answer_is_still_the_work_folder():
     assert facts.workdir == "/mnt/nas/w"
     assert facts.work_folder is not None
     assert facts.work_folder.error == "no answer within 5 s"
+
+
+def test_a_simulated_card_says_so_wherever_it_is_named():
+    (gpu,) = read_facts("pc1", put(pc(), "gpus.simulated", True)).gpus
+    assert gpu.name == "NVIDIA GeForce RTX 4090 (simulated)"
+
+
+def places(value, path=()):
+    yield path
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in rows:
+        yield from places(below, (*path, key))
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    1 << 70,
+    1.5,
+    float("inf"),
+    "",
+    "x",
+    [],
+    [None],
+    [[1]],
+    {},
+    {"": None},
+    {"error": 1},
+    {"a": [{}]},
+]
+
+
+@pytest.mark.parametrize("base", [pc(), server()])
+def test_nothing_that_a_host_says_breaks_the_reader(base):
+    """Every place of an answer, with every kind of junk: facts, or a refusal with a reason."""
+    base["files"] = [{"path": "/t", "text": "<gpu/>"}]
+    base["routes"] = {"10.0.0.1": {"source": "10.0.0.2", "interface": "eth0"}}
+    base["names"]["addresses"]["x"] = {"error": "no"}
+    draw = random.Random(7)
+    where = list(places(base))[1:]
+    for path in where if len(where) < 400 else draw.sample(where, 400):
+        for junk in JUNK:
+            answer = copy.deepcopy(base)
+            target = answer
+            for word in path[:-1]:
+                target = target[word]
+            target[path[-1]] = copy.deepcopy(junk)
+            try:
+                read_facts("pc1", answer)
+            except Unreadable as error:
+                assert str(error)

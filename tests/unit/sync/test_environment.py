@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import ensurepip
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from gangline.errors import CheckFailed, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.runs.cluster import Cluster, Environment, Host
+from gangline.sync import locked as locked_module
 from gangline.sync import pythons
 from gangline.sync.environment import (
     Difference,
@@ -23,11 +26,17 @@ from gangline.sync.environment import (
     place_environments,
     require_equal,
 )
-from gangline.sync.wheelhouse import Kind, NoWheels, download_argv
+from gangline.sync.lock import read_lock
+from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, kennel
 
 NOBODY = Inventory(gathered="", hosts=())
+
+
+def marked(content: str) -> str:
+    digest = hashlib.sha256(content.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def make_wheel(
@@ -42,7 +51,9 @@ def make_wheel(
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}=  {name}:main\n",
     }
-    record = "".join(f"{path},,\n" for path in files) + f"{info}/RECORD,,\n"
+    record = (
+        "".join(f"{path},{marked(content)},{len(content)}\n" for path, content in files.items()) + f"{info}/RECORD,,\n"
+    )
     with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
         for path, content in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(path, content)
@@ -97,7 +108,23 @@ def imported(host: Host) -> str:
     return subprocess.run(host.argv("-c", code), capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(tmp_path: Path, shop: Path, lock: Path) -> None:
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where wheelhouses are kept that a test has filled: pip takes seconds."""
+    return tmp_path_factory.mktemp("gathered")
+
+
+@pytest.fixture
+def home(tmp_path: Path, gathered: Path) -> Path:
+    """A folder of this computer that has the wheels of `lock` already, if any test has gathered them."""
+    if list(gathered.iterdir()):
+        shutil.copytree(gathered, tmp_path / "home" / "wheelhouse")
+    return tmp_path / "home"
+
+
+def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
+    tmp_path: Path, shop: Path, lock: Path, gathered: Path
+) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2")
     cluster, lines = locked(cluster, lock), Lines()
     foreseen = foresee_environments(cluster, NOBODY, transports)
@@ -113,31 +140,26 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(tmp_path: Path
         assert list((Path(host.workdir) / "wheelhouse").iterdir()) == []
     assert sum(line.startswith("environment built on pc") for line in lines.said) == 2
     assert compare_environments(placed, transports) == ()
-    shutil.rmtree(shop)
-    shutil.rmtree(tmp_path / "home")
+    shutil.copytree(tmp_path / "home" / "wheelhouse", gathered, dirs_exist_ok=True)
+    for folder in (shop, tmp_path / "home"):  # nobody needs them any more
+        shutil.rmtree(folder)
     for transport in transports.values():
         transport.pushed.clear()
     assert place(cluster, transports, tmp_path) == placed
     assert [transport.pushed for transport in transports.values()] == [[], []]
 
 
-def test_a_host_that_comes_later_gets_the_wheels_that_were_gathered(tmp_path: Path, shop: Path, lock: Path) -> None:
-    cluster, transports = kennel(tmp_path, "pc1")
-    place(locked(cluster, lock), transports, tmp_path)
-    shutil.rmtree(shop)
-    cluster, transports = kennel(tmp_path, "pc1", "pc2")
-    assert imported(place(locked(cluster, lock), transports, tmp_path).hosts[1]).startswith("1.0 2.0")
-
-
-def test_a_host_on_this_computer_uses_the_wheels_where_they_are(tmp_path: Path, shop: Path, lock: Path) -> None:
+def test_a_host_on_this_computer_uses_the_wheels_where_they_are(
+    tmp_path: Path, shop: Path, lock: Path, home: Path
+) -> None:
     cluster, transports = kennel(tmp_path, "here", transport="local")
     placed = place(locked(cluster, lock), transports, tmp_path)
     assert imported(placed.head).startswith("1.0 2.0")
     assert transports["here"].pushed == []
-    assert (tmp_path / "home" / "wheelhouse").is_dir()
+    assert (home / "wheelhouse").is_dir()
 
 
-def test_hosts_with_one_shared_work_folder_build_once(tmp_path: Path, shop: Path, lock: Path) -> None:
+def test_hosts_with_one_shared_work_folder_build_once(tmp_path: Path, shop: Path, lock: Path, home: Path) -> None:
     cluster, transports = kennel(tmp_path, "pc1", "pc2", workdir=str(tmp_path / "nas" / "gangline"))
     cluster = dataclasses.replace(locked(cluster, lock), shared=(str(tmp_path / "nas"),))
     lines = Lines()
@@ -146,45 +168,34 @@ def test_hosts_with_one_shared_work_folder_build_once(tmp_path: Path, shop: Path
     assert placed.hosts[0].python == placed.hosts[1].python
 
 
-def test_an_environment_that_was_never_finished_is_built_anew(tmp_path: Path, shop: Path, lock: Path) -> None:
+def test_a_changed_environment_is_refused_and_one_that_was_never_finished_is_built_anew(
+    tmp_path: Path, shop: Path, lock: Path, home: Path
+) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
     cluster = locked(cluster, lock)
     folder = Path(foresee_environments(cluster, NOBODY, transports).head.python).parents[1]
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").write_text("half")
-    assert imported(place(cluster, transports, tmp_path).head).startswith("1.0 2.0")
-
-
-def test_an_environment_that_was_changed_is_refused_with_the_package(tmp_path: Path, shop: Path, lock: Path) -> None:
-    cluster, transports = kennel(tmp_path, "pc1")
-    cluster = locked(cluster, lock)
-    folder = Path(place(cluster, transports, tmp_path).head.python).parents[1]
-    (info,) = folder.glob("lib/python*/site-packages/tiny_b-2.0.dist-info")
-    shutil.rmtree(info)
-    with pytest.raises(CheckFailed, match="pc1: .* is not what gangline built") as caught:
-        place(cluster, transports, tmp_path)
-    assert "tiny-b" in caught.value.seen
-    assert f"rm -r {folder}" in caught.value.fix
-
-
-def test_a_python_that_is_gone_is_told(tmp_path: Path, shop: Path, lock: Path) -> None:
-    cluster, transports = kennel(tmp_path, "pc1")
-    cluster = locked(cluster, lock)
     python = Path(place(cluster, transports, tmp_path).head.python)
-    python.unlink()
+    (record,) = folder.glob("lib/python*/site-packages/tiny_b-2.0.dist-info/RECORD")
+    text = record.read_text()
+    record.write_text(text.replace("sha256=", "sha256=0"))
+    with pytest.raises(CheckFailed, match=r"pc1: .* is not what gangline built") as caught:
+        place(cluster, transports, tmp_path)
+    assert caught.value.seen == "changed since it was built: tiny-b"
+    assert f"rm -r {folder}" in caught.value.fix
+    record.write_text(text)
+    python.unlink()  # as when the system gets another Python
     with pytest.raises(CheckFailed, match="is not what gangline built"):
         place(cluster, transports, tmp_path)
 
 
-def test_the_same_lock_with_other_packages_on_two_hosts_is_refused(tmp_path: Path, shop: Path, lock: Path) -> None:
-    cluster, transports = kennel(tmp_path, "pc1")
-    place(locked(cluster, lock), transports, tmp_path)
-    shutil.rmtree(tmp_path / "home")
-    make_wheel(shop, "tiny_b", "2.0", text="version = 'another build'\n")
-    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+def test_the_same_lock_with_other_packages_on_two_hosts_is_refused() -> None:
+    choices = pythons.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    there = {"pc1": {"torch": ["2.13.0", "x"]}, "pc2": {"torch": ["2.13.0", "y"]}}
     with pytest.raises(CheckFailed, match="pc1 and pc2 have different environments of one lock") as caught:
-        place(locked(cluster, lock), transports, tmp_path)
-    assert "tiny-b" in caught.value.seen
+        locked_module._require_equal(choices, there)
+    assert caught.value.seen == "different: torch"
 
 
 def test_a_package_without_a_wheel_is_told_as_pip_tells_it(tmp_path: Path, shop: Path, lock: Path) -> None:
@@ -193,29 +204,40 @@ def test_a_package_without_a_wheel_is_told_as_pip_tells_it(tmp_path: Path, shop:
     with pytest.raises(NoWheels, match=r"no wheels for a host of the kind cp3") as caught:
         place(locked(cluster, lock), transports, tmp_path)
     assert "nobody-has==3.0" in caught.value.seen
-    assert not (tmp_path / "home" / "wheelhouse").exists() or list((tmp_path / "home" / "wheelhouse").iterdir()) == []
+    assert list((tmp_path / "home" / "wheelhouse").iterdir()) == []
 
 
-def test_a_host_without_gpu_gets_the_cpu_build_where_pip_has_one(tmp_path: Path, shop: Path, lock: Path) -> None:
+@pytest.mark.parametrize(("has_gpu", "expected"), [(False, "2.13.0+cpu"), (True, "2.13.0")])
+def test_a_host_without_gpu_gets_the_cpu_build_of_torch_where_pip_has_one(
+    tmp_path: Path, shop: Path, has_gpu: bool, expected: str
+) -> None:
     make_wheel(shop, "torch", "2.13.0")
-    make_wheel(shop, "torch", "2.13.0+cpu")
-    lock.write_text("torch==2.13.0\n")
-    cluster, transports = kennel(tmp_path, "pc1")
-    placed = place(locked(cluster, lock), transports, tmp_path)
-    code = "from importlib.metadata import version; print(version('torch'))"
-    done = subprocess.run(placed.head.argv("-c", code), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "2.13.0+cpu"
+    if not has_gpu:
+        make_wheel(shop, "torch", "2.13.0+cpu")
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=has_gpu)
+    house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path)
+    assert house.requirements == f"torch=={expected}\n"
+    assert f"torch-{expected}-py3-none-any.whl" in house.tree.files
+    assert house.installed_bytes > 1 << 20
 
 
-def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path, lock: Path) -> None:
+def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> None:
     make_wheel(shop, "torch", "2.13.0")
-    lock.write_text("torch==2.13.0\n")
-    cluster, transports = kennel(tmp_path, "pc1")
-    assert place(locked(cluster, lock), transports, tmp_path).head.python
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
+    assert gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path).requirements == "torch==2.13.0\n"
+
+
+def test_the_password_of_an_index_is_in_no_argv_and_not_kept(tmp_path: Path, shop: Path) -> None:
+    own = read_lock("--extra-index-url https://me:canary@example.org/simple\ntiny-b==2.0", "lock")
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=True)
+    house = gather_wheels(own, kind, home=tmp_path)
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"canary" in text for text in texts)
+    assert "canary" not in house.requirements + " ".join(download_argv(tmp_path / "in.txt", kind, tmp_path))
 
 
 def test_no_room_is_told_before_anything_is_built(
-    tmp_path: Path, shop: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shop: Path, lock: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
     real = pythons._look
@@ -242,8 +264,6 @@ def found(*version: int, **options: object) -> dict[str, object]:
 
 
 def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> pythons.Site:
-    from gangline.sync.lock import read_lock
-
     all_found = tuple(pythons._python(found(*version)) for version in versions)
     host = Host(name=name, workdir="/w", python="")
     return pythons.Site(
@@ -386,8 +406,8 @@ def own(tmp_path: Path, name: str, **versions: str) -> Host:
     folder = tmp_path / name / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")
-    for package, version in versions.items():
-        version, _, content = version.partition(" ")
+    for package, words in versions.items():
+        version, _, content = words.partition(" ")
         info = site_packages / f"{package}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
@@ -431,5 +451,5 @@ def test_builds_of_one_version_may_differ(tmp_path: Path) -> None:
 
 def test_a_python_that_is_not_there_is_told_with_its_host(tmp_path: Path) -> None:
     host = Host(name="pc1", workdir=str(tmp_path), python=str(tmp_path / "none"), transport="ssh")
-    with pytest.raises(Exception, match="pc1: .*No such file or directory"):
+    with pytest.raises(Exception, match=r"pc1: .*No such file or directory"):
         differences(host)

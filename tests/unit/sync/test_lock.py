@@ -98,7 +98,7 @@ def test_where_packages_come_from_does_not_change_the_hash_and_a_version_does() 
     ],
 )
 def test_a_line_without_a_version_is_named(line: str) -> None:
-    with pytest.raises(UsageError, match="lock.txt:2: ") as caught:
+    with pytest.raises(UsageError, match=r"lock\.txt:2: ") as caught:
         read_lock(f"numpy==1.0\n{line}\n", "lock.txt")
     assert "torch==2.13.0" in caught.value.seen
 

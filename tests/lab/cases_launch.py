@@ -1,0 +1,196 @@
+"""What the user's computer of a lab does in tests of launching: it runs there, through `LabHost.call`."""
+
+import dataclasses
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+from gangline.errors import GanglineError
+from gangline.launch.direct import DirectBackend
+from gangline.remote.connect import connect, connect_all
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.events import read_events
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.layout import RunLayout
+from gangline.runs.state import RunState
+from gangline.steps.begin import seen_from_head
+from gangline.steps.keep import copy_records, hand_over
+from gangline.supervise import detached
+from gangline.sync.place import host_layout
+from tests.lab.settings import ROOT
+
+FAKE = ROOT / "tests" / "lab" / "fake_gang.py"
+PORT = 29500
+HOME = Path("~/home").expanduser()
+
+
+def cluster_of(hosts, *, workdir, python, code=None):
+    """The cluster of `hosts`: name, address, host_key, ssh_port, slots of each."""
+    made = []
+    for host in hosts:
+        host = dict(host)
+        host.pop("num_ranks", None)
+        made.append(
+            Host(workdir=workdir, python=python, transport="ssh", slots=host.pop("slots", 1), code=code, **host)
+        )
+    return Cluster(name="lab", hosts=tuple(made))
+
+
+def gang_of(hosts, run_id):
+    ranks = [GangRank(host=host["name"], share=1) for host in hosts for _ in range(host.get("num_ranks", 1))]
+    return Gang(run_id=run_id, attempt=1, ranks=tuple(ranks))
+
+
+def fake_request(cluster, gang, *, port=PORT, steps=0):
+    """What our backend renders, with the fake gang in the place of torchrun."""
+    request = DirectBackend().render(cluster, gang, port=port)
+    head = cluster.head
+    parts = []
+    for node, part in enumerate(request.hosts):
+        words = {
+            "node": node, "nodes": len(request.hosts), "meet": [head.address, port], "steps": steps,
+            "local": cluster.host(part.host).address, "folder": part.rank_files, "ranks": part.ranks,
+            "world": gang.world_size,
+        }  # fmt: skip
+        argv = ("python3", f"{cluster.head.workdir}/fake_gang.py", "launcher", json.dumps(words))
+        parts.append(dataclasses.replace(part, argv=argv))
+    return dataclasses.replace(request, hosts=tuple(parts))
+
+
+def torch_request(cluster, gang, *, script, port=PORT):
+    """What our backend renders, with a script on the hosts in the place of our worker."""
+    request = DirectBackend().render(cluster, gang, port=port)
+    parts = [
+        dataclasses.replace(part, argv=(*part.argv[: part.argv.index("gangline.worker") - 1], script, part.rank_files))
+        for part in request.hosts
+    ]
+    return dataclasses.replace(request, hosts=tuple(parts))
+
+
+def begin(hosts, run_id="calm-otter-7", keep="desk", workdir="gangline", port=PORT, script=None, python="python3", env=None):
+    """Start a gang over ssh; `keep`: who looks after it. What went wrong, and how long it took."""
+    transports = connect_all(cluster_of(hosts, workdir="/", python=python))
+    folder = str(transports[hosts[0]["name"]].home() / workdir)
+    code = f"{folder}/code" if keep == "head" else None
+    cluster = cluster_of([{**host, "env": env or {}} for host in hosts], workdir=folder, python=python, code=code)
+    for transport in transports.values():
+        transport.write(Path(folder, "fake_gang.py"), FAKE.read_bytes())
+        if script:
+            transport.write(Path(folder, "script.py"), script.encode())
+    gang = gang_of(hosts, run_id)
+    if script:
+        request = torch_request(cluster, gang, script=f"{folder}/script.py", port=port)
+    else:
+        request = fake_request(cluster, gang, port=port)
+    layout = RunLayout(HOME, run_id)
+    layout.attempt(1).mkdir(parents=True)
+    for name, value in (("cluster", cluster), ("attempts/1/cluster", cluster), ("attempts/1/request", request)):
+        write_json(layout.folder / f"{name}.json", value.to_json())
+    RunState(name="fake").save(layout)
+    begun = time.monotonic()
+    try:
+        if keep == "head":
+            _begin_there(cluster, layout, transports[cluster.head.name])
+        else:
+            detached.spawn(layout.folder, 1, secrets={"HF_TOKEN": "hf_canary"})
+        error = None
+    except GanglineError as problem:
+        error = str(problem)
+    finally:
+        for transport in transports.values():
+            transport.close()
+    return {"error": error, "seconds": time.monotonic() - begun, "folder": folder}
+
+
+def _begin_there(cluster, layout, keeper):
+    head, there = cluster.head, host_layout(cluster.head, layout.run_id)
+    keeper.push(ROOT / "src" / "gangline", Path(head.code, "gangline"))
+    seen = seen_from_head(cluster)
+    assert detached.cannot_supervise(seen, keeper) == []
+    documents = {"cluster.json": seen.to_json(), "attempts/1/cluster.json": seen.to_json()}
+    hand_over(layout, there, keeper, attempt=1, documents=documents)
+    detached.spawn_there(head, keeper, there, 1, secrets={"HF_TOKEN": "hf_canary"})
+
+
+def reasons(hosts):
+    """Why the head cannot look after a run."""
+    with_home = connect(cluster_of(hosts, workdir="/", python="python3").head)
+    code = f"{with_home.home()}/code"
+    with_home.push(ROOT / "src" / "gangline", Path(code, "gangline"))
+    cluster = cluster_of(hosts, workdir="/", python="python3", code=code)
+    said = detached.cannot_supervise(seen_from_head(cluster), with_home)
+    with_home.close()
+    return said
+
+
+def look(run_id="calm-otter-7", keep="desk"):
+    """Where a run stands."""
+    layout = RunLayout(HOME, run_id)
+    if keep == "head":
+        cluster = Cluster.from_json(read_json(layout.cluster))
+        keeper, there = connect(cluster.head), host_layout(cluster.head, run_id)
+        copy_records(layout, there, keeper)
+        (layout.folder / "events.jsonl").write_bytes(keeper.read(there.events))
+        keeper.close()
+    files = {name: layout.attempt(1) / f"{name}.json" for name in ("outcome", "board")}
+    found = {name: read_json(path) if path.exists() else None for name, path in files.items()}
+    state = read_json(layout.state)
+    return {"state": state, "events": read_events(layout.events) if layout.events.exists() else [], **found}
+
+
+def order(verb, run_id="calm-otter-7", keep="desk"):
+    """`stop`, `kill`, `alive` or `unfinished`; how long it took, and the answer."""
+    layout = RunLayout(HOME, run_id)
+    keeper = None
+    if keep == "head":
+        cluster = Cluster.from_json(read_json(layout.cluster))
+        keeper, layout = connect(cluster.head), host_layout(cluster.head, run_id)
+    begun = time.monotonic()
+    if verb == "alive":
+        answer = detached.is_alive(layout, keeper)
+    elif verb == "unfinished":
+        answer = list(detached.unfinished(layout, keeper))
+    else:
+        answer = detached.stop_run(layout, keeper, now=verb == "kill")
+    return {"answer": answer, "seconds": time.monotonic() - begun}
+
+
+def kill_supervisor(run_id="calm-otter-7"):
+    """kill -9 of the supervisor on this computer."""
+    os.kill(RunState.load(RunLayout(HOME, run_id)).supervisor.pid, 9)
+
+
+def compete(hosts, num_runs):
+    """So many runs want the same slots of the same hosts at the same time; what each was told."""
+    cluster = cluster_of(hosts, workdir="/", python="python3")
+    transports = connect_all(cluster)
+    folder = str(transports[hosts[0]["name"]].home() / "gangline")
+    cluster = cluster_of(hosts, workdir=folder, python="python3")
+    for transport in transports.values():
+        transport.write(Path(folder, "fake_gang.py"), FAKE.read_bytes())
+    said, gate = {}, threading.Barrier(num_runs)
+
+    def start(number):
+        request = fake_request(cluster, gang_of(hosts, f"run-{number}"))
+        gate.wait()
+        try:
+            DirectBackend().start(request, transports)
+            said[number] = "started"
+        except GanglineError as error:
+            said[number] = error.what
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(num_runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = [number for number, words in said.items() if words == "started"]
+    for number in winners:
+        request = fake_request(cluster, gang_of(hosts, f"run-{number}"))
+        DirectBackend().stop(request, transports, now=True)
+    for transport in transports.values():
+        transport.close()
+    return {"winners": winners, "said": sorted(set(said.values()))}
