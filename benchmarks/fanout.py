@@ -31,13 +31,13 @@ def measured(lab, case, tool, names):
     return lab.user.call("benchmarks.fanout_sides:measure", case=case, tool=tool, names=names, keys=keys)
 
 
-def run_case(lab, case, repeats):
+def run_case(lab, case, tools, repeats):
     """The measures of every tool, in turns."""
     names = [host.name for host in lab.hosts]
-    found = {tool: [] for tool in TOOLS}
+    found = {tool: [] for tool in tools}
     for turn in range(repeats):
-        for index in range(len(TOOLS)):
-            tool = TOOLS[(turn + index) % len(TOOLS)]
+        for index in range(len(tools)):
+            tool = tools[(turn + index) % len(tools)]
             one = measured(lab, case, tool, names)
             if one is not None:
                 found[tool].append(one)
@@ -79,6 +79,7 @@ def main():
     parser.add_argument("--hosts", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
@@ -87,7 +88,7 @@ def main():
         for case in options.cases:
             if case == "dead":
                 lab.hosts[options.hosts // 2].faults.drop()
-            for tool, runs in run_case(lab, case, options.repeats).items():
+            for tool, runs in run_case(lab, case, options.tools, options.repeats).items():
                 if runs:
                     rows.append(summary(case, tool, runs, options.hosts))
                 if tool == "ours" and case == "hello":

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path, PurePath
 
@@ -71,7 +72,13 @@ def pdsh(case, names, _keys):
 def ansible(case, names, _keys):
     """Ansible with as many forks as hosts."""
     module = ["-m", "setup"] if case == "facts" else ["-m", "raw", "-a", "hostname"]
-    env = {"ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3", "ANSIBLE_NOCOLOR": "1"}
+    env = {
+        "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3",
+        "ANSIBLE_NOCOLOR": "1",
+        # its masters outlive a run by a minute: from nothing means in a new folder
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": tempfile.mkdtemp(),
+        "ANSIBLE_SSH_ARGS": "-C -o ControlMaster=auto -o ControlPersist=5s",
+    }
     return [ANSIBLE, "all", "-i", ",".join(names) + ",", "-f", str(len(names)), "-T", str(CONNECT_S), *module], env
 
 

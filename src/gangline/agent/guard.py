@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from gangline.agent import processes
 from gangline.agent.detach import detach
-from gangline.agent.leases import TAG, Leases, Taken
+from gangline.agent.leases import TAG, Leases, Taken, forget
 from gangline.agent.orders import Orders
 from gangline.agent.ranks import Ranks, reported_exits, tail
 from gangline.agent.signs import Signs
@@ -241,7 +241,7 @@ def main(argv: List[str]) -> int:
     asked = json.loads(sys.stdin.buffer.read())
     request = asked["request"]
     if argv == ["reap"]:
-        return _reap(request["folder"])
+        return _reap(request)
     said = detach(Path(request["folder"]), lambda tell: _stand(asked, tell))
     return _refuse(said) if said else 0
 
@@ -312,10 +312,15 @@ def _belongings(folder: str) -> List[processes.Process]:
     return list(found.values())
 
 
-def _reap(folder: str) -> int:
+def _reap(request: Dict[str, Any]) -> int:
     """End what carries the folder's tag; exit code 1 if something is left."""
+    folder = request["folder"]
     left = processes.end_all(lambda: processes.tagged(f"{TAG}={folder}"))
-    return _refuse({"what": f"{left} processes cannot be ended", "seen": folder, "fix": ""}) if left else 0
+    if left:
+        return _refuse({"what": f"{left} processes cannot be ended", "seen": folder, "fix": ""})
+    with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
+        forget(request)
+    return 0
 
 
 if __name__ == "__main__":

@@ -149,6 +149,23 @@ def held(request: Mapping[str, Any]) -> List[str]:
     return found
 
 
+def forget(request: Mapping[str, Any]) -> None:
+    """Clear leases that a part of a run has left behind, now that nothing of it runs; raises OSError."""
+    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        with _one_at_a_time(folder):
+            for path in sorted(folder.glob("*-*")):
+                descriptor = os.open(path, os.O_RDWR)
+                try:
+                    mine = _content(descriptor).get("folder") == request["folder"]
+                    if mine and _lock(descriptor, fcntl.LOCK_EX):
+                        os.ftruncate(descriptor, 0)
+                finally:
+                    os.close(descriptor)
+
+
 def _gpus(request: Mapping[str, Any]) -> List[str]:
     """The leases of the GPUs that the ranks of a request use; [] if they run on CPUs."""
     env = {**os.environ, **request["env"]}

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.network import Collective
+from gangline.inventory.pairs import Skipped
 from gangline.launch.backend import Networks
 from gangline.launch.env import is_one_machine, rank_env
-from gangline.remote.transport import Result, Transport
+from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster, Host
+from gangline.units import format_bytes
 
 START_S = 90
 """How long hosts may take to import torch and to meet."""
 MARGIN_S = 20
+END_S = 5.0
 SIZES = (4 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)
 """Bytes. The last is tried only where time and free memory allow."""
 LOOPBACK = "127.0.0.1"
@@ -26,10 +31,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """What was measured, or why nothing was."""
+    """What was measured, and what was not."""
 
     figures: tuple[Collective, ...] = ()
-    why_not: str | None = None
+    skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +45,73 @@ class Order:
     port: int
     seconds: float
 
+    @property
+    def deadline_s(self) -> float:
+        """When a rank ends itself, wherever it hangs."""
+        return START_S + self.seconds + MARGIN_S / 2
+
     def words(self) -> str:
         """For the worker's command line."""
-        limits = {"seconds": self.seconds, "start_s": START_S, "deadline_s": START_S + self.seconds + MARGIN_S / 2}
+        limits = {"seconds": self.seconds, "start_s": START_S, "deadline_s": self.deadline_s}
         return json.dumps({"backend": self.backend, "sizes": SIZES, **limits})
+
+
+class _Over(Exception):
+    """Ends a command: a transport ends it, and what it started, when its `on_line` raises."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gang:
+    """Commands on all hosts that end together: one that fails or is interrupted keeps nobody waiting."""
+
+    transports: Mapping[str, Transport]
+    timeout_s: float
+    over: threading.Event = field(default_factory=threading.Event)
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why hosts failed, the first one first."""
+
+    def run(self, commands: Mapping[str, tuple[tuple[str, ...], dict[str, str]]]) -> None:
+        """Run (argv, variables) of each host to the end of all."""
+        threads = [
+            threading.Thread(target=self._one, args=(host, *command), daemon=True) for host, command in commands.items()
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            self.over.set()
+            ends = time.monotonic() + END_S
+            for thread in threads:
+                thread.join(max(0.0, ends - time.monotonic()))
+
+    def _one(self, host: str, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        lines = self.lines.setdefault(host, [])
+
+        def hear(line: str) -> None:
+            if self.over.is_set():
+                raise _Over
+            if line.startswith('{"kind": '):
+                lines.append(line)
+
+        request = json.dumps({"argv": argv, "seconds": self.timeout_s}).encode()
+        try:
+            result = self.transports[host].run(
+                (AGENT, "attached"), stdin=request, env=env, timeout_s=self.timeout_s + MARGIN_S / 2, on_line=hear
+            )
+            if result.returncode:
+                self.failures[host] = _last_error(result.stderr) or f"ended with code {result.returncode}"
+                self.over.set()
+        except _Over:
+            pass
+        except GanglineError as error:
+            self.failures[host] = error.what
+            self.over.set()
+        except OSError as error:  # TimeoutError is one
+            self.failures[host] = str(error)
+            self.over.set()
 
 
 def measure_collectives(
@@ -54,25 +122,32 @@ def measure_collectives(
     networks: Networks,
     num_cpus: int | None = None,
 ) -> Collectives:
-    """Measure within the order's seconds, after the start. Nothing runs on when it returns: ranks end at a deadline of
-    their own, and each transport ends what it started.
+    """Measure within the order's seconds, after the start.
+
+    Nothing runs on when it returns: ranks end at a deadline of their own, torchrun with the connection, and each
+    transport ends what it started.
     """
-
-    def run(host: Host) -> Result | str:
-        env = rank_env(cluster, host, network=networks.get(host.name), num_cpus=num_cpus or os.cpu_count())
-        try:
-            return transports[host.name].run(
-                argv(cluster, host, order), env=env, timeout_s=START_S + order.seconds + MARGIN_S
+    gang = _Gang(transports=transports, timeout_s=order.deadline_s + MARGIN_S / 4)
+    gang.run(
+        {
+            host.name: (
+                argv(cluster, host, order),
+                rank_env(cluster, host, network=networks.get(host.name), num_cpus=num_cpus),
             )
-        except GanglineError as error:
-            return error.what
-        except OSError as error:  # TimeoutError is one
-            return str(error)
-
-    with ThreadPoolExecutor(max_workers=len(cluster.hosts)) as pool:
-        results = list(pool.map(run, cluster.hosts))
-    figures = tuple(_figures(results[0].stdout, order.backend)) if isinstance(results[0], Result) else ()
-    return Collectives(figures=figures, why_not=None if figures else _why(cluster, results))
+            for host in cluster.hosts
+        }
+    )
+    records = [json.loads(line) for line in gang.lines.get(cluster.head.name, [])]
+    figures = tuple(_figure(record, order.backend) for record in records if record["kind"] == "collective")
+    skipped = [
+        Skipped(what=f"all_reduce of {format_bytes(record['num_bytes'])}", why=record["why"])
+        for record in records
+        if record["kind"] == "skipped"
+    ]
+    why = "; ".join(f"{host}: {words}" for host, words in list(gang.failures.items())[:1])
+    if why or not figures:
+        skipped.append(Skipped(what="collectives", why=why or "no rank said anything"))
+    return Collectives(figures=figures, skipped=tuple(skipped))
 
 
 def argv(cluster: Cluster, host: Host, order: Order) -> tuple[str, ...]:
@@ -103,41 +178,23 @@ def backend_for(cluster: Cluster, inventory: Inventory) -> str:
     return "nccl" if all(facts is not None and len(facts.gpus) >= host.slots for host, facts in known) else "gloo"
 
 
-def _figures(stdout: str, backend: str) -> list[Collective]:
-    found = []
-    for line in stdout.splitlines():
-        if not line.startswith('{"kind": "collective"'):
-            continue
-        record = json.loads(line)
-        found.append(
-            Collective(
-                operation=record["operation"],
-                num_bytes=record["num_bytes"],
-                seconds=record["seconds"],
-                iterations=record["iterations"],
-                world_size=record["world_size"],
-                backend=backend,
-            )
-        )
-    return found
-
-
-def _why(cluster: Cluster, results: Sequence[Result | str]) -> str:
-    """The words of the first host that has any; the others only wait for it."""
-    said = {host.name: _words(result) for host, result in zip(cluster.hosts, results, strict=True)}
-    telling = {name: words for name, words in said.items() if words and not _is_echo(words)}
-    name, words = next(iter((telling or said).items()))
-    return f"{name}: {words or 'it ended without a figure'}"
-
-
-def _words(result: Result | str) -> str:
-    if isinstance(result, str):
-        return result
-    lines = [line.strip() for line in result.stderr.splitlines() if "Error" in line or "error" in line]
-    return (lines or result.stderr.strip().splitlines() or [""])[-1][:400]
-
-
-def _is_echo(words: str) -> bool:
-    return any(
-        text in words for text in ("ChildFailedError", "Connection reset", "Connection closed by peer", "did not end")
+def _figure(record: Mapping[str, Any], backend: str) -> Collective:
+    return Collective(
+        operation=str(record["operation"]),
+        num_bytes=int(record["num_bytes"]),
+        seconds=float(record["seconds"]),
+        iterations=int(record["iterations"]),
+        world_size=int(record["world_size"]),
+        backend=backend,
     )
+
+
+def _last_error(stderr: str) -> str:
+    """The line that says most: the last one with an error that is not torchrun's own about its child."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if "rror" in line and not _is_about_child(line)]
+    return (telling or lines or [""])[-1][:400]
+
+
+def _is_about_child(line: str) -> bool:
+    return any(word in line for word in ("ChildFailedError", "error_file", "Traceback", "traceback", "[E"))

@@ -43,7 +43,6 @@ def measure_network(hosts: Hosts, *, home: Path, seconds: float, tell: Callable[
     links = measure_links(hosts.cluster, hosts.inventory, hosts.transports, seconds=seconds * LINKS_PART)
     tell("starting ranks, which import torch")
     collectives = _collectives(hosts, links, seconds=seconds * (1 - LINKS_PART))
-    missing = [Skipped(what="collectives", why=collectives.why_not)] if collectives.why_not else []
     network = Network(
         cluster=hosts.cluster.name,
         measured=now(),
@@ -53,7 +52,11 @@ def measure_network(hosts: Hosts, *, home: Path, seconds: float, tell: Callable[
         versions=versions(hosts.inventory),
         links=links.links,
         collectives=collectives.figures,
-        skipped=(*links.skipped, *(Skipped(what="a pair of hosts", why=words) for words in links.closed), *missing),
+        skipped=(
+            *links.skipped,
+            *(Skipped(what="a pair of hosts", why=words) for words in links.closed),
+            *collectives.skipped,
+        ),
         notes=tuple(_notes(hosts.inventory)),
     )
     save_network(home, network)
@@ -63,7 +66,7 @@ def measure_network(hosts: Hosts, *, home: Path, seconds: float, tell: Callable[
 def _collectives(hosts: Hosts, links: Links, *, seconds: float) -> Collectives:
     why = _why_not(hosts, links)
     if why is not None:
-        return Collectives(why_not=why)
+        return Collectives(skipped=(Skipped(what="collectives", why=why),))
     cluster = hosts.cluster
     port = free_port(cluster, hosts.transports[cluster.head.name])
     order = Order(backend=backend_for(cluster, hosts.inventory), port=port, seconds=seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -67,7 +68,7 @@ def checked(kind: type[_T], data: Any, where: str) -> _T:
     """A dataclass from plain data of a host; raises Unreadable."""
     if not isinstance(data, dict):
         raise Unreadable(f"{where}: expected an object, saw {type(data).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # classes are hashable
     values = {
         name: _convert(hints[name], data[name], f"{where}.{name}") for name in hints if data.get(name) is not None
     }
@@ -83,6 +84,12 @@ def checked(kind: type[_T], data: Any, where: str) -> _T:
     return kind(**values)
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Types of the fields; looking them up takes longer than everything else here."""
+    return typing.get_type_hints(kind)
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if value is None:
         return None
@@ -92,10 +99,16 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return checked(typing.cast("type[Any]", hint), value, where)
     if origin is tuple:
-        return tuple(_convert(arguments[0], item, where) for item in _items(value, where))
+        return tuple(_item(arguments[0], item, where) for item in _items(value, where))
     if origin is dict:
-        return {_text(key, where): _convert(arguments[1], item, where) for key, item in _pairs(value, where)}
+        return {_text(key, where): _item(arguments[1], item, where) for key, item in _pairs(value, where)}
     return _text(value, where) if hint is str else _scalar(hint, value, where)
+
+
+def _item(hint: Any, value: Any, where: str) -> Any:
+    if value is None and type(None) not in typing.get_args(hint):
+        raise Unreadable(f"{where}: expected a value, saw none")
+    return _convert(hint, value, where)
 
 
 def _scalar(hint: Any, value: Any, where: str) -> Any:

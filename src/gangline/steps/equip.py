@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gangline.inventory.nics import is_one_machine
 from gangline.runs.cluster import Cluster
 from gangline.steps.look import Sight
 from gangline.steps.seams import Means
 from gangline.sync.code import foresee_code, place_code
+from gangline.sync.environment import (
+    compare_environments,
+    foresee_environments,
+    place_environments,
+    require_equal,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +29,19 @@ class Ready:
 
 
 def equip(sight: Sight, means: Means) -> Ready:
-    """Bring gangline's code and the environment to every host that lacks them."""
-    cluster = place_code(sight.cluster, means.transports, tell=means.talk)
+    """Bring gangline's code and the environment to every host that lacks them.
+
+    Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
+    """
+    transports, tell = means.transports, means.talk
+    cluster = place_code(sight.cluster, transports, tell=tell)
+    cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
+    if not is_one_machine(cluster):
+        require_equal(compare_environments(cluster, transports))
     return Ready(cluster=cluster, networks=sight.rank_variables)
 
 
 def foresee(sight: Sight, means: Means) -> Ready:
     """What `equip` would give; changes nothing."""
-    return Ready(cluster=foresee_code(sight.cluster), networks=sight.rank_variables)
+    cluster = foresee_environments(foresee_code(sight.cluster), sight.inventory, means.transports)
+    return Ready(cluster=cluster, networks=sight.rank_variables)

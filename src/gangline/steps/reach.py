@@ -16,6 +16,7 @@ from gangline.runs.files import read_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.steps.seams import Means, Seams, Talk, Transports
+from gangline.sync.wrappers import wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,12 @@ def located(cluster: Cluster, transports: Transports) -> Cluster:
 
 
 def _located(host: Host, transport: Transport) -> Host:
+    """A Python that is there already is known by its words alone; one from a lock is chosen once facts are known."""
+    host = _expanded_paths(host, transport)
+    return host if host.environment.kind == "locked" else wrapped(host)
+
+
+def _expanded_paths(host: Host, transport: Transport) -> Host:
     place = host.environment.path or ""
     if not any(path.startswith("~/") for path in (host.workdir, host.python, place)):
         return host

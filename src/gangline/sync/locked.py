@@ -115,7 +115,7 @@ def _bring_wheels(
 ) -> None:
     for house in {house.folder: house for house in houses.values()}.values():
         targets = [_wheels(choice, house) for choice in lacking if houses[choice.site.host.name] is house]
-        cargo = Cargo(what=f"packages {house.folder.name}", source=here(house.folder), tree=house.tree, kind=RunFailed)
+        cargo = Cargo(what=f"packages {house.tag}", source=here(house.folder), tree=house.tree, kind=RunFailed)
         bring(cargo, targets, shared=shared, tell=tell)
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gangline.units import format_bytes, format_duration
 
+INTERVAL_S = 0.25
 SETTLE_S = 2.0
 """So long the time left is not told: the first seconds say nothing about the rate."""
 
@@ -52,6 +53,7 @@ class Meter:
         self._what = what
         self._clock = clock
         self._begun_s = clock()
+        self._told_s = float("-inf")
         self._done: dict[str, int] = {}
         self._totals: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -63,9 +65,13 @@ class Meter:
             self._done.setdefault(place, 0)
 
     def at(self, place: str, done_bytes: int) -> None:
-        """So much is there."""
+        """So much is there. Told four times a second at most."""
         with self._lock:
             self._done[place] = min(done_bytes, self._totals.get(place, done_bytes))
+            now_s = self._clock()
+            if now_s - self._told_s < INTERVAL_S and self._done != self._totals:
+                return
+            self._told_s = now_s
             line = self._line()
         self._tell.tick(line)
 

@@ -73,6 +73,8 @@ class Wheelhouse:
     tree: Tree
     pip: str
     """The wheel of pip itself."""
+    tag: str
+    """Of the hosts that it is for."""
 
     @property
     def installed_bytes(self) -> int:
@@ -100,7 +102,8 @@ def gather_wheels(lock: Lock, kind: Kind, *, home: Path, tell: Tell = SILENT) ->
         _gather(lock, kind, folder, tell=tell)
     tree = look(spot_here(folder, home=home))
     pip = next(path.name for path in sorted(folder.glob("pip-*.whl")))
-    return Wheelhouse(folder=folder, requirements=(folder / REQUIREMENTS).read_text("utf-8"), tree=tree, pip=pip)
+    requirements = (folder / REQUIREMENTS).read_text("utf-8")
+    return Wheelhouse(folder=folder, requirements=requirements, tree=tree, pip=pip, tag=kind.tag)
 
 
 def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:

@@ -1,5 +1,7 @@
 """What can be wrong with cards, all simulated, and with InfiniBand, whose files are made."""
 
+import subprocess
+
 from tests.lab import gpus
 from tests.lab.gpus import H100, RTX_4070, RTX_5070_TI, like
 from tests.lab.planted.environments import CUDA
@@ -18,8 +20,8 @@ def more_slots_than_cards(scene):
 @planted("G02", packages=CUDA)
 def another_program_holds_the_memory(scene):
     scene.cards("h0", [RTX_4070])
-    scene["h1"].popen(["sleep", "600"])
-    pid = int(scene["h1"].check(["pgrep", "-n", "-x", "sleep"]))
+    holder = scene["h1"].popen(["sh", "-c", "echo $$; exec sleep 600"], stdout=subprocess.PIPE, text=True)
+    pid = int(holder.stdout.readline())
     scene.cards("h1", [like(RTX_4070, used_mb=9330, processes={pid: 9216}, utilization=97, power_w=180)])
 
 

@@ -377,3 +377,39 @@ def test_ports_is_a_program():
     done = run("ports", {"address": HERE, "range": [29500, 29999]}, "free")
     assert json.loads(done.stdout)["port"] >= 29500
     assert run("ports", {}, "nonsense").stderr.startswith(b"usage: ports")
+
+
+# --- attached
+
+
+def test_an_attached_command_gives_its_output_and_its_code():
+    done = run("attached", {"argv": [sys.executable, "-c", "print('out'); raise SystemExit(3)"], "seconds": 30})
+    assert (done.stdout, done.returncode) == (b"out\n", 3)
+    assert run("attached", {"argv": ["/no/such/program"], "seconds": 5}).returncode == 127
+
+
+def test_an_attached_command_beats_and_ends_in_time():
+    done = run("attached", {"argv": ["sleep", "30"], "seconds": 1})
+    assert done.returncode == 124
+    assert all(set(json.loads(line)) == {"beat"} for line in done.stdout.splitlines())
+    assert done.stderr == b"sleep did not end in time\n"
+
+
+def test_an_attached_command_goes_with_its_reader():
+    script = "import os, subprocess, time; print(os.getpid(), subprocess.Popen(['sleep', '50']).pid, flush=True); time.sleep(50)"
+    with started("attached", {"argv": [sys.executable, "-c", script], "seconds": 60}) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        process.stdout.close()
+        process.wait(timeout=10)
+        deadline = time.monotonic() + 10
+        while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stream:
+            return stream.read().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except OSError:
+        return False

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from gangline.checks.judge import judge
+from gangline.inventory.facts import Inventory
 from gangline.inventory.read import NUM_ITEMS, Unreadable, read_facts
-from tests.unit.checks.machines import pc, server
+from tests.unit.checks.machines import cluster, host, pc, server
 
 
 def put(answer, place, value):
@@ -143,22 +145,31 @@ JUNK = [
 ]
 
 
-@pytest.mark.parametrize("base", [pc(), server()])
-def test_nothing_that_a_host_says_breaks_the_reader(base):
-    """Every place of an answer, with every kind of junk: facts, or a refusal with a reason."""
+def replaced(base, path, junk):
+    answer = copy.deepcopy(base)
+    target = answer
+    for word in path[:-1]:
+        target = target[word]
+    target[path[-1]] = copy.deepcopy(junk)
+    return answer
+
+
+@pytest.mark.parametrize("base", [pc(), server()], ids=["pc", "server"])
+def test_nothing_that_a_host_says_breaks_the_reader_or_the_checks(base):
+    """Any place of an answer, with every kind of junk: facts that can be judged, or a refusal with a reason."""
     base["files"] = [{"path": "/t", "text": "<gpu/>"}]
     base["routes"] = {"10.0.0.1": {"source": "10.0.0.2", "interface": "eth0"}}
     base["names"]["addresses"]["x"] = {"error": "no"}
-    draw = random.Random(7)
-    where = list(places(base))[1:]
-    for path in where if len(where) < 400 else draw.sample(where, 400):
+    where = [path for path in places(base) if path]
+    members = cluster(host("pc1"), host("pc2"))
+    other = read_facts("pc2", pc("pc2"))
+    num_refused = 0
+    for path in random.Random(7).sample(where, 60):
         for junk in JUNK:
-            answer = copy.deepcopy(base)
-            target = answer
-            for word in path[:-1]:
-                target = target[word]
-            target[path[-1]] = copy.deepcopy(junk)
             try:
-                read_facts("pc1", answer)
-            except Unreadable as error:
-                assert str(error)
+                facts = read_facts("pc1", replaced(base, path, junk))
+            except Unreadable:
+                num_refused += 1
+                continue
+            judge(Inventory(gathered="", hosts=(facts, other)), members)
+    assert 0 < num_refused < 60 * len(JUNK)
