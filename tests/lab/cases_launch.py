@@ -1,5 +1,6 @@
 """What the user's computer of a lab does in tests of launching: it runs there, through `LabHost.call`."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.direct import DirectBackend
 from gangline.remote.connect import connect, connect_all
 from gangline.runs.cluster import Cluster, Host
@@ -77,9 +78,10 @@ def begin(hosts, run_id="calm-otter-7", keep="desk", workdir="gangline", port=PO
     code = f"{folder}/code" if keep == "head" else None
     cluster = cluster_of([{**host, "env": env or {}} for host in hosts], workdir=folder, python=python, code=code)
     for transport in transports.values():
-        transport.write(Path(folder, "fake_gang.py"), FAKE.read_bytes())
-        if script:
-            transport.write(Path(folder, "script.py"), script.encode())
+        with contextlib.suppress(HostUnreachable):
+            transport.write(Path(folder, "fake_gang.py"), FAKE.read_bytes())
+            if script:
+                transport.write(Path(folder, "script.py"), script.encode())
     gang = gang_of(hosts, run_id)
     if script:
         request = torch_request(cluster, gang, script=f"{folder}/script.py", port=port)

@@ -206,7 +206,7 @@ def test_a_host_that_is_cut_off_for_a_while_is_told_of_and_the_run_goes_on(three
     gang = Gang(three)
     gang.begin()
     gang.joined()
-    three.hosts[2].faults.partition()
+    three.hosts[2].faults.unplug()
     now = gang.until(lambda now: "unreachable" in events(now), "the silence is told of")
     assert now["events"][-1]["host"] == "h2"
     assert now["state"]["phase"] == "running"
@@ -237,7 +237,7 @@ def test_what_a_host_went_on_with_while_it_was_cut_off_is_ended_by_a_second_stop
     gang = Gang(three)
     gang.begin()
     gang.joined()
-    three.hosts[2].faults.partition()
+    three.hosts[2].faults.unplug()
     gang.until(lambda now: "unreachable" in events(now), "the silence is told of")
     gang.order("stop")
     assert gang.outcome(timeout_s=90)["unverified"] == ["h2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 SYSFS = "/sys/class/infiniband"
 PEER_MODULES = {"nvidia_peermem", "nv_peer_mem"}
@@ -80,8 +80,11 @@ def _text(path: Path) -> Optional[str]:
         return None
 
 
-def _modules() -> set[str]:
-    text = ""
+def _modules() -> Set[str]:
+    """Loaded modules by both lists: containers and hardened kernels often have one of them only."""
+    text, folders = "", []
     with contextlib.suppress(OSError):
         text = Path("/proc/modules").read_text(encoding="utf-8", errors="replace")
-    return {line.partition(" ")[0] for line in text.splitlines()}
+    with contextlib.suppress(OSError):
+        folders = list(Path("/sys/module").iterdir())
+    return {line.partition(" ")[0] for line in text.splitlines()} | {folder.name for folder in folders}

@@ -15,10 +15,15 @@ TORCH = b"/libtorch"
 """In a process's maps once it has imported torch."""
 ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
+OWN_PORTS = 1024
+"""From here on: ports of gloo, NCCL and torch. What a program wants of a port below (a web service) is its own affair."""
 
 
 class Signs:
     """Looks at the start of one part until all its ranks have joined.
+
+    Ranks that do not report may turn out not to have joined after all: NCCL connects them at the first collective, which
+    may be much later. A connection that gets no answer tells.
 
     meet: [address, port] where the launchers meet; None: there is no such place.
     reports: the ranks write phase files.
@@ -32,20 +37,30 @@ class Signs:
         self._wanted: Set[int] = set(request.get("ranks", ()))
         self._with_torch: Set[int] = set()
         self._connected: Set[int] = set()
-        self._unanswered: Set[str] = set()
+        self._waiting: Set[int] = set()
+        """Ranks that wait for an answer to a connection."""
+        self._unanswered: Set[int] = set()
+        """Sockets that had no answer when we looked the last time."""
         self.joined = False
         self.seen: Dict[str, Any] = {"launcher": False, "met": self._port is None, "ranks": {}, "waits_for": []}
 
     def look(self, command: processes.Process) -> None:
         """Look once; costs a scan of /proc as long as the start lasts, and a few small reads afterwards."""
         phases = self._ranks.phases()
-        if not self.joined:
+        if not self.joined or self._is_calling():
             self._look_closely(command, phases)
         rows = {str(rank): self._row(rank, phases.get(rank)) for rank in sorted(self._ranks.processes)}
-        self.joined = self.joined or self._all_joined(rows)
+        self.joined = (self._reports and self.joined) or self._all_joined(rows)
         self.seen["ranks"] = rows
         if self.joined:
             self.seen.update(launcher=True, met=True, waits_for=[])
+
+    def _is_calling(self) -> bool:
+        """Whether anybody on this host waits for an answer, where ranks do not say themselves how they are."""
+        if not self._reports and sockets.sockets(sockets.SYN_SENT):
+            return True
+        self._unanswered = set()
+        return False
 
     def _look_closely(self, command: processes.Process, phases: Dict[int, Dict[str, Any]]) -> None:
         family = [command.pid, *(process.pid for process in processes.descendants(command.pid))]
@@ -58,16 +73,23 @@ class Signs:
         self.seen["launcher"] = self.seen["launcher"] or bool(knocking)
         met = started or self._has_met(launchers, table)
         self.seen["met"] = self.seen["met"] or met
-        waiting = [each for each in sockets.of_processes(family, table) if each.state == sockets.SYN_SENT]
-        unanswered = {f"{each.remote[0]}:{each.remote[1]}" for each in waiting}
+        calling = [each for each in sockets.of_processes(family, table) if each.state == sockets.SYN_SENT]
         # On a network that answers, a socket is in that state for less than a millisecond: twice seen is no accident.
-        self.seen["waits_for"] = sorted(unanswered & self._unanswered)
-        self._unanswered = unanswered
+        stuck = [each for each in calling if each.inode in self._unanswered]
+        self.seen["waits_for"] = sorted({f"{each.remote[0]}:{each.remote[1]}" for each in stuck})
+        self._unanswered = {each.inode for each in calling}
+        self._waiting = self._ranks_of(stuck if self.joined else calling)
         for rank, process in self._ranks.processes.items():
             if rank not in self._with_torch and (_is_past_imports(phases.get(rank)) or _has_torch(process.pid)):
                 self._with_torch.add(rank)
             if rank not in self._connected and self._has_met([process.pid], table):
                 self._connected.add(rank)
+
+    def _ranks_of(self, calling: List[sockets.Socket]) -> Set[int]:
+        """The ranks that want one of these connections to another rank."""
+        wanted = [each for each in calling if each.remote[1] >= OWN_PORTS]
+        ranks = self._ranks.processes.items() if wanted else ()
+        return {rank for rank, process in ranks if sockets.of_processes([process.pid], wanted)}
 
     def _has_met(self, pids: Iterable[int], table: List[sockets.Socket]) -> bool:
         """Whether one of the processes is connected to where launchers meet, or is the place itself."""
@@ -78,7 +100,7 @@ class Signs:
         )
 
     def _row(self, rank: int, phase: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-        row = {"torch": rank in self._with_torch, "met": rank in self._connected}
+        row = {"torch": rank in self._with_torch, "met": rank in self._connected - self._waiting}
         return dict(row, phase=phase["phase"] if phase else None, step=phase["step"] if phase else None)
 
     def _all_joined(self, rows: Dict[str, Dict[str, Any]]) -> bool:

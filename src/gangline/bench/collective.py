@@ -67,25 +67,26 @@ class _Gang:
     transports: Mapping[str, Transport]
     timeout_s: float
     over: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     lines: dict[str, list[str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """Why hosts failed, the first one first."""
 
     def run(self, commands: Mapping[str, tuple[tuple[str, ...], dict[str, str]]]) -> None:
         """Run (argv, variables) of each host to the end of all."""
-        threads = [
-            threading.Thread(target=self._one, args=(host, *command), daemon=True) for host, command in commands.items()
-        ]
+        left = len(commands)
+        for host, command in commands.items():
+            threading.Thread(target=self._one, args=(host, *command), daemon=True).start()
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            while left:
+                # not Thread.join: interrupted once, it takes the thread for ended (Python < 3.13)
+                self.ended.acquire()
+                left -= 1
         finally:
             self.over.set()
             ends = time.monotonic() + END_S
-            for thread in threads:
-                thread.join(max(0.0, ends - time.monotonic()))
+            for _ in range(left):
+                self.ended.acquire(timeout=max(0.0, ends - time.monotonic()))
 
     def _one(self, host: str, argv: tuple[str, ...], env: dict[str, str]) -> None:
         lines = self.lines.setdefault(host, [])
@@ -112,6 +113,8 @@ class _Gang:
         except OSError as error:  # TimeoutError is one
             self.failures[host] = str(error)
             self.over.set()
+        finally:
+            self.ended.release()
 
 
 def measure_collectives(

@@ -73,6 +73,8 @@ class Row:
         """Take in what the host says now."""
         if status.signs is not None:
             self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
+            if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
+                self.reached.pop("joined", None)  # it looked as if they had, until they wanted more connections
         last = max((STAGES.index(stage) for stage in self._seen(status)), default=-1)
         for stage in STAGES[: last + 1]:  # who has joined has imported torch, whether that was seen or not
             self.reached.setdefault(stage, round(seconds, 1))
@@ -117,6 +119,11 @@ class Board:
     def seconds(self) -> float:
         """Since the start."""
         return self._clock() - self._begun
+
+    @property
+    def is_final(self) -> bool:
+        """Whether ranks that have joined stay so; those of the user's own program may want more connections later."""
+        return all(row.is_worker for row in self.rows.values())
 
     @property
     def is_told(self) -> bool:

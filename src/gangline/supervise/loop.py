@@ -159,8 +159,6 @@ class Supervisor:
         self._records.require_charge(max((status.epoch or 0 for status in statuses), default=0))
 
     def _follow_start(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
-        if self._start.done:
-            return []
         events = list(self._start.note(statuses))
         if self._start.is_due() or events:
             self._records.board(self._start.to_json())

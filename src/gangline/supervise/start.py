@@ -76,13 +76,12 @@ class Start:
 
     def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Take in what the hosts say now; what is new, as events with their details."""
-        if self.done:
+        if self.done and self.board.is_final:
             return
-        self.board.note(statuses)
-        self.done = self.board.stage is None
+        was_done, self.done = self.done, self._have_joined(statuses)
         if self.done:
-            self._sentence = None
-            if self.board.is_told:
+            self._sentence = self._told = None
+            if self.board.is_told and not was_done:
                 yield "joined", {"seconds": round(self.board.seconds, 1)}
         elif self.board.is_late():
             self._probe()
@@ -91,9 +90,13 @@ class Start:
                 self._told = news
                 yield "waiting", {"what": self._sentence}
 
+    def _have_joined(self, statuses: Sequence[HostStatus]) -> bool:
+        self.board.note(statuses)
+        return self.board.stage is None
+
     def is_due(self) -> bool:
         """Whether board.json is a second old; its reader sees the time go by."""
-        if self._clock() < self._written_at + WRITE_EVERY_S:
+        if self.done or self._clock() < self._written_at + WRITE_EVERY_S:
             return False
         self._written_at = self._clock()
         return True

@@ -14,10 +14,8 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.gang import Gang
 from gangline.runs.ids import new_id
-from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
-from gangline.sync.reads import Reads
 from gangline.sync.trees import Spot, same_place, spot_on
 
 
@@ -62,13 +60,6 @@ def place_gang(cluster: Cluster, transports: Mapping[str, Transport], gang: Gang
 
 def _encode(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
-
-
-def place_jobs(cluster: Cluster, transports: Mapping[str, Transport], run_id: str, job: Job, reads: Reads) -> None:
-    """Write job.json into the run directory on every host, as it reads there."""
-    for host in cluster.hosts:
-        document = reads.localised(job, host).to_json()
-        transports[host.name].write(host_layout(host, run_id).job, _encode(document))
 
 
 def carry_history(before: Spot, now: Spot, run_id: str) -> bool:

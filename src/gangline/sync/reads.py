@@ -18,6 +18,7 @@ from gangline.sync.fanout import Cargo, bring
 from gangline.sync.private import HEAD_BYTES, is_no_source, is_private_key, is_secret
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import How, Spot, Tree, here, look, look_everywhere, spot_on
+from gangline.sync.wrappers import seeing
 
 OF_OTHERS = ("*.gguf", "*.onnx", "*.onnx_data", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.mlmodel", "*.mlpackage")
 """Weights that other programs read."""
@@ -40,6 +41,15 @@ class Reads:
         evaluation = job.data.evaluation and self._source(job.data.evaluation)
         data = dataclasses.replace(job.data, train=self._source(job.data.train), evaluation=evaluation)
         return dataclasses.replace(job, model=model, data=data)
+
+    def seen_from(self, cluster: Cluster, job: Job) -> Cluster:
+        """The cluster whose images, if hosts work in any, see the model and the data that are used where they are."""
+        hosts = []
+        for host in cluster.hosts:
+            own = self.localised(job, host)
+            paths = [own.model.path, *(_data_files(own) if host == cluster.head else ())]
+            hosts.append(seeing(host, [path for path in paths if PurePath(path).is_absolute()]))
+        return dataclasses.replace(cluster, hosts=tuple(hosts))
 
     def _source(self, source: SourceJob) -> SourceJob:
         return dataclasses.replace(source, files=tuple(self.data.get(file, file) for file in source.files))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -409,7 +410,6 @@ def test_an_attached_command_goes_with_its_reader():
 
 def _runs(pid):
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as stream:
-            return stream.read().rpartition(")")[2].split()[0] not in {"Z", "X"}
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return False

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import ensurepip
-import hashlib
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,33 +27,9 @@ from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, kennel
+from tests.unit.sync.wheels import make_wheel
 
 NOBODY = Inventory(gathered="", hosts=())
-
-
-def marked(content: str) -> str:
-    digest = hashlib.sha256(content.encode()).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-def make_wheel(
-    folder: Path, name: str, version: str, *, needs: str = "", tag: str = "py3-none-any", text: str = ""
-) -> None:
-    folder.mkdir(exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}/__init__.py": text or f"version = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        + (f"Requires-Dist: {needs}\n" if needs else ""),
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name}=  {name}:main\n",
-    }
-    record = (
-        "".join(f"{path},{marked(content)},{len(content)}\n" for path, content in files.items()) + f"{info}/RECORD,,\n"
-    )
-    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
-        for path, content in {**files, f"{info}/RECORD": record}.items():
-            wheel.writestr(path, content)
 
 
 @pytest.fixture

@@ -11,12 +11,10 @@ import pytest
 
 from gangline.errors import HostUnreachable
 from gangline.remote.local import LocalTransport
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import Host
 from gangline.runs.events import read_events
-from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
-from gangline.sync.place import carry_history, host_layout, place_jobs, work_folder
-from gangline.sync.reads import Reads
+from gangline.sync.place import carry_history, host_layout, work_folder
 from gangline.sync.trees import same_place
 
 RUN_ID = "calm-otter-7"
@@ -120,23 +118,3 @@ def test_two_hosts_with_work_folders_of_the_same_name_are_two_places(tmp_path: P
     hosts = {host.name: LocalTransport(host) for host in (one, other)}
     assert not same_place(work_folder(one, hosts), work_folder(other, hosts))
     assert same_place(work_folder(one, hosts), work_folder(one, hosts))
-
-
-def test_every_host_reads_the_job_in_its_own_words(tmp_path: Path) -> None:
-    hosts = tuple(head(tmp_path, name)[0] for name in ("pc1", "pc2"))
-    cluster = Cluster(name="kennel", hosts=hosts)
-    source = SourceJob(files=("/me/a.jsonl", "/me/b.jsonl"))
-    job = Job(
-        name="j",
-        model=ModelJob(path="/me/model"),
-        data=DataJob(train=source, evaluation=source),
-        batch=1,
-        micro_batch=1,
-    )
-    reads = Reads(models={"pc2": "/w/models/m"}, data={"/me/b.jsonl": "/w/inputs/b.jsonl"})
-    place_jobs(cluster, {host.name: LocalTransport(host) for host in hosts}, RUN_ID, job, reads)
-    first, second = (Job.load(host_layout(host, RUN_ID).job) for host in hosts)
-    assert (first.model.path, second.model.path) == ("/me/model", "/w/models/m")
-    assert first.data.train.files == ("/me/a.jsonl", "/w/inputs/b.jsonl")
-    assert first.data.evaluation == first.data.train
-    assert job.model.path == "/me/model"

@@ -13,6 +13,7 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.sync import reads
 from gangline.sync.reads import Reads, bring_reads, model_files
+from gangline.sync.wrappers import wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, kennel
 
 IN_PLACE = reads._in_place
@@ -182,3 +183,27 @@ def test_no_room_on_a_host_is_told_before_anything_is_copied(
         bring(job_of(model, corpus), cluster, transports, tmp_path)
     assert "42 B are to be written" in caught.value.seen
     assert transports["pc1"].pushed == []
+
+
+def test_every_host_reads_the_job_in_its_own_words(tmp_path: Path) -> None:
+    cluster, _ = kennel(tmp_path, "pc1", "pc2")
+    source = SourceJob(files=("/me/a.jsonl", "/me/b.jsonl"))
+    data = DataJob(train=source, evaluation=source)
+    job = Job(name="j", model=ModelJob(path="/me/model"), data=data, batch=1, micro_batch=1)
+    found = Reads(models={"pc2": "/w/models/m"}, data={"/me/b.jsonl": "/w/inputs/b.jsonl"})
+    first, second = (found.localised(job, host) for host in cluster.hosts)
+    assert (first.model.path, second.model.path) == ("/me/model", "/w/models/m")
+    assert first.data.train.files == ("/me/a.jsonl", "/w/inputs/b.jsonl")
+    assert first.data.evaluation == first.data.train
+    assert job.model.path == "/me/model"
+
+
+def test_an_image_sees_the_model_that_is_used_where_it_is(tmp_path: Path) -> None:
+    image = Environment(kind="apptainer", path="/images/train.sif")
+    cluster, _ = kennel(tmp_path, "pc1", "pc2", environment=image)
+    cluster = dataclasses.replace(cluster, hosts=tuple(map(wrapped, cluster.hosts)))
+    own = f"{tmp_path}/pc2/models/m"
+    one, other = Reads(models={"pc1": "/data/m", "pc2": own}).seen_from(cluster, job_of("/me/m")).hosts
+    assert one.prefix[:4] == ("apptainer", "exec", "--bind", "/data/m")
+    assert other == cluster.hosts[1]
+    assert Reads().seen_from(cluster, job_of("someone/tiny")) == cluster

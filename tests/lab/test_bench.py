@@ -1,0 +1,65 @@
+"""bench network over real hosts: links and collectives of the right size, nothing left, and a port that is shut."""
+
+import json
+import sys
+
+import pytest
+
+from tests.lab.hosts import lab_folders
+
+VERB = """
+import sys
+from gangline.cli import main
+main.VERBS.setdefault("bench", ("gangline.cli.bench", ""))
+sys.exit(main.main(["bench", "network", *sys.argv[1:]]))
+"""
+
+
+def write_cluster(lab):
+    rows = [
+        f"  - {{name: {host.name}, address: {host.address}, port: {host.ssh_port}, python: {sys.executable}, "
+        f"host_key: {host.host_key}, slots: {slots}}}\n"
+        for host, slots in zip(lab.hosts, (1, 2, 1), strict=False)
+    ]
+    lab.user.write("home.yaml", "hosts:\n" + "".join(rows))
+
+
+def bench(lab, *words):
+    env = {"GANGLINE_HOME": "state"}
+    return lab.user.run([sys.executable, "-c", VERB, "home.yaml", *words], env=env, timeout_s=170)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_three_hosts_at_1_gigabit(lab):
+    lab = lab(3, binds=lab_folders(), rate="1gbit")
+    write_cluster(lab)
+    done = bench(lab, "--seconds", "12", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said["links"]) == 6
+    assert all(300 < link["throughput_mbps"] < 1100 for link in said["links"])
+    by_size = {one["num_bytes"]: one for one in said["collectives"]}
+    assert {1 << 20, 4 << 20} <= set(by_size)
+    assert all((one["world_size"], one["backend"]) == (4, "gloo") for one in by_size.values())
+    # a ring moves 2 * 3 / 4 of 4 MiB over each link, and host h1 has two of the four ranks
+    assert 0.03 < by_size[4 << 20]["seconds"] < 0.5
+    assert said["slots"] == {"h0": 1, "h1": 2, "h2": 1}
+    assert [host.processes() for host in lab.hosts] == [[], [], []]
+    assert [host.check(["sh", "-c", "ls -d /tmp/torchelastic* 2>/dev/null | wc -l"]).strip() for host in lab.hosts] == [
+        "0"
+    ] * 3
+    kept = json.loads(lab.user.read("state/clusters/home/network.json"))
+    assert kept["collectives"] == said["collectives"]
+
+
+@pytest.mark.timeout(120)
+def test_ranks_are_not_started_where_they_could_not_talk(lab):
+    lab = lab(2, binds=lab_folders())
+    write_cluster(lab)
+    lab.hosts[1].faults.drop(port="32768-60999")
+    done = bench(lab, "--seconds", "4")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["Mbit/s,", "from", "to", "h0", "to", "h1"]
+    assert any(line.startswith("skipped  collectives: ports are closed: h0 -> h1") for line in lines)
