@@ -3,8 +3,8 @@
     python -m benchmarks.fanout [--hosts 50] [--repeats 5] [--out results.jsonl]
 
 hello   who are you? `hostname` on every host, from nothing: no connection is open, nothing of ours is there
-facts   what is there? ours sends the agent and asks it; pdsh runs the same agent, which it finds there already;
-        ansible runs its own `setup`
+facts   what is there? ours sends the agent and asks it; pdsh runs the same agent, which it finds there already, and
+        scp+pdsh brings it first, as ours has to; ansible runs its own `setup`
 dead    hello, with one host among them whose firewall drops everything
 again   ours only: hello once more over the connections that are open
 
@@ -12,40 +12,52 @@ Wall: from the start of the command to its end. CPU: of the command and all that
 divided by the hosts. All hosts share the cores of this machine, so the wall holds what they do, too.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.lab.hosts import Lab
 
-TOOLS = ("ours", "pdsh", "ansible")
+TOOLS = ("ours", "pdsh", "scp+pdsh", "ansible")
 CASES = ("hello", "facts", "dead")
+TIMEOUT_S = 600
+ROOT = Path(__file__).resolve().parents[1]
+Run = dict[str, Any]
+"""wall_s, cpu_s, answered; again_s and again_cpu_s of ours."""
 
 
-def measured(lab, case, tool, names):
+def measured(lab: Lab, case: str, tool: str, folder: str = "") -> Run | None:
     """One run on the user's computer: wall_s, cpu_s, answered; None where the tool is not there."""
     keys = {host.name: host.host_key for host in lab.hosts}
-    return lab.user.call("benchmarks.fanout_sides:measure", case=case, tool=tool, names=names, keys=keys)
+    argv = [sys.executable, "-m", "tests.lab.call", "benchmarks.fanout_sides:measure"]
+    words = json.dumps({"case": case, "tool": tool, "keys": keys, "folder": folder})
+    done = lab.user.run(argv, stdin=words, cwd=ROOT, timeout_s=TIMEOUT_S)
+    if done.returncode:
+        raise SystemExit(f"{case} {tool}: {done.stderr}")
+    found: Run | None = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def run_case(lab, case, tools, repeats):
+def run_case(lab: Lab, case: str, options: argparse.Namespace) -> dict[str, list[Run]]:
     """The measures of every tool, in turns."""
-    names = [host.name for host in lab.hosts]
-    found = {tool: [] for tool in tools}
-    for turn in range(repeats):
-        for index in range(len(tools)):
-            tool = tools[(turn + index) % len(tools)]
-            one = measured(lab, case, tool, names)
+    found: dict[str, list[Run]] = {tool: [] for tool in options.tools}
+    for turn in range(options.repeats):
+        for index in range(len(options.tools)):
+            tool = options.tools[(turn + index) % len(options.tools)]
+            one = measured(lab, case, tool, options.path)
             if one is not None:
                 found[tool].append(one)
                 print(f"{case:6} {tool:8} {one['wall_s']:6.2f} s  {one['answered']} answered", flush=True)
     return found
 
 
-def summary(case, tool, runs, num_hosts):
+def summary(case: str, tool: str, runs: list[Run], num_hosts: int) -> Run:
     """One line of the results."""
     walls = [run["wall_s"] for run in runs]
     cpus = [run["cpu_s"] / num_hosts for run in runs]
@@ -63,7 +75,7 @@ def summary(case, tool, runs, num_hosts):
     }
 
 
-def show(rows):
+def show(rows: list[Run]) -> None:
     """The results as a table."""
     print(f"\n{'case':8}{'tool':10}{'wall median':>12}{'worst':>8}{'CPU/host median':>17}{'worst':>8}{'answered':>10}")
     for row in rows:
@@ -73,22 +85,23 @@ def show(rows):
         )
 
 
-def main():
+def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--path", default="", metavar="FOLDER", help="where ansible is, if not on PATH")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
     with Lab(options.hosts, known=True, ttl_s=3600) as lab:
-        measured(lab, "prepare", "ours", [host.name for host in lab.hosts])
+        measured(lab, "prepare", "ours")
         for case in options.cases:
             if case == "dead":
                 lab.hosts[options.hosts // 2].faults.drop()
-            for tool, runs in run_case(lab, case, options.tools, options.repeats).items():
+            for tool, runs in run_case(lab, case, options).items():
                 if runs:
                     rows.append(summary(case, tool, runs, options.hosts))
                 if tool == "ours" and case == "hello":

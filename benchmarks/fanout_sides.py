@@ -1,15 +1,19 @@
 """The sides of the fan-out benchmark, on the user's computer of the lab."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path, PurePath
+from typing import Any
 
 from gangline.remote.fanout import fan_out
 from gangline.remote.ssh import SshTransport
@@ -17,18 +21,22 @@ from gangline.remote.transport import AGENT
 from gangline.remote.zipapp import agent_zipapp
 from gangline.runs.cluster import Host
 
+Keys = dict[str, str]
+"""Every host, and its key."""
+Side = tuple[list[str], dict[str, str]]
+"""A command, and what is added to its environment."""
 CONNECT_S = 10
 TIMEOUT_S = 60
 REQUEST = {"workdir": "/tmp", "python_argv": None, "python_env": {}, "names": [], "shared": [], "files": []}
 AGENT_PATH, REQUEST_PATH = "/tmp/agent.pyz", "/tmp/request.json"
-ANSIBLE = shutil.which("ansible") or "/opt/ansible-venv/bin/ansible"
 
 
-def measure(case, tool, names, keys):
-    """Run one side; None where its program is missing."""
+def measure(case: str, tool: str, keys: Keys, folder: str) -> dict[str, Any] | None:
+    """Run one side; None where its program is missing. folder: looked into before PATH."""
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
     if case == "prepare":
         return prepare(keys)
-    argv, env = SIDES[tool](case, names, keys)
+    argv, env = SIDES[tool](case, keys)
     if shutil.which(argv[0]) is None:
         return None
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,39 +45,42 @@ def measure(case, tool, names, keys):
     wall_s = time.monotonic() - begun
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    more = (
-        json.loads(done.stdout.splitlines()[-1]) if tool == "ours" else {"answered": answered(case, tool, done.stdout)}
-    )
-    return {
-        "wall_s": wall_s,
-        "cpu_s": cpu_s - more.get("again_cpu_s", 0),
-        **more,
-        "wall_s": wall_s - more.get("again_s", 0),
-    }
+    more = json.loads(done.stdout.splitlines()[-1]) if tool == "ours" else {"answered": answered(tool, done.stdout)}
+    again_s, again_cpu_s = more.get("again_s", 0.0), more.get("again_cpu_s", 0.0)
+    return {**more, "wall_s": wall_s - again_s, "cpu_s": cpu_s - again_cpu_s}
 
 
-def answered(case, tool, text):
+def answered(tool: str, text: str) -> int:
     """How many hosts answered."""
-    if tool == "pdsh":
+    if tool.endswith("pdsh"):
         return len({line.partition(":")[0] for line in text.splitlines() if re.match(r"h\d+: ", line)})
     return len(re.findall(r"^h\d+ \| (?:SUCCESS|CHANGED)", text, re.MULTILINE))
 
 
-def ours(case, names, keys):
+def ours(case: str, keys: Keys) -> Side:
     """A process of ours that asks all hosts."""
-    chosen = {name: keys[name] for name in names}
-    return [sys.executable, "-m", "benchmarks.fanout_sides", case, json.dumps(chosen)], {}
+    return [sys.executable, "-m", "benchmarks.fanout_sides", case, json.dumps(keys)], {}
 
 
-def pdsh(case, names, _keys):
+def pdsh(case: str, keys: Keys) -> Side:
     """Pdsh with its usual 32 connections at once."""
     command = f"python3 -I {AGENT_PATH} facts < {REQUEST_PATH}" if case == "facts" else "hostname"
     options = f"-o BatchMode=yes -o ConnectTimeout={CONNECT_S}"
     env = {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": options}
-    return ["pdsh", "-w", ",".join(names), command], env
+    return ["pdsh", "-w", ",".join(keys), command], env
 
 
-def ansible(case, names, _keys):
+def pdsh_scp(case: str, keys: Keys) -> Side:
+    """Pdsh with what a user types before it, where nothing is there: scp to every host, as many at once."""
+    if case != "facts":
+        return ["none"], {}
+    bring = f"xargs -P 32 -I HOST scp -q -o BatchMode=yes {AGENT_PATH} {REQUEST_PATH} HOST:/tmp/"
+    argv, env = pdsh(case, keys)
+    line = f"printf '%s\\n' {' '.join(keys)} | {bring} && exec {shlex.join(argv)}"
+    return ["sh", "-c", line], env
+
+
+def ansible(case: str, keys: Keys) -> Side:
     """Ansible with as many forks as hosts."""
     module = ["-m", "setup"] if case == "facts" else ["-m", "raw", "-a", "hostname"]
     env = {
@@ -79,22 +90,24 @@ def ansible(case, names, _keys):
         "ANSIBLE_SSH_CONTROL_PATH_DIR": tempfile.mkdtemp(),
         "ANSIBLE_SSH_ARGS": "-C -o ControlMaster=auto -o ControlPersist=5s",
     }
-    return [ANSIBLE, "all", "-i", ",".join(names) + ",", "-f", str(len(names)), "-T", str(CONNECT_S), *module], env
+    return ["ansible", "all", "-i", ",".join(keys) + ",", "-f", str(len(keys)), "-T", str(CONNECT_S), *module], env
 
 
-SIDES = {"ours": ours, "pdsh": pdsh, "ansible": ansible}
+SIDES = {"ours": ours, "pdsh": pdsh, "scp+pdsh": pdsh_scp, "ansible": ansible}
 
 
-def transports(keys):
+def transports(keys: Keys) -> dict[str, SshTransport]:
     """Transports to all hosts."""
     hosts = [Host(name=name, workdir="/", python="", transport="ssh", host_key=key) for name, key in keys.items()]
     return {host.name: SshTransport(host) for host in hosts}
 
 
-def prepare(keys):
+def prepare(keys: Keys) -> dict[str, Any]:
     """The agent and a question on every host, for those who cannot bring them."""
+    Path(AGENT_PATH).write_bytes(agent_zipapp())
+    Path(REQUEST_PATH).write_text(json.dumps(REQUEST), encoding="utf-8")
 
-    def bring(transport):
+    def bring(transport: SshTransport) -> None:
         transport.write(PurePath(AGENT_PATH), agent_zipapp())
         transport.write(PurePath(REQUEST_PATH), json.dumps(REQUEST).encode())
         transport.close()
@@ -103,13 +116,13 @@ def prepare(keys):
     return {"answered": sum(outcome.get() is None for outcome in outcomes.values()), "wall_s": 0, "cpu_s": 0}
 
 
-def cpu_s():
+def cpu_s() -> float:
     """Of this process and its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def children_cpu_s():
+def children_cpu_s() -> float:
     """Of the children that run: what /proc says."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -122,10 +135,10 @@ def children_cpu_s():
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def main(case, keys):
+def main(case: str, keys: Keys) -> None:
     """Our side: ask all hosts, and for `hello` ask them once more."""
 
-    def ask(transport):
+    def ask(transport: SshTransport) -> str:
         if case == "facts":
             return transport.run((AGENT, "facts"), stdin=json.dumps(REQUEST).encode(), timeout_s=TIMEOUT_S).stdout
         return transport.run(["hostname"], timeout_s=TIMEOUT_S).stdout

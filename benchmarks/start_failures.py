@@ -7,9 +7,9 @@ Each row (start_cases.py) is tried twice, in a lab of three hosts of its own wit
 
 (a) planted before: the user's computer runs `gangline check`; its findings, and its seconds.
 (b) planted behind the back of the checks, once they have passed: the user's computer runs `gangline run -- script.py`
-    (or `train`), and what it prints is read line by line until one sentence names host and cause. The seconds count from
-    the fault, or from when the ranks begin to join if that is later. Rows without such a sentence have to work in spite
-    of the fault.
+    (or `train`), and what it prints is read line by line until one sentence names host and cause. The seconds count
+    from the fault, or from when the ranks begin to join if that is later. Rows without such a sentence have to work in
+    spite of the fault.
 
 One JSON line per row; rows that the file has already are passed over. Exit code 0 if every row was found by the check
 or named in time.
@@ -20,13 +20,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -227,8 +226,8 @@ def _listen(case: Case, console: Console, begun: float) -> Line:
     while time.monotonic() < deadline:
         over = console.has_ended
         for when, who, text in console.sentences():
-            if (who == "board" or over) and when >= begun and case.named and all(re.search(each, text) for each in case.named):
-                seconds = round(max(0.0, when - begun), 1)
+            if when >= begun and case.names(text) and (who == "board" or over):
+                seconds = round(when - begun, 1)
                 return {"right": seconds <= BAR_S, "by": who, "seconds": seconds, "sentence": text}
         if over:
             works = not case.named and console.process.returncode == 0
@@ -309,11 +308,14 @@ def _summary(lines: dict[str, Line]) -> int:
     print(f"\n{'row':17} {'found by check':22} {'named by':14} sentence")
     for line in lines.values():
         print(_row(line))
-    good: Callable[[Line], bool] = lambda line: line["start"]["right"] or bool(line["check"] and line["check"]["right"])
-    bad = [name for name, line in lines.items() if not good(line)]
-    both = sum(line["start"]["right"] and (not line["check"] or line["check"]["right"]) for line in lines.values())
-    print(f"\n{len(lines) - len(bad)} of {len(lines)} found or named in {BAR_S:.0f} s; {both} both; not: {' '.join(bad) or '-'}")
-    return 1 if bad else 0
+    found = {name for name, line in lines.items() if line["check"] and line["check"]["right"]}
+    named = {name for name, line in lines.items() if line["start"]["right"]}
+    missed = {name for name, line in lines.items() if line["check"]} - found
+    print(f"\nfound by the check: {len(found)}; not: {' '.join(sorted(missed)) or '-'}")
+    print(f"named in {BAR_S:.0f} s, or harmless: {len(named)}; not: {' '.join(sorted(set(lines) - named)) or '-'}")
+    neither = sorted(set(lines) - found - named)
+    print(f"neither: {' '.join(neither) or '-'}")
+    return 1 if neither else 0
 
 
 def _commit() -> str:

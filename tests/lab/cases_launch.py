@@ -32,11 +32,8 @@ def cluster_of(hosts, *, workdir, python, code=None):
     """The cluster of `hosts`: name, address, host_key, ssh_port, slots of each."""
     made = []
     for host in hosts:
-        host = dict(host)
-        host.pop("num_ranks", None)
-        made.append(
-            Host(workdir=workdir, python=python, transport="ssh", slots=host.pop("slots", 1), code=code, **host)
-        )
+        known = {name: value for name, value in host.items() if name != "num_ranks"}
+        made.append(Host(workdir=workdir, python=python, transport="ssh", code=code, **known))
     return Cluster(name="lab", hosts=tuple(made))
 
 
@@ -71,7 +68,9 @@ def torch_request(cluster, gang, *, script, port=PORT):
     return dataclasses.replace(request, hosts=tuple(parts))
 
 
-def begin(hosts, run_id="calm-otter-7", keep="desk", workdir="gangline", port=PORT, script=None, python="python3", env=None):
+def begin(
+    hosts, run_id="calm-otter-7", keep="desk", workdir="gangline", port=PORT, script=None, python="python3", env=None
+):
     """Start a gang over ssh; `keep`: who looks after it. What went wrong, and how long it took."""
     transports = connect_all(cluster_of(hosts, workdir="/", python=python))
     folder = str(transports[hosts[0]["name"]].home() / workdir)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 PHASES = {"importing": 0, "joining": 1, "joined": 2, "compute": 4}
 
@@ -87,7 +88,8 @@ def launch(words):
         time.sleep(0.02)
     bad = [rank for rank in ranks if rank.poll()]
     for rank in bad:
-        print("  exitcode  : %d (pid: %d)" % (rank.returncode, rank.pid), flush=True)
+        sys.stdout.write(f"  exitcode  : {rank.returncode} (pid: {rank.pid})\n")
+        sys.stdout.flush()
     if bad:
         leave()
     del store
@@ -100,26 +102,24 @@ class Rank:
         self.words, self.rank = words, words["rank"]
         self.leaving = False
         signal.signal(signal.SIGTERM, self.told)
-        with open("/proc/self/stat") as stat:
-            ticks = int(stat.read().rpartition(")")[2].split()[19])
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         self.enter("importing", 0)
-        self.write("rank-%d.pid" % self.rank, {"pid": os.getpid(), "start_ticks": ticks})
-        self.log = open(self.path("rank-%d.log" % self.rank), "a", buffering=1)
+        self.write(f"rank-{self.rank}.pid", {"pid": os.getpid(), "start_ticks": ticks})
+        self.log = self.path(f"rank-{self.rank}.log").open("a", buffering=1)
 
     def told(self, *_):
         self.leaving = True
 
     def path(self, name):
-        return os.path.join(self.words["folder"], name)
+        return Path(self.words["folder"], name)
 
     def write(self, name, value):
-        with open(self.path(name + ".part"), "w") as stream:
-            json.dump(value, stream)
-        os.replace(self.path(name + ".part"), self.path(name))
+        part = self.path(name + ".part")
+        part.write_text(json.dumps(value))
+        part.replace(self.path(name))
 
     def enter(self, phase, step):
-        with open(self.path("rank-%d.phase" % self.rank), "wb") as stream:
-            stream.write(struct.pack("<qqqd", step, PHASES[phase], 0, time.time()))
+        self.path(f"rank-{self.rank}.phase").write_bytes(struct.pack("<qqqd", step, PHASES[phase], 0, time.time()))
 
     def join(self):
         door = socket.create_server((self.words["local"], 0), backlog=64)
@@ -136,7 +136,7 @@ class Rank:
         while not self.leaving and (not self.words["steps"] or step < self.words["steps"]):
             step += 1
             self.enter("compute", step)
-            self.log.write("step %d\n" % step)
+            self.log.write(f"step {step}\n")
             for peer in peers:
                 peer.sendall(b".")
             ready, _, _ = select.select(peers, [], [], 0.05)
@@ -155,7 +155,7 @@ class Rank:
             result = self.work(peers)
         except OSError as error:
             record = {"kind": "RunFailed", "what": str(error), "seen": "", "fix": "", "exit_code": 5}
-            self.write("rank-%d.error.json" % self.rank, record)
+            self.write(f"rank-{self.rank}.error.json", record)
             sys.exit(5)
         if self.rank == 0:
             self.write("result.json", {"result": result, "step": 1})

@@ -1,103 +1,13 @@
 """Starting, watching and stopping work on real hosts, and killing every part of it: nothing is left, and the cause is named."""
 
 import json
+import sys
 import time
 
 import pytest
 
+from tests.lab.gang import Gang, assert_nothing_left, events
 from tests.lab.hosts import lab_folders
-
-RANKS = {"h0": 1, "h1": 2, "h2": 1}
-"""Hosts with different numbers of ranks."""
-
-
-class Gang:
-    """A run on the hosts of a lab, started from the user's computer."""
-
-    def __init__(self, lab, *, run_id="calm-otter-7", keep="desk", workdir="gangline"):
-        self.lab, self.run_id, self.keep = lab, run_id, keep
-        self.folder = f"{lab.hosts[0].home}/{workdir}"
-        self._workdir = workdir
-
-    def hosts(self, **changes):
-        return [
-            {
-                "name": host.name,
-                "address": host.address,
-                "host_key": host.host_key,
-                "ssh_port": host.ssh_port,
-                "slots": RANKS[host.name],
-                "num_ranks": RANKS[host.name],
-                **changes,
-            }
-            for host in self.lab.hosts
-        ]
-
-    def begin(self, **options):
-        said = self.call("begin", hosts=self.hosts(), workdir=self._workdir, **options)
-        assert said["error"] is None, said["error"]
-        return said
-
-    def call(self, name, **options):
-        options = {"run_id": self.run_id, "keep": self.keep, **options}
-        return self.lab.user.call(f"tests.lab.cases_launch:{name}", **options)
-
-    def look(self):
-        return self.call("look")
-
-    def order(self, verb):
-        return self.call("order", verb=verb)["answer"]
-
-    def until(self, condition, what, *, timeout_s=45.0):
-        deadline = time.monotonic() + timeout_s
-        while True:
-            now = self.look()
-            if condition(now):
-                return now
-            assert time.monotonic() < deadline, f"{what}: {json.dumps(now, indent=1)}"
-            time.sleep(0.2)
-
-    def joined(self):
-        return self.until(lambda now: events(now)[-1:] == ["joined"], "all ranks join")
-
-    def outcome(self, **options):
-        return self.until(lambda now: now["outcome"] is not None, "the run ends", **options)["outcome"]
-
-    def attempt(self, host):
-        return f"{self.folder}/runs/{self.run_id}/attempts/1"
-
-    def record(self, host, name):
-        return json.loads(host.read(f"{self.attempt(host)}/{name}"))
-
-    def steps(self, host, rank):
-        return host.read(f"{self.attempt(host)}/rank-{rank}.log").count(b"\n")
-
-    def goes_on(self):
-        """Whether every rank takes steps."""
-        before = {rank: self.steps(host, rank) for host, rank in self.first_ranks()}
-        time.sleep(0.5)
-        return all(self.steps(host, rank) > before[rank] for host, rank in self.first_ranks())
-
-    def first_ranks(self):
-        numbers = {"h0": 0, "h1": 1, "h2": 3}
-        return [(host, numbers[host.name]) for host in self.lab.hosts if host.is_alive]
-
-
-def events(now):
-    return [event["event"] for event in now["events"]]
-
-
-def assert_nothing_left(lab, *, folder, skip=()):
-    """No process, no port, no lease."""
-    deadline = time.monotonic() + 15
-    for host in lab.hosts:
-        if host.name in skip:
-            continue
-        while (processes := host.processes()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert processes == []
-        assert host.check(["ss", "-Hltn"]).count("\n") == 2  # sshd, IPv4 and IPv6
-        assert host.run(["find", f"{folder}/leases", "-name", "cpu-*", "-size", "+0"]).stdout == ""
 
 
 @pytest.fixture
@@ -232,7 +142,7 @@ def test_a_host_that_has_lost_power_is_named_as_not_verified(three):
     assert_nothing_left(three, folder=gang.folder, skip={"h2"})
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_what_a_host_went_on_with_while_it_was_cut_off_is_ended_by_a_second_stop(three):
     gang = Gang(three)
     gang.begin()
@@ -246,7 +156,8 @@ def test_what_a_host_went_on_with_while_it_was_cut_off_is_ended_by_a_second_stop
     gang.order("stop")
     assert gang.order("unfinished") == []
     assert gang.outcome()["unverified"] == []
-    assert_nothing_left(three, folder=gang.folder)
+    # The connection that was cut off goes when nobody has spoken on it for a minute.
+    assert_nothing_left(three, folder=gang.folder, within_s=75)
 
 
 def test_two_runs_on_the_same_hosts_do_not_touch_each_other(three):
@@ -351,8 +262,6 @@ while True:
 @pytest.mark.parametrize("dropped", ["the port where launchers meet", "data ports"])
 def test_what_torchrun_would_wait_minutes_for_is_named(lab, dropped):
     """With torch itself: torchrun prints nothing for 900 s, or hangs."""
-    import sys
-
     hosts = lab(2, binds=lab_folders())
     h0, h1 = hosts.hosts
     if dropped == "data ports":

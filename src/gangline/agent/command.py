@@ -7,14 +7,11 @@ import os
 import select
 import subprocess
 import time
+from typing import Any
 
 from gangline.agent.family import end_family
 from gangline.agent.request import Request
 from gangline.agent.wire import MAX_DATA_BYTES
-
-TYPE_CHECKING = False  # typing costs 2 ms at the start of every channel
-if TYPE_CHECKING:
-    from typing import Any
 
 DRAIN_S = 0.2
 """How long output may still come after the command ended: what it left running may hold its pipes for ever."""

@@ -12,12 +12,14 @@ import json
 import re
 import socket
 import struct
+from pathlib import Path
 from typing import Any, BinaryIO
 
 TOKEN = re.compile(r"[0-9a-f]{32}")
 LINE_LIMIT_BYTES = 4096
 ASK = struct.Struct("!16sI")
 ACK = struct.Struct("!IH")
+SCHEDULER = Path("/proc/thread-self/schedstat")
 UDP_MIN_BYTES = 32
 """Shorter questions get no answer: nobody can make us send more than was sent to us."""
 
@@ -55,6 +57,14 @@ def read_line(stream: BinaryIO) -> dict[str, Any] | None:
     if not isinstance(words, dict):
         raise Silent("not a line of ours")
     return words
+
+
+def waited_s() -> float:
+    """How long this thread has been ready to run and had no core; 0 where the kernel does not say."""
+    try:
+        return int(SCHEDULER.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def socket_for(address: str, port: int, kind: socket.SocketKind) -> tuple[socket.socket, Any]:

@@ -185,6 +185,7 @@ class Visit:
         deadline = time.monotonic() + min(float(words.get("seconds", IDLE_S)), TAKE_SECONDS_LIMIT)
         piece = memoryview(bytearray(min(PIECE_BYTES, max(left, 1))))
         taken = first_bytes = 0
+        waited_s = hello.waited_s()
         first = last = time.monotonic()
         with contextlib.suppress(socket.timeout):
             while left > 0 and last < deadline:
@@ -197,7 +198,8 @@ class Visit:
                     first, first_bytes = last, count
                 taken, left = taken + count, left - count
         self._connection.settimeout(IDLE_S)
-        return {"bytes": taken, "whole": left == 0, "timed_bytes": taken - first_bytes, "seconds": last - first}
+        timed = {"timed_bytes": taken - first_bytes, "seconds": last - first, "waited_s": hello.waited_s() - waited_s}
+        return dict(timed, bytes=taken, whole=left == 0)
 
     def _drain(self) -> None:
         """Read on for a moment: closing with bytes unread would destroy our answer on its way."""

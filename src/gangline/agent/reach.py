@@ -51,15 +51,16 @@ class Asker:
         for number in range(self.tries):
             if number:
                 time.sleep(RETRY_PAUSE_S)
-            said = dict(door, tries=number + 1, **self._once(target, door))
+            # longer the second time: a host may be busy
+            said = dict(door, tries=number + 1, **self._once(target, door, self.timeout_s * (1 + number / 2)))
             if said["outcome"] in ("ok", "other"):
                 break
         return said
 
-    def _once(self, target: dict[str, Any], door: dict[str, Any]) -> dict[str, Any]:
+    def _once(self, target: dict[str, Any], door: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         begun = time.monotonic()
         try:
-            with path.Way(door["address"], door["port"], self.token, self.timeout_s) as way:
+            with path.Way(door["address"], door["port"], self.token, timeout_s) as way:
                 answer = way.ask_time()
                 said = {"source": way.source, "answered_by": answer["host"]}
                 right = answer["instance"] == target["instance"]
@@ -87,7 +88,7 @@ class Asker:
     def measure_packets(self, target: dict[str, Any], said: dict[str, Any]) -> None:
         """What may have to wait for what never comes."""
         address, port = _open_door(said)
-        said["full_segment"] = path.full_segment(address, port, self.token, tries=self.tries)
+        said["full_segment"] = path.full_segment(address, port, self.token)
         if target.get("udp"):
             mtu = interfaces.mtu_of(said["interface"]) if said.get("interface") else None
             said["packets"] = path.largest_packet(address, target["udp"], self.token, mtu or 1500)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from typing import Any, Iterator
 
 from gangline.agent.wire import MAX_DATA_BYTES, WINDOW_BYTES, Broken, Writer
-
-TYPE_CHECKING = False  # typing costs 2 ms at the start of every channel
-if TYPE_CHECKING:
-    from typing import Any, Iterator
 
 
 class Request:

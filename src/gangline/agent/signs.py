@@ -16,14 +16,15 @@ TORCH = b"/libtorch"
 ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
 OWN_PORTS = 1024
-"""From here on: ports of gloo, NCCL and torch. What a program wants of a port below (a web service) is its own affair."""
+"""From here on: ports of gloo, NCCL and torch. What a program wants of a port below, as of a web service, is its own
+affair."""
 
 
 class Signs:
     """Looks at the start of one part until all its ranks have joined.
 
-    Ranks that do not report may turn out not to have joined after all: NCCL connects them at the first collective, which
-    may be much later. A connection that gets no answer tells.
+    Ranks that do not report may turn out not to have joined after all: NCCL connects them at the first collective,
+    which may be much later. A connection that gets no answer tells.
 
     meet: [address, port] where the launchers meet; None: there is no such place.
     reports: the ranks write phase files.
@@ -73,7 +74,8 @@ class Signs:
         self.seen["launcher"] = self.seen["launcher"] or bool(knocking)
         met = started or self._has_met(launchers, table)
         self.seen["met"] = self.seen["met"] or met
-        calling = [each for each in sockets.of_processes(family, table) if each.state == sockets.SYN_SENT]
+        everybody = {*family, *ranks}
+        calling = [each for each in sockets.of_processes(everybody, table) if each.state == sockets.SYN_SENT]
         # On a network that answers, a socket is in that state for less than a millisecond: twice seen is no accident.
         stuck = [each for each in calling if each.inode in self._unanswered]
         self.seen["waits_for"] = sorted({f"{each.remote[0]}:{each.remote[1]}" for each in stuck})

@@ -11,10 +11,7 @@ import os
 import select
 import struct
 import threading
-
-TYPE_CHECKING = False  # typing costs 2 ms at the start of every channel
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 MAGIC = b"\x00\x01gangline channel 1\x01\x00\n"
 """What we say first: everything before it is noise of the login."""

@@ -65,7 +65,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Every finding of every check, worst first, equal ones of several hosts folded.
 
-    only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others.
+    only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others. That a host
+        cannot be asked is told in any case.
     own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
     """
     wanted = prefixes(only)
@@ -75,7 +76,7 @@ def judge(
         finding
         for check in checks
         for finding in (versions if check is check_versions else check)(inventory, cluster)
-        if finding.id.startswith(wanted)
+        if finding.id.startswith(wanted) or check is check_access
     ]
     return fold(found)
 

@@ -19,6 +19,8 @@ LOSS_WARN, LOSS_FAIL = 0.01, 0.1
 """From 1 % TCP crawls. A few hundred packets are a small sample, so only what nobody could work with fails."""
 SLOW_TO_OTHERS = 1 / 3
 SLOW_TO_CARD = 1 / 2
+MOST_WAITED = 0.9
+"""A measurement whose hosts had no core for it most of the time says little; up to here it is put right."""
 FAST_MBPS = 4000.0
 """One connection of a small Python program is not faster everywhere, so faster pairs are not judged."""
 VIRTUAL_DRIVERS = {"veth", "virtio_net", "vmxnet3", "hv_netvsc", "xen_netfront", "tun", "bridge"}
@@ -71,7 +73,7 @@ def _slow(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     if not measured:
         return
     fastest = max(measured, key=_rate)
-    for group in blame(pair for pair in measured if _rate(pair) < _limit(inventory, pair, _rate(fastest))):
+    for group in blame(pair for pair in measured if _possible(pair) < _limit(inventory, pair, _rate(fastest))):
         against = f"; {fastest.source} -> {fastest.target} {_rate(fastest):.0f} Mbit/s"
         seen = _seen(group, lambda pair: _speed_words(inventory, pair))
         yield seen if fastest in group.pairs else Seen(hosts=seen.hosts, evidence=seen.evidence + against)
@@ -84,6 +86,11 @@ def _limit(inventory: Inventory, pair: Pair, best_mbps: float) -> float:
 
 def _rate(pair: Pair) -> float:
     return pair.throughput_mbps or 0.0
+
+
+def _possible(pair: Pair) -> float:
+    """What the link may do: busy hosts used it only part of the time."""
+    return _rate(pair) / (1 - min(pair.waited or 0.0, MOST_WAITED))
 
 
 def _speed_words(inventory: Inventory, pair: Pair) -> str:

@@ -19,9 +19,10 @@ from gangline.watch.table import age, table
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """List the runs, newest first."""
+    """List the runs, newest first. Exit code 4 where another host answers in the place of one that keeps a run."""
     home = app.default_home()
-    rows = [_row(record, _last_step(record.id, home)) for record in app.records(home)]
+    records = app.records(home)
+    rows = [_row(record, _last_step(record.id, home)) for record in records]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -30,6 +31,9 @@ def command(
         print_data(table(header, [[_text(name, row, now) for name in _COLUMNS] for row in rows]))
     else:
         print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
+    for record in records:
+        if record.refused is not None:
+            raise record.refused
 
 
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")

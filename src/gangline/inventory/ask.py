@@ -73,6 +73,7 @@ def pair(source: str, said: dict[str, Any]) -> Pair:
         burst_mbps=_number((said.get("burst") or {}).get("mbps")),
         throughput_mbps=_number(throughput.get("mbps")),
         retransmits=throughput.get("retransmits"),
+        waited=_number(throughput.get("waited")),
     )
 
 

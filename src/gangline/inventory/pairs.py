@@ -94,6 +94,8 @@ class Pair:
     """Of 1 MiB: a hint."""
     throughput_mbps: float | None = None
     retransmits: int | None = None
+    waited: float | None = None
+    """The part of the time in which a host had no core for the measurement: then the link may be faster."""
 
     def of_kind(self, kind: str) -> list[PortTry]:
         """The tries of that kind of port."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.errors import UsageError
+from gangline.errors import HostKeyRefused, UsageError
 from gangline.runs.ids import PATTERN
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
@@ -27,6 +27,8 @@ class RunRecord:
     """The state says that it runs, but nobody looks after it any more."""
     silent: str | None = None
     """Why this is what was last heard, and not what is: the host that keeps the run does not answer."""
+    refused: HostKeyRefused | None = None
+    """Who answers there is not who it should be."""
 
     @property
     def phase(self) -> str:

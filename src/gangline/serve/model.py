@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.errors import GanglineError, UsageError
+from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.remote.terminal import interactive
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose, part_folder
@@ -30,12 +30,16 @@ class Saved:
 
 
 def find_saved(run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, step: int | None = None) -> Saved:
-    """The newest valid checkpoint of a run, or that of one step. Reads every byte of it; changes nothing."""
+    """The newest valid checkpoint of a run, or that of one step. Reads every byte of it; changes nothing.
+
+    Raises UsageError or CheckpointError where there is none, HostKeyRefused where another host answers in place of one.
+    """
     places = {host.name: Place(host=host, transport=transports[host.name]) for host in cluster.hosts}
-    surveys = survey_places(places, run_id)
+    surveys = survey_places(places, run_id, strict=True)
     choice = choose(surveys) if step is None else at_step(surveys, step)
     if choice.step is None:
-        raise _nothing_saved(run_id, choice, committed=_committed(surveys), step=step)
+        silent = [name for name in places if name not in surveys]
+        raise _nothing_saved(run_id, choice, committed=_committed(surveys), silent=silent, step=step)
     # the head's copy if it has one: that is where the model and the caches are warm
     source = next((source for source in choice.sources if source.host == cluster.head.name), choice.sources[0])
     place = places[source.host]
@@ -116,9 +120,17 @@ def _committed(surveys: Mapping[str, Survey]) -> list[int]:
     return sorted({entry["step"] for survey in surveys.values() for entry in survey if entry["record"]})
 
 
-def _nothing_saved(run_id: str, choice: Choice, *, committed: list[int], step: int | None) -> GanglineError:
+def _nothing_saved(
+    run_id: str, choice: Choice, *, committed: list[int], silent: list[str], step: int | None
+) -> GanglineError:
     if choice.rejected:
         return rejected_error(run_id, choice)
+    if silent:
+        return HostUnreachable(
+            f"no checkpoint of {run_id} was found on the hosts that answer",
+            seen=f"no answer from {', '.join(silent)}",
+            fix="bring them back: gangline check says what is wrong",
+        )
     return UsageError(
         f"{run_id} has no checkpoint{'' if step is None else f' of step {step}'}",
         seen=f"committed steps: {', '.join(map(str, committed)) or 'none'}",

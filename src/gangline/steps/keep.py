@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.errors import HostUnreachable
+from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic, write_json
@@ -82,13 +82,18 @@ class Opened:
         return host_layout(self.cluster.host(self.keeping.host), self.layout.run_id)
 
     def record(self) -> RunRecord:
-        """Where the run stands now; where its keeper does not answer, what was last heard, and that it is old."""
+        """Where the run stands now; where its keeper does not answer, what was last heard, and that it is old.
+
+        Raises HostKeyRefused where somebody else answers in its place.
+        """
         keeper = self.keeper
         if keeper is None or _is_prepared_here(self.layout):
             return read_record(self.layout)
         try:
             copy_records(self.layout, self.kept, keeper)
             return read_record(self.layout, is_alive=lambda process: runs_there(keeper, process))
+        except HostKeyRefused:
+            raise
         except HostUnreachable as error:
             last = read_record(self.layout, is_alive=lambda _process: True)
             return last if last.ended else replace(last, silent=f"{self.keeping.host}: {error.what}")
@@ -122,8 +127,11 @@ def _record(layout: RunLayout, seams: Seams) -> RunRecord:
     here = read_record(layout, is_alive=lambda _process: True)
     if here.ended or Keeping.load(layout).host is None:
         return read_record(layout)
-    with opened(layout.run_id, home=layout.root, seams=seams) as run:
-        return run.record()
+    try:
+        with opened(layout.run_id, home=layout.root, seams=seams) as run:
+            return run.record()
+    except HostKeyRefused as error:  # the other runs are listed all the same
+        return replace(here, silent=error.what, refused=error)
 
 
 def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:

@@ -141,11 +141,12 @@ class Start:
         probing.take()
         if probing.running or self._clock() - probing.begun < PROBE_EVERY_S:
             return
-        probing.begun = self._clock()
         probing.said = {host: words for host, words in probing.said.items() if host in self._lagging_names()}
-        for row in self.board.lagging:
-            if targets := self._targets(row):
-                probing.running[row.host] = probing.pool.submit(self._try, row.host, targets)
+        wanted = {row.host: targets for row in self.board.lagging if (targets := self._targets(row))}
+        if wanted:
+            probing.begun = self._clock()
+        for host, targets in wanted.items():
+            probing.running[host] = probing.pool.submit(self._try, host, targets)
 
     def _lagging_names(self) -> set[str]:
         return {row.host for row in self.board.lagging}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangline.errors import CheckpointError, HostUnreachable
+from gangline.errors import CheckpointError, HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder
 from gangline.runs.cluster import Host
@@ -46,10 +46,14 @@ Places = Mapping[str, Place]
 """By label: the host's name, made unique where two clusters use one name for two places."""
 
 
-def survey_places(places: Places, run_id: str) -> dict[str, Survey]:
-    """What every place has, every file hashed, all places at once. One that does not answer has nothing."""
+def survey_places(places: Places, run_id: str, *, strict: bool = False) -> dict[str, Survey]:
+    """What every place has, every file hashed, all places at once. One that does not answer has nothing.
+
+    strict: raise HostKeyRefused where somebody else answers. Else that is one more place that has nothing: a host that
+    was given up need not be trusted for the run to go on without it.
+    """
     with ThreadPoolExecutor(max_workers=min(32, len(places))) as pool:
-        surveys = list(pool.map(lambda place: _survey(place, run_id), places.values()))
+        surveys = list(pool.map(lambda place: _survey(place, run_id, strict=strict), places.values()))
     return {label: survey for label, survey in zip(places, surveys, strict=True) if survey is not None}
 
 
@@ -98,12 +102,14 @@ def rejected_error(run_id: str, choice: Choice) -> CheckpointError:
     )
 
 
-def _survey(place: Place, run_id: str) -> Survey | None:
+def _survey(place: Place, run_id: str, *, strict: bool) -> Survey | None:
     folder = str(place.checkpoints(run_id))
     argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
     try:
         result = place.transport.run(argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
-    except HostUnreachable:
+    except HostUnreachable as error:
+        if strict and isinstance(error, HostKeyRefused):
+            raise
         return None
     if result.returncode != 0:
         raise CheckpointError(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.errors import HostUnreachable
+from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE
@@ -82,11 +81,15 @@ def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterato
 
 
 def _new(tails: list[JsonTail]) -> tuple[dict[str, Any], ...]:
-    """What has come since; nothing while the head does not answer: the files wait."""
+    """What has come since; nothing while the head does not answer: the files wait. Raises HostKeyRefused."""
     found: list[dict[str, Any]] = []
     for tail in tails:
-        with suppress(HostUnreachable):
+        try:
             found += tail.objects()
+        except HostKeyRefused:
+            raise
+        except HostUnreachable:
+            continue
     return tuple(found)
 
 

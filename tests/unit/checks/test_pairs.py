@@ -223,6 +223,13 @@ def test_a_slow_link_names_its_host():
     assert findings[0].evidence.endswith("; pc1 -> pc2 940 Mbit/s")
 
 
+def test_busy_hosts_are_not_taken_for_a_slow_link():
+    busy = changed(healthy(*THREE), lambda *pair: "pc3" in pair, throughput_mbps=200.0, waited=0.5)
+    assert judged(busy) == []
+    slow = changed(busy, lambda *pair: "pc3" in pair, throughput_mbps=94.0, waited=0.5)
+    assert brief(judged(slow)) == [("E-NET-07", "warn", ("pc3",))]
+
+
 def test_two_slow_hosts_are_measured_by_their_cards():
     pairs = changed(healthy("pc1", "pc2"), lambda *_: True, throughput_mbps=94.0)
     assert judged(pairs, "pc1", "pc2") == []

@@ -175,6 +175,24 @@ def test_a_program_that_is_not_ours_has_joined_once_it_is_connected_and_is_not_g
     assert board.stage is None
 
 
+def test_a_program_that_is_not_ours_may_turn_out_not_to_have_joined(clock):
+    board = Board(request("command"), clock=clock)
+    everybody = [
+        status(host, *(rank(each, torch=True, met=True) for each in numbers)) for host, numbers in RANKS.items()
+    ]
+    stuck = status("pc3", rank(3, torch=True), waits_for=("10.77.0.10:51116",))
+    seen = []
+    for now, statuses in ((8.0, everybody), (300.0, [*everybody[:2], stuck]), (310.0, everybody)):
+        clock.now = now
+        board.note(statuses)
+        seen.append((board.stage, board.is_late()))
+    assert seen == [(None, False), ("joined", True), (None, False)]
+    board.note([*everybody[:2], stuck])
+    assert said(board).endswith("; rank 3 on pc3 has not joined; pc3 gets no answer from pc1 (10.77.0.10, port 51116)")
+    board.note([HostStatus(host="pc3", phase="unreachable", why="no answer")])
+    assert board.stage == "joined"
+
+
 def test_a_program_that_is_not_ours_is_given_up_if_its_launchers_do_not_meet(clock):
     board = Board(request("command"), clock=clock)
     board.note([status("pc1"), status("pc2"), status("pc3", met=False)])

@@ -9,7 +9,7 @@ from gangline.remote.fake import FakeTransport, Scripted
 from gangline.runs.cluster import Cluster, Host
 from gangline.supervise.start import Start
 from tests.unit.launch.gang import wait_until
-from tests.unit.supervise.test_board import PLACES, Clock, all_at, rank, request, status
+from tests.unit.supervise.test_board import PLACES, RANKS, Clock, all_at, rank, request, status
 
 CLUSTER = Cluster(
     name="home",
@@ -23,12 +23,12 @@ CLUSTER = Cluster(
 class Lab:
     """Three hosts that answer probes as they are told."""
 
-    def __init__(self):
+    def __init__(self, program="worker"):
         self.clock = Clock()
         self.outcome = "timed out"
         self.transports = {name: FakeTransport(name, answer=self.answer) for name in PLACES.values()}
-        parts = tuple(replace(part, meet=("10.77.0.10", 29500)) for part in request().hosts)
-        whole = replace(request(), hosts=parts)
+        parts = tuple(replace(part, meet=("10.77.0.10", 29500)) for part in request(program).hosts)
+        whole = replace(request(program), hosts=parts)
         self.start = Start(whole, CLUSTER, self.transports, clock=self.clock)
 
     def answer(self, call):
@@ -49,6 +49,11 @@ class Lab:
 @pytest.fixture
 def lab():
     return Lab()
+
+
+@pytest.fixture
+def program_lab():
+    return Lab("command")
 
 
 STUCK = (status("pc1"), status("pc2"), status("pc3", met=False))
@@ -108,6 +113,22 @@ def test_a_host_that_cannot_be_asked_is_told_too(lab):
     lab.probed()
     ((_, details),) = lab.note(*STUCK, at=16.0)
     assert details["what"].endswith("pc3 cannot be asked: pc3 does not answer")
+
+
+def test_ranks_of_a_program_that_is_not_ours_are_told_when_they_wait_for_each_other_later(program_lab):
+    lab = program_lab
+    everybody = [status(host, *(rank(each, torch=True, met=True) for each in RANKS[host])) for host in RANKS]
+    stuck = status("pc3", rank(3, torch=True), waits_for=("10.77.0.10:51116",))
+    assert lab.note(*everybody, at=8.0) == [("joined", {"seconds": 8.0})]
+    assert lab.note(*everybody, at=200.0) == []
+    ((event, details),) = lab.note(*everybody[:2], stuck, at=300.0)
+    assert (event, lab.start.done) == ("waiting", False)
+    assert "rank 3 on pc3 has not joined; pc3 gets no answer from pc1" in details["what"]
+    lab.probed()
+    ((_, details),) = lab.note(*everybody[:2], stuck, at=301.0)
+    assert "from pc3 to pc1 (10.77.0.10, port 51116): timed out" in details["what"]
+    assert lab.note(*everybody, at=302.0) == [("joined", {"seconds": 302.0})]
+    assert (lab.start.done, lab.start.to_json()["sentence"]) == (True, None)
 
 
 def test_the_board_is_written_every_second(lab):

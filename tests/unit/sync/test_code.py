@@ -76,6 +76,7 @@ def test_the_hash_is_the_one_that_a_host_finds(tmp_path: Path) -> None:
     assert look(here(Path(code)), How(exact=True)).hash == source_tree().hash
 
 
+@pytest.mark.usefixtures("real_agent")
 def test_many_who_bring_it_at_once_do_not_hinder_each_other(tmp_path: Path) -> None:
     cluster, _ = kennel(tmp_path, "pc1")
     with ThreadPoolExecutor(max_workers=8) as pool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import ensurepip
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, kennel
-from tests.unit.sync.wheels import make_wheel
+from tests.unit.sync.wheels import make_pip, make_wheel
 
 NOBODY = Inventory(gathered="", hosts=())
 
@@ -38,8 +37,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shop"
     make_wheel(folder, "tiny_a", "1.0", needs="tiny_b")
     make_wheel(folder, "tiny_b", "2.0")
-    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-    shutil.copy(pip, folder)
+    make_pip(folder)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -191,7 +189,7 @@ def test_a_host_without_gpu_gets_the_cpu_build_of_torch_where_pip_has_one(
     house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path)
     assert house.requirements == f"torch=={expected}\n"
     assert f"torch-{expected}-py3-none-any.whl" in house.tree.files
-    assert house.installed_bytes > 1 << 20
+    assert house.installed_bytes > 1000
 
 
 def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import ModelError
-from gangline.runs.cluster import Cluster
+from gangline.runs.cluster import Cluster, Environment
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.sync import reads
 from gangline.sync.reads import Reads, bring_reads, model_files

@@ -1,0 +1,81 @@
+"""A new user's way through a lab: a job on the user's computer, hosts with nothing of ours, and the real command."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.lab.machine import LabHost
+
+JOB = """
+name: tiny
+model: ./model
+method: {kind: lora, rank: 4}
+data: {train: ./fox.txt, sequence_length: 64}
+batch: 12
+micro_batch: 2
+steps: 400
+checkpoint: {every_steps: 50}
+"""
+TEXT = "".join(f"fox number {number} jumps over the lazy dog and runs into the snow\n\n" for number in range(2000))
+MAKE_MODEL = "import sys; from tests.train.tiny import *; from pathlib import Path; f = Path(sys.argv[1]); write_model(f); write_tokenizer(f)"
+PATIENCE_S = 90.0
+
+
+def make_model(folder: Path) -> Path:
+    """A tiny model with random weights; in a process of its own, for torch is not wanted in this one."""
+    command = [sys.executable, "-c", MAKE_MODEL, str(folder)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())})
+    return folder
+
+
+class NewUser:
+    """Somebody at the desk of a lab."""
+
+    def __init__(self, desk: LabHost) -> None:
+        self.desk = desk
+
+    def brings(self, model: Path, *, job: str = JOB) -> None:
+        """A job, a text and a model, in the home folder."""
+        self.desk.run(["mkdir", "-p", "model"])
+        for file in model.iterdir():
+            self.desk.write(f"model/{file.name}", file.read_bytes())
+        self.desk.write("fox.txt", TEXT)
+        self.desk.write("job.yaml", job)
+
+    def types(self, *words: str, code: int | None = 0, timeout_s: float = 150.0) -> subprocess.CompletedProcess:
+        """`gangline WORDS`, and its end."""
+        done = self.desk.run(["gangline", *words], timeout_s=timeout_s)
+        assert code in {None, done.returncode}, f"gangline {words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def row(self, run: str) -> dict:
+        """What `ps` says of a run."""
+        rows = json.loads(self.types("ps", "--json").stdout)["runs"]
+        return next(row for row in rows if row["id"] == run)
+
+    def awaits(self, run: str, condition, what: str) -> dict:
+        """Look at `ps` until something is true."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition(row := self.row(run)):
+            assert time.monotonic() < deadline, f"waited in vain: {what}\n{row}"
+            time.sleep(0.5)
+        return row
+
+
+def processes_of_runs(host: LabHost) -> list[str]:
+    """Processes on a host that carry the mark of a run, or are a supervisor."""
+    program = (
+        "import os\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "    try:\n"
+        "        words = open(f'/proc/{pid}/cmdline').read().replace(chr(0), ' ')\n"
+        "        marked = b'GANGLINE_PART=' in open(f'/proc/{pid}/environ', 'rb').read()\n"
+        "    except OSError:\n"
+        "        continue\n"
+        "    if marked or 'gangline.supervise' in words:\n"
+        "        print(pid, words)\n"
+    )
+    return host.run(["/usr/bin/python3", "-c", program]).stdout.splitlines()
