@@ -63,7 +63,7 @@ class Cycle:
         began = time.monotonic()
         self.gang.begin()
         time.sleep(self.moment_s)
-        getattr(self, f"do_{self.kind}", lambda: None)()
+        getattr(self, f"_do_{self.kind}", lambda: None)()
         if self.kind not in FAILING:
             self.gang.order("kill" if self.kind == "kill" else "stop")
         outcome = self.gang.outcome(timeout_s=90)
@@ -87,31 +87,32 @@ class Cycle:
         """What the supervisor wrote down has to be what was done."""
         expected = "failed" if self.kind in FAILING else "stopped"
         if outcome["result"] != expected:
-            self.wrong.append(f"expected {expected}: {json.dumps(outcome)}")
+            error = (outcome["error"] or {}).get("what")
+            self.wrong.append(f"expected {expected}, saw {outcome['result']}: {error}")
         if outcome["left"] or outcome["unverified"]:
             self.wrong.append(f"left {outcome['left']}, not verified {outcome['unverified']}")
         if self.kind in FAILING and self.victim.name not in (outcome["error"] or {}).get("what", ""):
             self.wrong.append(f"{self.victim.name} is not named")
 
-    def do_controller(self) -> None:
+    def _do_controller(self) -> None:
         self.gang.lab.user.call("tests.lab.cases_launch:kill_supervisor", run_id=self.gang.run_id)
 
-    def do_head(self) -> None:
+    def _do_head(self) -> None:
         state = self.gang.look()["state"]
         self.lab.hosts[0].check(["kill", "-9", str(state["supervisor"]["pid"])])
 
-    def do_guard(self) -> None:
-        self.kill(f"{self.victim.name}/guard.json", "pid")
+    def _do_guard(self) -> None:
+        self._kill(f"{self.victim.name}/guard.json", "pid")
 
-    def do_launcher(self) -> None:
-        self.kill(f"{self.victim.name}/guard.json", "torchrun_pid")
+    def _do_launcher(self) -> None:
+        self._kill(f"{self.victim.name}/guard.json", "torchrun_pid")
 
-    def do_rank(self) -> None:
+    def _do_rank(self) -> None:
         first = sum(RANKS[host.name] for host in self.lab.hosts[: self.lab.hosts.index(self.victim)])
-        self.kill(f"rank-{first + self.chance.randrange(RANKS[self.victim.name])}.pid", "pid")
+        self._kill(f"rank-{first + self.chance.randrange(RANKS[self.victim.name])}.pid", "pid")
 
-    def kill(self, name: str, field: str) -> None:
-        """kill -9 of a process that a file names, once the file is there."""
+    def _kill(self, name: str, field: str) -> None:
+        """End a process that a file names, with kill -9, once the file is there."""
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -123,15 +124,15 @@ class Cycle:
                 time.sleep(0.05)
         self.victim.check(["kill", "-9", str(pid)])
 
-    def do_ssh(self) -> None:
+    def _do_ssh(self) -> None:
         self.victim.run(["pkill", "-9", "-f", "sshd: .*[@]notty"], as_root=True)
 
-    def do_partition(self) -> None:
+    def _do_partition(self) -> None:
         self.victim.faults.unplug()
         time.sleep(OUTAGE_S)
         self.victim.faults.heal()
 
-    def do_two(self) -> None:
+    def _do_two(self) -> None:
         other = Gang(self.lab, run_id=f"{self.gang.run_id}-other", workdir="other")
         other.begin(port=29600)
         other.joined()
@@ -141,7 +142,7 @@ class Cycle:
             self.wrong.append("the other run does not go on")
         other.order("stop")
         if (outcome := other.outcome())["result"] != "stopped":
-            self.wrong.append(f"the other run: {json.dumps(outcome)}")
+            self.wrong.append(f"the other run has {outcome['result']}: {(outcome['error'] or {}).get('what')}")
 
 
 def cycle(lab: Lab, number: int, seed: int) -> dict[str, Any]:
@@ -182,9 +183,8 @@ def main() -> int:
                 line = cycle(lab, open_numbers.pop(0), arguments.seed)
                 with arguments.out.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")
-                print(
-                    f"{line['number']:4} {line['kind']:10} {line.get('seconds', '')} {line['wrong'] or ''}", flush=True
-                )
+                problems = " ".join([*line["wrong"], *map(str, line["left"].items())])
+                print(f"{line['number']:4} {line['kind']:10} {line.get('seconds', '')} {problems}", flush=True)
                 if line["wrong"] or line["left"]:
                     break  # the next one shall not suffer from it
     return report([json.loads(line) for line in arguments.out.read_text().splitlines()])

@@ -221,7 +221,7 @@ CASES = [
         ids=("E-SW-13",),
         config=lambda stage: stage.wrap_python("h2"),
         after=lambda stage: stage.wrap_python("h2", "exec sleep 1000"),
-        moment="checked",
+        moment="handed over",
         named=("h2", "still import|has not begun"),
     ),
     Case(

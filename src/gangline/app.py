@@ -3,7 +3,7 @@
 load      files and key=value        -> Job, Cluster
 locate    every host                 -> the folders meant there
 decide    facts, pairs               -> Inventory, Plan, findings; a failure stops here
-create    the run directory
+claim     the folders that are written to; then the run directory is made
 equip     code, environment          -> every host
 bring     job, model, data           -> every host; tokenised once, on the head
 render    Plan                       -> Request (a dry run prints it and ends)
@@ -42,7 +42,7 @@ from gangline.steps.command import (
     start_command,
 )
 from gangline.steps.decide import Decision, decide
-from gangline.steps.equip import equip, foresee
+from gangline.steps.equip import claim, equip, foresee
 from gangline.steps.keep import Opened, all_records
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
@@ -91,12 +91,13 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
+        claim(cluster, means)
         layout = create_folder(start.home)
         state = RunState(name=job.name, supervisor=ProcessId.current())
         with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
             write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
             ready = equip(decision.sight, means)
-            plan = bring_inputs(layout, decision, ready, means)
+            plan, ready = bring_inputs(layout, decision, ready, means)
             start_attempt(layout, ready, plan.gang(layout.run_id, 1), means)
     talk.say(f"run {layout.run_id} started")
     return layout
@@ -109,6 +110,7 @@ def run(order: Command, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     with reached(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, OWN_PROGRAM, means)
         require(sight.findings)
+        claim(cluster, means)
         layout = create_folder(order.home)
         state = RunState(name=order.name, supervisor=ProcessId.current())
         with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
@@ -141,12 +143,13 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
     layout = run.layout
     decision = decide(Job.load(layout.job), cluster, means)
     require(decision.findings)
+    claim(cluster, means)
     with preparing(layout, next_state(ended), before=ended):
         ready = equip(decision.sight, means)
         places = places_of(run, ready, means)
         choice = choose_checkpoint(places, layout.run_id, talk=means.talk)
         carry_on(run, ready, means)
-        plan = bring_inputs(layout, decision, ready, means, before=inputs_before(layout))
+        plan, ready = bring_inputs(layout, decision, ready, means, before=inputs_before(layout))
         for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
             means.talk.say(f"step {choice.step} brought to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
@@ -158,6 +161,7 @@ def _resume_command(run: Opened, ended: RunState, record: CommandRecord, cluster
     require_resumable(run.layout.run_id, record)
     sight = look(cluster, OWN_PROGRAM, means)
     require(sight.findings)
+    claim(cluster, means)
     with preparing(run.layout, next_state(ended), before=ended):
         write_documents(run.layout, sight.documents())
         start_command(run.layout, record, equip(sight, means), ended.attempt + 1, means)

@@ -31,6 +31,18 @@ def test_three_hosts_with_different_numbers_of_ranks_are_started_followed_and_st
     assert found == ["", "", ""]
 
 
+@pytest.mark.lab("python3.8", "python3.13")
+def test_hosts_may_have_an_old_and_a_new_python_and_no_rsync(lab):
+    hosts = lab(3, special={"h1": {"python": "3.8"}, "h2": {"python": "3.13", "hide": ("rsync", "ensurepip")}})
+    gang = Gang(hosts)
+    gang.begin()
+    gang.joined()
+    gang.order("stop")
+    outcome = gang.outcome()
+    assert (outcome["result"], outcome["error"], outcome["left"]) == ("stopped", None, [])
+    assert_nothing_left(hosts, folder=gang.folder)
+
+
 def test_the_head_looks_after_the_run_and_the_user_may_go(lab):
     hosts = lab(3, meshed=True)
     gang = Gang(hosts, keep="head")

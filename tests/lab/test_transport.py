@@ -44,6 +44,7 @@ def test_without_rsync_there_large_trees_come_all_the_same(lab):
     assert do(two, "copy", host=entry(two["h1"]), num_bytes=20 << 20) == {"ways": [], "equal": True}
 
 
+@pytest.mark.timeout(150)
 def test_a_host_behind_another_one_is_reached_by_proxyjump(lab):
     """h1 lets nobody in but h0; commands, rsync and the look at its key go by way of it."""
     two = lab(2)

@@ -65,17 +65,19 @@ class NewUser:
         return row
 
 
+LOOK = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split(chr(0))
+        marked = b"GANGLINE_PART=" in open(f"/proc/{pid}/environ", "rb").read()
+    except OSError:
+        continue
+    if marked or "gangline.supervise" in words:
+        print(pid, *words)
+"""
+
+
 def processes_of_runs(host: LabHost) -> list[str]:
     """Processes on a host that carry the mark of a run, or are a supervisor."""
-    program = (
-        "import os\n"
-        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
-        "    try:\n"
-        "        words = open(f'/proc/{pid}/cmdline').read().replace(chr(0), ' ')\n"
-        "        marked = b'GANGLINE_PART=' in open(f'/proc/{pid}/environ', 'rb').read()\n"
-        "    except OSError:\n"
-        "        continue\n"
-        "    if marked or 'gangline.supervise' in words:\n"
-        "        print(pid, words)\n"
-    )
-    return host.run(["/usr/bin/python3", "-c", program]).stdout.splitlines()
+    return host.run(["/usr/bin/python3", "-c", LOOK]).stdout.splitlines()

@@ -11,6 +11,7 @@ import sys
 MODULES = {
     "attached": "gangline.agent.attached",
     "channel": "gangline.agent.channel",
+    "claim": "gangline.agent.claim",
     "connect": "gangline.agent.connect",
     "digests": "gangline.agent.digests",
     "disk": "gangline.agent.disk",

@@ -16,7 +16,7 @@ import json
 import platform
 import re
 import sys
-from typing import Any, Optional
+from typing import Any, Dict, List, Optional
 
 NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json")
 
@@ -26,7 +26,7 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path]  # "" is wherever this was started
     from importlib import metadata
 
-    packages = {}
+    packages: Dict[str, List[Any]] = {}
     for found in metadata.distributions():
         name = found.metadata["Name"]
         if name:  # else half of it is gone

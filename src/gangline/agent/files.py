@@ -37,8 +37,9 @@ def write(request: Request, asked: dict[str, Any]) -> None:
     path = to_path(asked)
     folder, name = os.path.split(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    temporary = os.path.join(folder, b"." + name + b".%d.%d.tmp" % (os.getpid(), request.number))
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    # a name that nobody can guess, for others may write to the folder, too
+    temporary = os.path.join(folder, b"." + name + b".%s.tmp" % os.urandom(8).hex().encode())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             for piece in request.input():

@@ -16,6 +16,7 @@ from pathlib import Path
 from gangline.agent.addresses import addresses
 
 ARP = Path("/proc/net/arp")
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 COMPLETE = 2
 SIOCGIFMTU, SIOCGIFHWADDR = 0x8921, 0x8927
 ETHERNET = 1
@@ -60,6 +61,15 @@ def neighbour(address: str) -> str | None:
             if ip == address and int(flags, 16) & COMPLETE:
                 return mac.lower()
     return None
+
+
+def ephemeral_range() -> list[int]:
+    """The ports that the kernel gives to who asks for any."""
+    try:
+        low, high = EPHEMERAL.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return [32768, 60999]
+    return [int(low), int(high)]
 
 
 def _asked(interface: str, number: int) -> bytes:

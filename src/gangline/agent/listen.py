@@ -1,7 +1,8 @@
 """`listen`: let the other hosts of a cluster try the ports of this one, for a bounded time.
 
     gangline-agent listen < {"token", "host", "addresses": [...], "interface": null or a name,
-                             "ports": [0, [29500, 29999]], "udp": bool, "any": bool, "seconds": n}
+                             "ports": [0, [29500, 29999]], "udp": bool, "any": bool, "seconds": n,
+                             "claims": folder or null, "hold_s": n}        as `ports free` has them
 
 The first line says what is open:
     {"instance", "time", "ports": [{"address", "asked", "port"} or {"address", "asked", "error", "code"}],
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gangline.agent import hello, interfaces
+from gangline.agent.ports import Claims
 
 SECONDS_LIMIT = 180.0
 REQUEST_LIMIT_BYTES = 1 << 16
@@ -42,7 +44,6 @@ CONNECTIONS = 256
 TAKE_SECONDS_LIMIT = 15.0
 PIECE_BYTES = 1 << 20
 BEAT_S = 0.2
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Doors:
@@ -54,6 +55,8 @@ class Doors:
         self._expected = hello.hello(self.token)
         self._room = threading.BoundedSemaphore(CONNECTIONS)
         self._any = bool(request.get("any"))
+        folder = request.get("claims")
+        self._claims = Claims(Path(folder) if folder else None, float(request.get("hold_s", 0)))
         self.own = True
         """Whether the addresses asked for are this host's."""
         self.ports: list[dict[str, Any]] = []
@@ -69,6 +72,8 @@ class Doors:
         """Listen on a port, or on the first free one of a range."""
         said = {"address": address, "asked": asked}
         wanted = range(asked[0], asked[1] + 1) if isinstance(asked, list) else [asked]
+        # What was handed out to a run is not taken from it while torch is being imported.
+        wanted = [port for port in wanted if not self._claims.holds(port)]
         problem: OSError | None = None
         for port in wanted:
             try:
@@ -228,15 +233,6 @@ def _in_background(work: Any, *arguments: Any) -> None:
     threading.Thread(target=work, args=arguments, daemon=True).start()
 
 
-def ephemeral_range() -> list[int]:
-    """The ports that the kernel gives to who asks for any."""
-    try:
-        low, high = EPHEMERAL.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return [32768, 60999]
-    return [int(low), int(high)]
-
-
 def _say(words: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()
@@ -250,7 +246,7 @@ def main(argv: list[str]) -> int:
     doors = Doors(request)
     opened = {"time": time.time(), "ports": doors.ports, "udp": doors.udp, "data": doors.data, "own": doors.own}
     try:
-        _say(dict(doors.me, **opened, macs=interfaces.macs(), ephemeral=ephemeral_range()))
+        _say(dict(doors.me, **opened, macs=interfaces.macs(), ephemeral=interfaces.ephemeral_range()))
         while time.monotonic() < deadline:
             time.sleep(min(BEAT_S, max(0.0, deadline - time.monotonic())))
             _say({"beat": time.time()})

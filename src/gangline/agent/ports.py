@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from gangline.agent import hello
-from gangline.agent.listen import ephemeral_range
+from gangline.agent.interfaces import ephemeral_range
 
 REQUEST_LIMIT_BYTES = 1 << 16
 LISTEN_STATE = "0A"

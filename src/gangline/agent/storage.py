@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from gangline.agent.bounded import within
+from gangline.agent.strangers import BORROWED, Strangers, strangers
 
 FOLDER_S = 5.0
 """A file server that is gone hangs whoever asks; the other folders are told all the same."""
@@ -41,6 +42,7 @@ def folder(path: str) -> Dict[str, Any]:
     room = os.statvfs(there)
     mount, filesystem, source = mounted(there)
     read_only = bool(room.f_flag & os.ST_RDONLY)
+    others = Strangers(None, None) if is_borrowed(path) else strangers(os.path.abspath(path))  # noqa: PTH100  (links count)
     return {
         "path": path,
         "real_path": real,
@@ -55,7 +57,15 @@ def folder(path: str) -> Dict[str, Any]:
         "inodes_free": room.f_favail if room.f_files else None,
         "read_only": read_only,
         "writable": not read_only and os.access(there, os.W_OK | os.X_OK),
+        "owner": others.owner,
+        "door": others.door,
     }
+
+
+def is_borrowed(path: str) -> bool:
+    """Whether owners mean nothing on the file system at a path."""
+    filesystem = mounted(nearest(os.path.realpath(path)))[1]
+    return filesystem is not None and filesystem.startswith(BORROWED)
 
 
 def nearest(path: str) -> str:

@@ -65,8 +65,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Every finding of every check, worst first, equal ones of several hosts folded.
 
-    only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others. That a host
-        cannot be asked is told in any case.
+    only: names of families, or ids of findings and their beginnings (E-NET, E-NET-07); UsageError for others. A host
+        that cannot be asked is told in any case.
     own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
     """
     wanted = prefixes(only)

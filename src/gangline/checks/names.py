@@ -57,7 +57,7 @@ def _own_name_is_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Se
         return
     for facts in inventory.hosts:
         answer = facts.resolved(facts.hostname)
-        if answer and answer.addresses and all(text.startswith(LOOPBACK) for text in answer.addresses):
+        if answer and answer.addresses and answer.addresses[0].startswith(LOOPBACK):  # gloo takes the first
             yield Seen(
                 hosts=(facts.host,),
                 evidence=f"{facts.hostname} is {', '.join(answer.addresses)} there",

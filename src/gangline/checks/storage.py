@@ -71,6 +71,18 @@ def _few_inodes(facts: HostFacts, _host: Host) -> Iterator[str]:
         yield f"{folder.inodes_free} of {folder.inodes_total} inodes free on {folder.mount}"
 
 
+def _somebody_elses(facts: HostFacts, _host: Host) -> Iterator[str]:
+    folder = facts.work_folder
+    if folder is not None and folder.owner is not None:
+        yield folder.owner
+
+
+def _within_reach_of_others(facts: HostFacts, _host: Host) -> Iterator[str]:
+    folder = facts.work_folder
+    if folder is not None and folder.owner is None and folder.door is not None:
+        yield folder.door
+
+
 def _in_memory(facts: HostFacts, _host: Host) -> Iterator[str]:
     folder = facts.work_folder
     if folder is not None and folder.filesystem in MEMORY_FILESYSTEMS:
@@ -206,5 +218,21 @@ RULES = (
         meaning="saving a checkpoint holds up the training",
         fix="set `workdir` of this host to a local disk; look for a disk that is failing: dmesg",
         look=_slow,
+    ),
+    Rule(
+        id="E-DISK-11",
+        severity="fail",
+        title="the work folder is somebody else's",
+        meaning="who owns it decides what the ranks read and run",
+        fix="set `workdir` of this host to a folder of your own, in one that not everybody may write",
+        look=each(_somebody_elses),
+    ),
+    Rule(
+        id="E-DISK-12",
+        severity="warn",
+        title="others can put something else in the place of the work folder",
+        meaning="who does that decides what the ranks read and run",
+        fix="there: chmod o-w on that folder (or chmod +t); or set `workdir` of this host to a folder in your home",
+        look=each(_within_reach_of_others),
     ),
 )

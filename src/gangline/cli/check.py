@@ -12,7 +12,7 @@ from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import CheckFailed
-from gangline.watch.sight import finding_lines, host_table, network_lines, skipped_line, sum_line
+from gangline.watch.sight import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
 
 
 class Tier(str, enum.Enum):
@@ -57,20 +57,21 @@ def command(
         rows = [{"what": row.what, "why": row.why} for row in sight.skipped]
         print_json({**sight.documents(), "skipped": rows, "tier": tier.value, "seconds": round(sight.seconds, 2)})
     else:
-        print_data(_screen(sight, tier.value))
+        print_data(_screen(sight, wish))
     require(sight.findings)
     if strict and any(finding.severity == "warn" for finding in sight.findings):
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
-def _screen(sight: app.Sight, tier: str) -> list[str]:
+def _screen(sight: app.Sight, wish: app.Wish) -> list[str]:
     inventory, findings = sight.inventory, sight.findings
     hosts = len(sight.cluster.hosts)
     return [
         *host_table(inventory),
         "",
-        *network_lines(sight.networks),
+        *(network_lines(sight.networks) if wish.wants("network") else []),
+        *pair_lines(inventory.pairs),
         *finding_lines(inventory, findings),
         *skipped_line(sight.skipped),
-        sum_line(findings, hosts=hosts, tier=tier, seconds=sight.seconds),
+        sum_line(findings, hosts=hosts, tier=wish.tier, seconds=sight.seconds),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
     "run": ("gangline.cli.run", "the same for a script of your own"),
+    "bench": ("gangline.cli.bench", "measure the network and all-reduce of a cluster, in bounded time"),
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from where it stands"),
     "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),
@@ -39,7 +41,14 @@ VERBS: dict[str, tuple[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    before = os.umask(0o077)  # what it writes is for its owner, whatever the login says
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        os.umask(before)
+
+
+def _main(words: list[str]) -> int:
     debug = words[:1] == ["--debug"]
     words = words[1:] if debug else words
     try:
@@ -128,16 +137,20 @@ def _unknown(word: str) -> UsageError:
 
 
 def _say_error(error: GanglineError) -> None:
-    # an error may quote what a host or a data set said
+    _say(f"error: {error}\n")
+
+
+def _say(text: str) -> None:
+    """An error may quote what a host or a data set said."""
     from gangline.watch.text import clean
 
-    sys.stderr.write(f"error: {clean(str(error), keep_newlines=True)}\n")
+    sys.stderr.write(clean(text, keep_newlines=True))
 
 
 def _say_bug(error: Exception, words: list[str], *, debug: bool) -> None:
     text = traceback.format_exc()
     if debug:
-        sys.stderr.write(text)
+        _say(text)
         return
     _say_error(
         GanglineError(

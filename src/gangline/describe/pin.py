@@ -14,6 +14,7 @@ from gangline.describe.talk import Talk, counted
 from gangline.errors import HostUnreachable, UsageError
 from gangline.remote.hostkeys import fingerprint
 from gangline.runs.files import write_atomic
+from gangline.runs.registry import renew_keys
 from gangline.spec.load import read_cluster_text, read_text
 from gangline.spec.pinned import pin_keys
 
@@ -37,7 +38,8 @@ class Pinned:
 
 
 def pin(path: Path, *, home: Path, yes: bool, dry_run: bool, talk: Talk, seams: Seams = REAL) -> Pinned:
-    """Read the keys of a cluster file's hosts again and put those in that the user trusts; nothing else changes.
+    """Read the keys of a cluster file's hosts again and put those in that the user trusts; nothing else changes, but for
+    runs that still have the old key of a host.
 
     Raises SpecError for the file's mistakes, UsageError where the user says no or is not there, HostUnreachable where
     no host answers.
@@ -63,6 +65,9 @@ def pin(path: Path, *, home: Path, yes: bool, dry_run: bool, talk: Talk, seams: 
         real = path.resolve()  # a link stays one
         write_atomic(real, pinned.encode(), mode=real.stat().st_mode & 0o777)
         talk.say(f"wrote {path}: {counted(len(changed), 'key')}")
+        runs = renew_keys(home, {scan.host.host_key: scan.key for scan in changed if scan.host.host_key})
+        if runs:
+            talk.say(f"and in the records of {counted(len(runs), 'run')}: {', '.join(runs)}")
     names = tuple(scan.host.name for scan in changed)
     return Pinned(scans=tuple(scans), text=pinned, changed=names, path=None if dry_run else path)
 

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from gangline.errors import GanglineError
-from gangline.inventory.pairs import RENDEZVOUS_PORTS, Clock, Ear
+from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS, Clock, Ear
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster, Host
 
@@ -203,21 +204,15 @@ def listening(
     port: the one where the ranks will meet; None: the first free one of the cluster's range.
     """
     low, high = (port, port) if port is not None else cluster.ports or RENDEZVOUS_PORTS
-    token = secrets.token_hex(16)
-    request = {
-        "token": token,
+    request: dict[str, Any] = {
+        "token": secrets.token_hex(16),
         "ports": [[low, high], *[0] * NUM_EPHEMERAL],
         "udp": True,
         "any": True,
         "seconds": seconds,
+        "hold_s": 0 if port is not None else HOLD_S,
     }
-    ears = Ears(
-        token,
-        [
-            Listener(host, transports[host.name], {**request, "addresses": [host.address], "interface": host.interface})
-            for host in hosts
-        ],
-    )
+    ears = Ears(request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts])
     try:
         ears.await_all()
         yield ears
@@ -227,3 +222,8 @@ def listening(
             listener.end()
         for listener in ears._listeners.values():
             listener.join(ends)
+
+
+def _asked(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    claims = str(PurePath(host.workdir, CLAIMS_FOLDER))
+    return {**request, "addresses": [host.address], "interface": host.interface, "claims": claims}

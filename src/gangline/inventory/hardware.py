@@ -177,6 +177,10 @@ class Folder:
     inodes_free: int | None = None
     read_only: bool | None = None
     writable: bool | None = None
+    owner: str | None = None
+    """Somebody else who decides what lies there, in words."""
+    door: str | None = None
+    """Somebody else who could, in words."""
     error: str | None = None
     """Why nothing of this is known."""
 

@@ -16,6 +16,10 @@ Outcome = Literal["ok", "other", "stranger", "timed out", "refused", "no route",
 
 RENDEZVOUS_PORTS = (29500, 29999)
 """Where the ranks meet, unless the cluster file says otherwise: below what Linux gives to who asks for any port."""
+CLAIMS_FOLDER = "ports"
+"""Below a host's work folder: ports that were handed out to runs which are about to start."""
+HOLD_S = 120.0
+"""How long such a port is given to nobody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

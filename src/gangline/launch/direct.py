@@ -107,15 +107,17 @@ class DirectBackend:
         return found
 
     def _end(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[Leftover]:
-        """Kill what was started and wait until it is gone; what is not."""
+        """Kill what was started and wait until it is gone; what is not. A host that cannot be told is asked once."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        self.stop(request, transports, now=True, epoch=epoch)
+        silent = self.stop(request, transports, now=True, epoch=epoch)
+        request = request.on(set(request.names) - set(silent))
         while time.monotonic() < deadline:
             if all(status.phase != "running" for status in self.poll(request, transports)):
                 break
             time.sleep(PAUSE_S)
         self.stop(request, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
-        return self.verify(request, transports)
+        unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in silent]
+        return [*self.verify(request, transports), *unknown]
 
 
 def _on_each(request: Request, work: Callable[[HostRequest], Value], timeout_s: float) -> dict[str, Outcome[Value]]:

@@ -6,25 +6,24 @@ import json
 from pathlib import PurePath
 
 from gangline.errors import HostUnreachable, RunFailed
+from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
 from gangline.launch.env import is_one_machine
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 
-PORTS = (29500, 29999)
-"""Where a port is looked for if the cluster file says nothing: torch's own default and what follows it, below the ports
-that kernels give to who asks for any."""
-HOLD_S = 120.0
-"""How long a port that was given to one run is given to no other: torch listens on it only once it is imported."""
 LOOPBACK = "127.0.0.1"
 
 
-def free_port(cluster: Cluster, head: Transport) -> int:
-    """A TCP port of the head on which nobody listens and which no other run was given just now; raises RunFailed."""
-    low, high = cluster.ports or PORTS
+def free_port(cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
+    """A TCP port of the head on which nobody listens and which no other run was given just now; raises RunFailed.
+
+    claim: keep it for a while from other runs, with a file in the work folder; else nothing is written.
+    """
+    low, high = cluster.ports or RENDEZVOUS_PORTS
     asked = {
         "address": LOOPBACK if is_one_machine(cluster) else cluster.head.address,
         "range": [low, high],
-        "claims": str(PurePath(cluster.head.workdir, "ports")),
+        "claims": str(PurePath(cluster.head.workdir, CLAIMS_FOLDER)) if claim else None,
         "hold_s": HOLD_S,
     }
     result = head.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())

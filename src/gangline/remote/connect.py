@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 
 from gangline.errors import UsageError
 from gangline.remote.local import LocalTransport
-from gangline.remote.ssh import SshTransport
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 
-TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport, "ssh": SshTransport}
+
+def _ssh(host: Host) -> Transport:
+    # its modules cost 30 ms, which who trains on this computer alone does not pay
+    from gangline.remote.ssh import SshTransport
+
+    return SshTransport(host)
+
+
+TRANSPORTS: Mapping[str, Callable[[Host], Transport]] = {"local": LocalTransport, "ssh": _ssh}
 """Every way to reach a host, by the name that cluster.yaml gives it."""
 
 

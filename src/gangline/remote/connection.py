@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gangline.errors import HostUnreachable
 from gangline.remote.channel import Channel, Hello
-from gangline.remote.private import PrivateFolder
+from gangline.remote.private import KNOWN_HOSTS, PrivateFolder
 from gangline.remote.request import Lost
 from gangline.remote.ssh_errors import DROPPED, Ending, explain, unpinned
 from gangline.remote.ssh_options import (
@@ -89,6 +89,7 @@ class Connection:
                 host=self._host.name,
                 destination=destination(self._host),
                 key=self._key,
+                known_hosts=str(self._folder.path / KNOWN_HOSTS),
                 returncode=channel.returncode,
                 stderr=channel.stderr.decode("utf-8", "replace"),
                 noise="" if channel.frames.started else channel.frames.noise.decode("utf-8", "replace"),

@@ -161,6 +161,7 @@ def _unseen(destination: str, done: subprocess.CompletedProcess[bytes]) -> HostU
             host=destination.rpartition("@")[2],
             destination=destination,
             key=None,
+            known_hosts="",
             returncode=done.returncode,
             stderr=done.stderr.decode("utf-8", "replace"),
             noise="",

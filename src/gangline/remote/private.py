@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gangline.remote.ssh_options import SAFE_PATH, ssh_version
 
+KNOWN_HOSTS = "known_hosts"
 PREFIX = "gangline-ssh-"
 SOCKET_PATH_BYTES = 80
 """sun_path holds 104 bytes on some systems, and ssh adds 17 while it binds."""
@@ -30,11 +31,11 @@ class PrivateFolder:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        self._remove = weakref.finalize(self, _remove, self.path, lock)
+        self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def known_hosts(self, name: str, key: tuple[str, str]) -> list[str]:
         """Options that trust this key (type and base64) for this host, and nothing else."""
-        path = self.path / "known_hosts"
+        path = self.path / KNOWN_HOSTS
         path.write_text(f"{name} {key[0]} {key[1]}\n", encoding="ascii")
         options = [f"UserKnownHostsFile={path}", f"GlobalKnownHostsFile={path}", f"HostKeyAlias={name}"]
         if ssh_version() >= (8, 5):
@@ -52,8 +53,9 @@ class PrivateFolder:
         self._remove()
 
 
-def _remove(path: Path, lock: int) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+def _remove(path: Path, lock: int, owner: int) -> None:
+    if os.getpid() == owner:  # a process that was forked ends without it
+        shutil.rmtree(path, ignore_errors=True)
     os.close(lock)
 
 

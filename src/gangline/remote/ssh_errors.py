@@ -30,6 +30,8 @@ class Ending:
     """What ssh was told."""
     key: tuple[str, str] | None
     """Type and base64 of the pinned key, if there is one."""
+    known_hosts: str
+    """The file that holds the pinned key: ssh names it when it speaks of this host, and not of one on the way."""
     returncode: int | None
     stderr: str
     noise: str
@@ -163,12 +165,12 @@ def _refused_key(ending: Ending) -> HostKeyRefused | None:
     shown = FINGERPRINT.search(stderr)
     if other_kind and pinned:
         now = f"it has only {printable(other_kind.group(1))}"
-    elif shown and pinned and shown.group() != pinned:
+    elif shown and pinned and shown.group() != pinned and ending.known_hosts in stderr:
         now = f"it shows {shown.group()}"
     else:
-        # a jump host's key is checked against the user's own known_hosts, by an ssh that says it differently
+        # a jump host's key is checked by the user's own ssh, against the user's own known_hosts
         return HostKeyRefused(
-            f"{ending.host}: a host on the way to it is not known",
+            f"{ending.host}: a host on the way to it is not known to your ssh, or has another key than it knows",
             seen=_last_lines(stderr),
             fix=f"look at its key, then once: ssh {ending.destination} true",
             reason="key-unpinned",

@@ -41,7 +41,7 @@ class Host:
     """None: as ssh_config says."""
     host_key: str | None = None
     """The pinned public key of its sshd: "ssh-ed25519 AAAA..."; nothing else is trusted."""
-    environment: Environment = dataclasses.field(default_factory=lambda: Environment())
+    environment: Environment = dataclasses.field(default_factory=Environment)
     """Where `python` comes from."""
     prefix: tuple[str, ...] = ()
     """Words before `python` that put its environment in place (a module system, a container)."""

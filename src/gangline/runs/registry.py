@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline.errors import HostKeyRefused, UsageError
+from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json, write_json
 from gangline.runs.ids import PATTERN
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
-
 
 IsAlive = Callable[[ProcessId], bool]
 
@@ -106,6 +107,32 @@ def find_run(home: Path, prefix: str) -> RunLayout:
         seen=f"in {home}: {_listed([record.id for record in list_runs(home)]) or 'no run yet'}",
         fix="gangline ps lists all runs" if known else "start one: gangline train job.yaml",
     )
+
+
+def renew_keys(home: Path, keys: Mapping[str, str]) -> list[str]:
+    """Put new host keys in the place of old ones in this computer's records; the ids of the runs that had them.
+
+    keys: old -> new. A key belongs to one machine, whatever the machine is called in a run.
+    """
+    renewed = []
+    for run_id in run_ids(home):
+        layout = RunLayout(home, run_id)
+        paths = [layout.cluster, *layout.folder.glob("attempts/*/cluster.json")]
+        if any(_renew(path, keys) for path in paths):  # all of them, not the first
+            renewed.append(run_id)
+    return renewed
+
+
+def _renew(path: Path, keys: Mapping[str, str]) -> bool:
+    try:
+        cluster = Cluster.from_json(read_json(path))
+    except (OSError, ValueError, TypeError):
+        return False  # a run that was interrupted before it began
+    hosts = tuple(replace(host, host_key=keys.get(host.host_key or "", host.host_key)) for host in cluster.hosts)
+    if hosts == cluster.hosts:
+        return False
+    write_json(path, replace(cluster, hosts=hosts).to_json())
+    return True
 
 
 def _listed(ids: list[str], most: int = 8) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
@@ -38,9 +37,8 @@ def show_tensorboard(
     program = _Program(transport, argv, host.code_env)
     program.thread.start()
     with forward(host, port) as near:
-        address = f"http://{LOOPBACK}:{near}/"
-        _await(address, program, host)
-        on_ready(address)
+        _await(near, program, host)
+        on_ready(f"http://{LOOPBACK}:{near}/")
         wait()
 
 
@@ -60,18 +58,27 @@ class _Program:
             self.result = error
 
 
-def _await(address: str, program: _Program, host: Host) -> None:
+def _await(port: int, program: _Program, host: Host) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if program.result is not None:
             raise _failed(host, program.result)
-        try:
-            urllib.request.urlopen(address, timeout=5).close()
-        except (urllib.error.URLError, OSError):
-            time.sleep(POLL_S)
-        else:
+        if _answers(port):
             return
+        time.sleep(POLL_S)
     raise _failed(host, None)
+
+
+def _answers(port: int) -> bool:
+    page = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
+    try:
+        page.request("GET", "/")
+        page.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        page.close()
+    return True
 
 
 def _failed(host: Host, result: Result | GanglineError | None) -> GanglineError:

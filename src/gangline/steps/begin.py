@@ -14,17 +14,14 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 from gangline.steps.equip import Ready
 from gangline.steps.keep import Keeping, copy_records, hand_over
-from gangline.steps.seams import Means, Seams
+from gangline.steps.seams import Means
 from gangline.sync.place import host_layout, place_gang, write_documents
 
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
-"""Variables of this shell that ranks get, by way of stdin and memory only."""
 
-
-def render(ready: Ready, gang: Gang, means: Means, *, program: Program | None = None) -> Request:
-    """Exactly what would be started; the head says which port is free there."""
+def render(ready: Ready, gang: Gang, means: Means, *, program: Program | None = None, claim: bool = False) -> Request:
+    """Exactly what would be started; the head says which port is free there. claim: keep it, for it will be used."""
     cluster, seams = ready.cluster, means.seams
-    port = seams.free_port(cluster, means.transports[cluster.head.name])
+    port = seams.free_port(cluster, means.transports[cluster.head.name], claim=claim)
     return seams.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
 
 
@@ -36,7 +33,7 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     cluster, number = ready.cluster, gang.attempt
     place_gang(cluster, means.transports, gang)
     layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
-    request = render(ready, gang, means, program=program)
+    request = render(ready, gang, means, program=program, claim=True)
     documents = {"request": request.to_json(), "cluster": cluster.to_json()}
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = who_keeps(cluster, means)
@@ -45,7 +42,7 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     try:
         if keeping.host is None:
             keeping.save(layout)
-            means.seams.spawn(layout.folder, number, secrets=_secrets(means.seams))
+            means.seams.spawn(layout.folder, number, secrets=means.secrets)
         else:
             _spawn_there(layout, cluster, number, keeping, means)
     except RunFailed:
@@ -96,11 +93,7 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     hand_over(layout, there, keeper, attempt=number, documents=documents)
     keeping.save(layout)
     try:
-        means.seams.spawn_there(head, keeper, there, number, secrets=_secrets(means.seams))
+        means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
     finally:
         copy_records(layout, there, keeper)
         write_documents(layout, {"cluster": cluster.to_json()})
-
-
-def _secrets(seams: Seams) -> dict[str, str]:
-    return {name: seams.variables[name] for name in SECRETS if seams.variables.get(name)}

@@ -9,6 +9,7 @@ from gangline.inventory.nics import is_one_machine
 from gangline.runs.cluster import Cluster
 from gangline.steps.look import Sight
 from gangline.steps.seams import Means
+from gangline.sync.claim import claim_folders
 from gangline.sync.code import foresee_code, place_code
 from gangline.sync.environment import (
     compare_environments,
@@ -28,6 +29,11 @@ class Ready:
     """Variables that name each host's network interfaces."""
 
 
+def claim(cluster: Cluster, means: Means) -> None:
+    """Make the folders that are written to, and be sure that they are this user's alone; raises RunFailed."""
+    claim_folders(means.home, cluster, means.transports)
+
+
 def equip(sight: Sight, means: Means) -> Ready:
     """Bring gangline's code and the environment to every host that lacks them.
 
@@ -37,7 +43,10 @@ def equip(sight: Sight, means: Means) -> Ready:
     cluster = place_code(sight.cluster, transports, tell=tell)
     cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
     if not is_one_machine(cluster):
-        require_equal(compare_environments(cluster, transports))
+        differences = compare_environments(cluster, transports)
+        require_equal(differences)
+        if differences:
+            tell.say(f"environments differ, harmlessly: {'; '.join(each.line for each in differences[:3])}")
     return Ready(cluster=cluster, networks=sight.rank_variables)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gangline.bench.network import Hosts, measure_network
 from gangline.checks.judge import require
 from gangline.inventory.network import Network
-from gangline.steps.equip import equip
+from gangline.steps.equip import claim, equip
 from gangline.steps.look import Wish, look
 from gangline.steps.reach import load_cluster, reached
 from gangline.steps.seams import REAL, Seams, Talk
@@ -21,6 +21,7 @@ def bench_network(cluster_path: Path | None, *, home: Path, seconds: float, talk
     with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, ACCESS, means)
         require(sight.findings)
+        claim(cluster, means)
         ready = equip(sight, means)
         hosts = Hosts(
             cluster=ready.cluster, inventory=sight.inventory, transports=means.transports, networks=ready.networks

@@ -60,26 +60,32 @@ def _unprepared(state: RunState, error: BaseException) -> RunState:
 
 def bring_inputs(
     layout: RunLayout, decision: Decision, ready: Ready, means: Means, *, before: Inputs | None = None
-) -> Plan:
-    """Bring the job and what it reads to the hosts, tokenised once, on the head; the plan now that samples are counted.
+) -> tuple[Plan, Ready]:
+    """Bring the job and what it reads to the hosts, tokenised once, on the head; the plan now that samples are counted,
+    and the hosts, which see what is read.
 
     before: what the run has read so far, which it must go on to read.
     """
     run_id, cluster, talk = layout.run_id, ready.cluster, means.talk
     reads = bring_reads(decision.job, cluster, means.transports, home=means.home, tell=talk)
+    cluster = reads.seen_from(cluster, decision.job)
     for host in cluster.hosts:
         alone = dataclasses.replace(cluster, hosts=(host,))
         job = reads.localised(decision.job, host)
         place_documents(alone, means.transports, run_id, {"job": job.to_json()})
+    secrets = means.secrets if cluster.head.transport == "ssh" else None
     inputs = prepare_inputs(
-        cluster, means.transports, run_id, on_progress=lambda record: talk.tick(_tokenising(record))
+        cluster,
+        means.transports,
+        run_id,
+        secrets=secrets,
+        on_progress=lambda record: talk.tick(_tokenising(record)),
     )
     if before is not None:
         require_same(run_id, before, inputs)
-    for name in distribute(cluster, means.transports, inputs, tell=talk):
-        talk.say(f"data brought to {name}")
+    distribute(cluster, means.transports, inputs, scratch=means.home, tell=talk)
     place_documents(cluster, means.transports, run_id, {"inputs": inputs.record})
-    return _settled(layout, decision, inputs, talk)
+    return _settled(layout, decision, inputs, talk), dataclasses.replace(ready, cluster=cluster)
 
 
 def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, talk: Talk) -> Plan:

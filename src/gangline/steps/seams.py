@@ -19,6 +19,9 @@ from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn
 
 Transports = dict[str, Transport]
 
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+"""Variables of the user's shell that ranks on other hosts get."""
+
 
 class Talk(Protocol):
     """Where the path tells what it does."""
@@ -58,6 +61,14 @@ class SpawnThere(Protocol):
         ...
 
 
+class FreePort(Protocol):
+    """See `gangline.launch.port.free_port`."""
+
+    def __call__(self, cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
+        """A port of the head for the ranks to meet at."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seams:
     """What touches the world; tests put fakes here."""
@@ -70,7 +81,7 @@ class Seams:
     is_alive: Callable[[RunLayout, Transport | None], bool] = is_alive
     unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
     stop_run: StopRun = stop_run
-    free_port: Callable[[Cluster, Transport], int] = free_port
+    free_port: FreePort = free_port
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -86,6 +97,12 @@ class Means:
     home: Path
     talk: Talk
     seams: Seams
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Tokens of this shell that ranks get, by way of stdin and memory only."""
+        variables = self.seams.variables
+        return {name: variables[name] for name in SECRETS if variables.get(name)}
 
 
 def default_home() -> Path:

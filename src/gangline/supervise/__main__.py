@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, RunFailed
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
 from gangline.runs.layout import RunLayout
@@ -90,6 +90,12 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
         _say(ready, {"error": error.to_json()})
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    except Exception as error:
+        bug = RunFailed(
+            f"{type(error).__name__}: {error}", fix="this is a bug of gangline: supervisor.log has the rest"
+        )
+        _say(ready, {"error": bug.to_json()})
+        raise
     return 1 if outcome.result == "failed" else 0
 
 

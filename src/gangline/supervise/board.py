@@ -121,6 +121,11 @@ class Board:
         return self._clock() - self._begun
 
     @property
+    def is_before_ranks(self) -> bool:
+        """Whether no rank runs yet: launchers start them once they have all met."""
+        return self.stage in {"ssh", "agent", "launcher", "port"}
+
+    @property
     def is_final(self) -> bool:
         """Whether ranks that have joined stay so; those of the user's own program may want more connections later."""
         return all(row.is_worker for row in self.rows.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gangline.errors import RunFailed
@@ -19,6 +20,12 @@ ECHO = re.compile(
 
 NO_MESH = re.compile(r"connectFullMesh failed.{0,2000}?remote=\[([0-9A-Fa-f.:]+)\]", re.DOTALL)
 """What gloo says when a rank cannot reach another at the address that the other one gave."""
+
+PORT_TAKEN = re.compile(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE")
+"""What torch says when somebody else listens where launchers or ranks are to meet."""
+
+NO_INTERFACE = re.compile(r"Unable to find address for: ([^\s:]{1,32})")
+"""What gloo says of an interface that is not there, or has no address."""
 
 ECHOES = 2
 """Weight from which a failure is no cause any more."""
@@ -51,8 +58,12 @@ def is_echo(error: Mapping[str, Any]) -> bool:
     return ECHO.search(f"{error.get('what', '')}\n{error.get('seen', '')}") is not None
 
 
-def first_cause(request: Request, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
-    """The error of an attempt, as `Outcome.error`; None if nothing ended badly."""
+def first_cause(request: Request, statuses: Sequence[HostStatus], *, ordered: bool = False) -> dict[str, Any] | None:
+    """The error of an attempt, as `Outcome.error`; None if nothing ended badly.
+
+    ordered: the user told it to end. Then a rank that lost the others had not heard of it yet, and has not failed.
+    """
+    statuses = [_without_echoes(status) for status in statuses] if ordered else statuses
     failures = gather_failures(statuses)
     gone = [status for status in statuses if status.phase in {"lost", "starting"}]
     silent = [status for status in statuses if status.phase == "unreachable"]
@@ -71,6 +82,13 @@ def first_cause(request: Request, statuses: Sequence[HostStatus]) -> dict[str, A
     return _of_host(request, bad[0]) if bad else None
 
 
+def _without_echoes(status: HostStatus) -> HostStatus:
+    """The same, but ranks that only lost others left in order."""
+    if not status.failures or any(weight(failure) < ECHOES for failure in status.failures):
+        return status
+    return replace(status, failures=(), error=None, returncode=0 if status.reason == "finished" else status.returncode)
+
+
 def _left_as_told(status: HostStatus) -> bool:
     """Whether its ranks did no more than to leave when they were ordered to; a program may die of SIGTERM."""
     return status.reason == "stopped" and all(
@@ -82,8 +100,8 @@ def _left_as_told(status: HostStatus) -> bool:
 def _of_rank(failure: Failure) -> dict[str, Any]:
     place = f"rank {failure['rank']} on {failure['host']}"
     error = failure["error"] or _death(place, failure).to_json()
-    if match := NO_MESH.search(f"{error['what']}\n{error['seen']}"):
-        error = _no_mesh(match.group(1), error["seen"]).to_json()
+    if told := _told_by_torch(f"{error['what']}\n{error['seen']}", error["seen"], host=failure["host"]):
+        error = told.to_json()
     if place not in error["what"]:
         error = {**error, "what": f"{place}: {error['what']}"}
     evidence = {name: failure[name] for name in ("host", "rank", "log", "log_tail")}
@@ -130,12 +148,32 @@ def _of_silent(status: HostStatus) -> dict[str, Any]:
     return {**error.to_json(), "host": status.host}
 
 
+def _told_by_torch(text: str, seen: str, *, host: str) -> RunFailed | None:
+    """What its words mean, where we know."""
+    if match := NO_MESH.search(text):
+        return _no_mesh(match.group(1), seen)
+    if match := PORT_TAKEN.search(text):
+        return RunFailed(
+            f"another program took port {match.group(1)} of {host}, where the ranks were to meet",
+            seen=seen,
+            fix=f"start again: a port that is free is chosen then; on {host}, ss -ltnp shows who listens",
+        )
+    if match := NO_INTERFACE.search(text):
+        return RunFailed(
+            f"{host} has no network interface {match.group(1)} with an address",
+            seen=seen,
+            fix="take GLOO_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one",
+        )
+    return None
+
+
 def _no_mesh(address: str, seen: str) -> RunFailed:
     if address.startswith("127.") or address == "::1":
         return RunFailed(
             f"another rank gave {address} as its address, at which nobody else can reach it",
             seen=seen,
-            fix="write `interface` of each host into cluster.yaml; its name must not resolve to a loopback address",
+            fix="gangline sets GLOO_SOCKET_IFNAME: the script and `env` must not set or remove it; "
+            "`interface` of a host in cluster.yaml names another one",
         )
     return RunFailed(
         f"no connection to another rank at {address}",
@@ -164,9 +202,10 @@ def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
         )
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    error = RunFailed(
+    seen = f"the last of {log}:\n{tail}"
+    error = _told_by_torch(tail, seen, host=status.host) or RunFailed(
         f"torchrun on {status.host} {how}, and no rank says why",
-        seen=f"the last of {log}:\n{tail}",
+        seen=seen,
         fix=f"the rest is in {log} on {status.host}",
     )
     return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}

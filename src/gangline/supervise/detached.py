@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gangline.errors import GanglineError, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.look import outlives_guard
 from gangline.launch.registry import backend
@@ -49,7 +49,7 @@ def spawn_there(
 ) -> None:
     """As `spawn`, on the head. `there`: where the run lies there, with all that a run has here."""
     words = (AGENT, "python", *_words(there.folder, attempt))
-    result = keeper.run(words, stdin=_stdin(secrets), env=_env_there(head), timeout_s=START_TIMEOUT_S)
+    result = _run(keeper, words, head, stdin=_stdin(secrets))
     _require_started(result, there.folder, attempt)
 
 
@@ -123,12 +123,12 @@ def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
     head = cluster.head
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
-    version = keeper.run((AGENT, "python", "-c", "import sys; print(*sys.version_info[:2])"))
+    version = _run(keeper, (AGENT, "python", "-c", "import sys; print(*sys.version_info[:2])"), head)
     if version.returncode or tuple(map(int, version.stdout.split())) < (3, 10):
         return [f"the Python of {head.name} is older than 3.10 ({'.'.join(version.stdout.split()) or 'unknown'})"]
     stdin = json.dumps(cluster.to_json()).encode()
     words = (AGENT, "python", "-m", "gangline.supervise.control", "reach")
-    result = keeper.run(words, stdin=stdin, env=_env_there(head))
+    result = _run(keeper, words, head, stdin=stdin)
     try:
         return [str(reason) for reason in json.loads(result.stdout)["reasons"]]
     except (ValueError, KeyError):
@@ -142,7 +142,7 @@ def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any
     except FileNotFoundError as error:
         raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
     words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
-    result = keeper.run(words, env=_env_there(cluster.head), timeout_s=START_TIMEOUT_S)
+    result = _run(keeper, words, cluster.head)
     said = _last_words(result)
     if problem := said.get("error"):
         raise GanglineError.from_json(problem)
@@ -151,10 +151,14 @@ def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any
     return said
 
 
-def _env_there(head: Host) -> dict[str, str]:
-    """Variables for our own code on the head. The last one keeps them away from what it starts."""
+def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> Result:
+    """Run our own code on the head; raises HostUnreachable."""
+    # The last variable keeps the others away from what is started there.
     own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
-    return NO_SSH_AGENT | own
+    try:
+        return keeper.run(words, stdin=stdin, env=NO_SSH_AGENT | own, timeout_s=START_TIMEOUT_S)
+    except TimeoutError as error:
+        raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
 
 
 def _last_words(result: Result) -> dict[str, Any]:

@@ -182,8 +182,8 @@ class Supervisor:
             if self._failure is None and not any(_has_failed(status) for status in statuses):
                 return
             self._failed_at = time.monotonic()
-            # Ranks that wait for each other to join have nothing to save.
-            self._give("kill" if self._failure else "stop")
+            # Ranks that wait for each other to join, or do not run yet, have nothing to save.
+            self._give("kill" if self._failure or self._start.board.is_before_ranks else "stop")
             self._records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
             self._records.set_phase("stopping")
         elif self._order != "kill" and time.monotonic() > self._failed_at + self._pace.failure_grace_s:
@@ -239,7 +239,9 @@ class Supervisor:
         return found + unknown
 
     def _cause(self, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
-        return self._failure.to_json() if self._failure else first_cause(self.request, statuses)
+        if self._failure is not None:
+            return self._failure.to_json()
+        return first_cause(self.request, statuses, ordered=self._user_order is not None)
 
     def _judge(self, statuses: Sequence[HostStatus], left: Sequence[Leftover]) -> Outcome:
         error = self._cause(statuses)

@@ -42,8 +42,8 @@ class Plain:
         return len(self.data), digest_of(self.data) + (":x" if self.is_program else "")
 
 
-def write_archive(path: Path, files: Mapping[str, Path], links: Mapping[str, str] | None = None) -> Archive:
-    """Pack files (name -> where it lies here) and links (name -> what it says).
+def write_archive(path: Path, files: Mapping[str, Path | Plain], links: Mapping[str, str] | None = None) -> Archive:
+    """Pack files (name -> where it lies here, or what it holds) and links (name -> what it says).
 
     Every file is read once, for the tar file and for its hash, so that both are about the same bytes. No time, owner
     or mode goes in but whether a file is a program. Raises UsageError for a file that cannot be read.
@@ -58,7 +58,8 @@ def write_archive(path: Path, files: Mapping[str, Path], links: Mapping[str, str
                 tar.addfile(entry)
                 marks[name] = (0, f"link:{leads_to[name]}")
                 continue
-            plain = read_plain(files[name])
+            file = files[name]
+            plain = file if isinstance(file, Plain) else read_plain(file)
             entry.size, entry.mode = len(plain.data), 0o700 if plain.is_program else 0o600
             tar.addfile(entry, io.BytesIO(plain.data))
             marks[name] = plain.mark

@@ -21,16 +21,21 @@ def _nothing(_record: dict[str, Any]) -> None:
 
 
 def ask_worker(
-    host: Host, transport: Transport, words: Sequence[str], *, on_progress: OnProgress = _nothing
+    host: Host,
+    transport: Transport,
+    words: Sequence[str],
+    *,
+    secrets: Mapping[str, str] | None = None,
+    on_progress: OnProgress = _nothing,
 ) -> dict[str, Any]:
-    """Run `python -m gangline.worker WORDS` on a host and return its result.
+    """Run `python -m gangline.worker WORDS` on a host and return its result. `secrets`: more of its environment.
 
     The worker's own GanglineError is raised here as it was there; RunFailed where it ended without a word.
     """
     talk = _Talk(on_progress)
     argv = host.argv("-m", "gangline.worker", *words)
     try:
-        result = transport.run(argv, env=host.code_env, timeout_s=TIMEOUT_S, on_line=talk.hear)
+        result = transport.run(argv, env={**host.code_env, **(secrets or {})}, timeout_s=TIMEOUT_S, on_line=talk.hear)
     except TimeoutError as error:
         raise HostUnreachable(f"{host.name}: {words[0]} did not end", seen=str(error)) from error
     if talk.error:

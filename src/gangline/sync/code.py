@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 import gangline
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
-from gangline.sync.archive import place_archive, read_plain, scratch_folder, write_archive
+from gangline.sync.archive import Plain, place_archive, read_plain, scratch_folder, write_archive
 from gangline.sync.tell import SILENT, Tell
 from gangline.sync.trees import How, Tree, look_everywhere, spot_on, tree_of
 
@@ -48,14 +48,17 @@ def _with_code(host: Host) -> Host:
     return dataclasses.replace(host, code=str(PurePath(host.workdir) / "code" / digest[:16]))
 
 
-def source_files() -> dict[str, Path]:
-    """Name in the code folder -> file here, of all that is source."""
+@functools.cache
+def source_files() -> dict[str, Plain]:
+    """Name in the code folder -> content, of all that is source. Read once: while gangline is being updated, hosts get
+    what this process began with.
+    """
     package = Path(gangline.__file__).parent
     paths = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts] + [package / "py.typed"]
-    return {f"gangline/{path.relative_to(package).as_posix()}": path for path in paths if path.is_file()}
+    return {f"gangline/{path.relative_to(package).as_posix()}": read_plain(path) for path in paths if path.is_file()}
 
 
 @functools.cache
 def source_tree() -> Tree:
     """What a code folder holds."""
-    return tree_of({name: read_plain(path).mark for name, path in source_files().items()})
+    return tree_of({name: plain.mark for name, plain in source_files().items()})

@@ -39,12 +39,21 @@ class Inputs:
 
 
 def prepare_inputs(
-    cluster: Cluster, transports: Mapping[str, Transport], run_id: str, *, on_progress: OnProgress
+    cluster: Cluster,
+    transports: Mapping[str, Transport],
+    run_id: str,
+    *,
+    secrets: Mapping[str, str] | None = None,
+    on_progress: OnProgress,
 ) -> Inputs:
-    """Tokenise and fingerprint on the head; what is there already by its hash is not done again."""
+    """Tokenise and fingerprint on the head; what is there already by its hash is not done again.
+
+    secrets: tokens for the hub, as environment.
+    """
     layout = host_layout(cluster.head, run_id)
     words = ("inputs", str(layout.job), str(layout.root))
-    return Inputs.from_json(ask_worker(cluster.head, transports[cluster.head.name], words, on_progress=on_progress))
+    head = transports[cluster.head.name]
+    return Inputs.from_json(ask_worker(cluster.head, head, words, secrets=secrets, on_progress=on_progress))
 
 
 def distribute(

@@ -22,6 +22,7 @@ _OPTION = re.compile(
     r"(--index-url|--extra-index-url|--find-links|--trusted-host|-i|-f)([=\s]\s*)(\S+)|--no-index|--pre|--prefer-binary"
 )
 _HASHES = re.compile(r"\s--hash[=\s]\S+")
+_HASH = re.compile(r"\s--hash[=\s]\s*([a-z0-9]+:[0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Pin:
     extras: str = ""
     marker: str = ""
     """Where it is needed; "": everywhere."""
+    hashes: tuple[str, ...] = ()
+    """What the wheel may be, such as "sha256:...": pip refuses others. If one package has some, all need them."""
 
     @property
     def line(self) -> str:
@@ -83,8 +86,7 @@ def load_lock(path: str | None) -> Lock:
 def read_lock(text: str, name: str) -> Lock:
     """A requirements file in which every package has its version; raises UsageError naming every line that is not so.
 
-    What `pip freeze`, `pip-compile` and `uv pip compile` write is understood; hashes are passed over, for the wheels
-    are hashed when they are gathered.
+    What `pip freeze`, `pip-compile` and `uv pip compile` write is understood, with hashes or without.
     """
     pins: list[Pin] = []
     options: list[str] = []
@@ -93,7 +95,7 @@ def read_lock(text: str, name: str) -> Lock:
         if _OPTION.fullmatch(line):
             options.append(line)
         elif (found := _PIN.fullmatch(_HASHES.sub("", line))) and _is_marker(found["marker"]):
-            pins.append(_pin(found))
+            pins.append(_pin(found, tuple(_HASH.findall(line))))
         else:
             wrong.append(f"{shown(name)}:{number}: {shown(line)}")
     if wrong or not pins:
@@ -105,12 +107,13 @@ def read_lock(text: str, name: str) -> Lock:
     return Lock(pins=tuple(pins), options=tuple(options))
 
 
-def _pin(found: re.Match[str]) -> Pin:
+def _pin(found: re.Match[str], hashes: tuple[str, ...]) -> Pin:
     return Pin(
         name=canonical(found["name"]),
         version=found["version"],
         extras="".join((found["extras"] or "").split()),
         marker=(found["marker"] or "").strip(),
+        hashes=hashes,
     )
 
 

@@ -42,6 +42,7 @@ def place_locked(sites: Sequence[Site], *, home: Path, shared: Sequence[str] = (
     there |= {choice.site.host.name: made[_place_of(choice, shared)] for choice in lacking}
     _clear_wheels(lacking, houses)
     _require_equal(choices, there)
+    _warn_of_idle_gpus(choices, there, tell=tell)
     return [choice.located for choice in choices]
 
 
@@ -171,6 +172,16 @@ def _build(choice: Choice, house: Wheelhouse, *, tell: Tell) -> Packages:
     packages: Packages = answer["packages"]
     tell.say(f"environment built on {name}: {len(packages)} packages, {choice.folder}")
     return packages
+
+
+def _warn_of_idle_gpus(choices: Sequence[Choice], there: Mapping[str, Packages], *, tell: Tell) -> None:
+    for choice in choices:
+        version = str(there[choice.site.host.name].get("torch", [""])[0])
+        if choice.site.has_gpu and version.endswith("+cpu"):
+            tell.say(
+                f"{choice.site.host.name} has a GPU and gets torch {shown(version)}, which cannot use it: pip on this "
+                "computer finds no other build; name an index with one in pip's configuration or in a lock of your own"
+            )
 
 
 def _require_equal(choices: Sequence[Choice], there: Mapping[str, Packages]) -> None:

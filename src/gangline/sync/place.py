@@ -16,7 +16,7 @@ from gangline.runs.gang import Gang
 from gangline.runs.ids import new_id
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
-from gangline.sync.trees import Spot, same_place, spot_on
+from gangline.sync.trees import Spot, same_place
 
 
 def host_layout(host: Host, run_id: str) -> RunLayout:
@@ -87,11 +87,6 @@ def carry_history(before: Spot, now: Spot, run_id: str) -> bool:
         for name in curves:
             now.transport.push(Path(folder) / name, new.tensorboard / name)
     return True
-
-
-def work_folder(host: Host, transports: Mapping[str, Transport]) -> Spot:
-    """A host's work folder."""
-    return spot_on(host, transports, host.workdir)
 
 
 def _lines_of_ranks(data: bytes) -> list[bytes]:

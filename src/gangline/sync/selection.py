@@ -33,6 +33,8 @@ class Selection:
     left_out: dict[str, str] = field(default_factory=dict)
     """Name -> why it stays behind; caches and version control are not listed."""
     sizes: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+    """What else the user should know of it."""
 
     @property
     def num_bytes(self) -> int:
@@ -46,7 +48,8 @@ class Selection:
         some = list(self.left_out.items())[:10]
         more = len(self.left_out) - len(some)
         left = [f"  stays here: {shown(path)} ({why})" for path, why in some]
-        return [first, *left, *([f"  and {more} more stay here"] if more else [])]
+        more_left = [f"  and {more} more stay here"] if more else []
+        return [first, *([f"  {self.note}"] if self.note else []), *left, *more_left]
 
 
 def select(folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> Selection:
@@ -62,6 +65,8 @@ def select(folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> Selection:
         )
     found = Selection(folder=root)
     known = git_names(root)
+    if known is None and (root / ".git").exists():
+        found.note = "git does not answer for this folder, so .gitignore does not count"
     names = _walk(root, found) if known is None else _without_environments(list(_expanded(root, known)))
     for name in names:
         _consider(name, found)

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
+from gangline.errors import RunFailed
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import Transport
-from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import file_digest
+from gangline.runs.cluster import Host
 from gangline.sync.ask import ask_agent
-from gangline.sync.tell import SILENT, Tell
+from gangline.sync.tell import SILENT, Tell, shown
 from gangline.units import format_bytes
+
+NAMES_LIMIT = 500_000
+"""A folder with more files is none of ours."""
 
 Mark = tuple[int, str]
 """Bytes of a file, and the mark of its content; see `gangline.agent.digests`."""
@@ -109,13 +112,24 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Tell = SILENT) -> Tree:
     def on_progress(record: dict[str, Any]) -> None:
         if record.get("kind") == "files":
             files.update({name: (int(mark[0]), str(mark[1])) for name, mark in record["files"].items()})
-        elif record.get("total_bytes"):
-            done, total = record["done_bytes"], record["total_bytes"]
-            tell.tick(f"hashing {spot.path.name} on {spot.host.name}: {100 * done // total} % of {format_bytes(total)}")
+        elif total := record.get("total_bytes"):
+            percent = 100 * record["done_bytes"] // total
+            tell.tick(f"hashing {spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}")
+        if len(files) > NAMES_LIMIT:
+            raise ValueError(f"more than {NAMES_LIMIT} files")
 
-    answer = ask_agent(spot.transport, "digests", how.request(spot), on_progress=on_progress)
-    found = answer["folders"][str(spot.path)]
-    return Tree(kind=found["is"], hash=found["tree"], files=files, odd=found["odd"], free_bytes=found.get("free_bytes"))
+    try:
+        answer = ask_agent(spot.transport, "digests", how.request(spot), on_progress=on_progress)
+        found = answer["folders"][str(spot.path)]
+        return Tree(
+            kind=found["is"], hash=found["tree"], files=files, odd=found["odd"], free_bytes=found.get("free_bytes")
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFailed(
+            f"{spot.host.name}: what lies at {spot.path} cannot be made out",
+            seen=f"{type(error).__name__}: {shown(str(error))}",
+            fix="look at that folder; is it the one that was meant?",
+        ) from error
 
 
 def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, tell: Tell = SILENT) -> list[Tree]:
@@ -134,22 +148,11 @@ def tree_of(marks: Mapping[str, Mark], *, kind: Literal["file", "folder"] = "fol
     return Tree(kind=kind, hash=digest, files=dict(marks), odd={})
 
 
-def mark_of_file(path: Path) -> Mark:
-    """Bytes and mark of a file of this computer, where only content counts."""
-    return path.stat().st_size, file_digest(path)
-
-
 def differing(expected: Mapping[str, Mark], found: Mapping[str, Mark], *, extra: bool = True) -> list[str]:
     """What is not as it should be: names of files that differ or are missing, and (`extra`) of those too many."""
     wrong = [name for name, mark in expected.items() if name not in found or found[name][1] != mark[1]]
     more = [name for name in found if name not in expected] if extra else []
     return sorted([*wrong, *more])
-
-
-def is_shared(cluster: Cluster, path: PurePath | str) -> bool:
-    """Whether a path lies in a folder that is one and the same on all hosts."""
-    wanted = PurePath(path)
-    return any(PurePath(folder) == wanted or PurePath(folder) in wanted.parents for folder in cluster.shared)
 
 
 def same_place(one: Spot, other: Spot) -> bool:

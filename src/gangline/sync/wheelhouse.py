@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -116,7 +117,7 @@ def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
             result = _download(choice, lock, kind, fresh, tell=tell)
             if result.returncode == 0:
                 break
-            if choice is pins or "torch==" not in _last_words(result):
+            if choice is pins or "torch==" not in _last_words(result) or _is_cut_off(result):
                 raise _failed(result, kind)
         (fresh / REQUIREMENTS).write_text("".join(f"{pin.line}\n" for pin in choice), encoding="utf-8")
         (fresh / WHOLE).touch()
@@ -127,13 +128,13 @@ def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
 
 def _choices(pins: list[Pin], kind: Kind) -> list[list[Pin]]:
     """What to ask pip for, the best first."""
-    if kind.has_gpu or not any(pin.name == "torch" and "+" not in pin.version for pin in pins):
+    if kind.has_gpu or not any(pin.name == "torch" and "+" not in pin.version and not pin.hashes for pin in pins):
         return [pins]
     return [[_cpu_build(pin) if pin.name == "torch" else pin for pin in pins], pins]
 
 
 def _cpu_build(pin: Pin) -> Pin:
-    return Pin(name=pin.name, version=f"{pin.version}+cpu", extras=pin.extras, marker=pin.marker)
+    return dataclasses.replace(pin, version=f"{pin.version}+cpu")
 
 
 def _keep(fresh: Path, folder: Path) -> None:
@@ -157,24 +158,35 @@ def download_argv(wanted: Path, kind: Kind, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def wanted_text(pins: Sequence[Pin], lock: Lock) -> str:
-    """What pip is asked for: where to look, the packages, and pip itself."""
+def wanted_texts(pins: Sequence[Pin], lock: Lock) -> list[str]:
+    """What pip is asked for, in one go or two: where to look, the packages, and pip itself, which no lock hashes."""
+    rows = [" ".join([pin.line, *(f"--hash={digest}" for digest in pin.hashes)]) for pin in pins]
     itself = [] if any(pin.name == "pip" for pin in pins) else ["pip"]
-    return "".join(f"{line}\n" for line in [*lock.options, *(pin.line for pin in pins), *itself])
+    goes = [rows, itself] if any(pin.hashes for pin in pins) else [[*rows, *itself]]
+    return ["".join(f"{line}\n" for line in [*lock.options, *lines]) for lines in goes if lines]
 
 
 def _download(pins: list[Pin], lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> Result:
+    tell.tick(f"wheels for {kind.tag}: asking pip for {len(pins)} packages")
+    for text in wanted_texts(pins, lock):
+        result = _run_pip(text, kind, folder, num_packages=len(pins), tell=tell)
+        if result.returncode != 0:
+            break
+    return result
+
+
+def _run_pip(text: str, kind: Kind, folder: Path, *, num_packages: int, tell: Tell) -> Result:
     here = LocalTransport(Host(name="this computer", workdir="", python=sys.executable))
     seen: set[str] = set()
 
     def on_line(line: str) -> None:
-        if found := re.match(r"\s*(?:Collecting|Requirement already satisfied:) ([A-Za-z0-9._-]+)", line):
-            seen.add(found[1])
-            tell.tick(f"wheels for {kind.tag}: {shown(found[1])}, {min(len(seen), len(pins))} of {len(pins)}")
+        if found := re.match(r"\s*(?:Collecting|Processing|Requirement already satisfied:) ([A-Za-z0-9._/+-]+)", line):
+            name = found[1].rpartition("/")[2].partition("-")[0] if "/" in found[1] else found[1]
+            seen.add(name)
+            tell.tick(f"wheels for {kind.tag}: {shown(name)}, {min(len(seen), num_packages)} of {num_packages}")
 
-    tell.tick(f"wheels for {kind.tag}: asking pip for {len(pins)} packages")
     wanted = folder.with_name(f"{folder.name}.txt")
-    write_atomic(wanted, wanted_text(pins, lock).encode())
+    write_atomic(wanted, text.encode())
     try:
         return here.run(download_argv(wanted, kind, folder), timeout_s=DOWNLOAD_S, on_line=on_line)
     finally:
@@ -186,6 +198,11 @@ def _last_words(result: Result) -> str:
     return "\n".join(lines[-15:])
 
 
+def _is_cut_off(result: Result) -> bool:
+    """Whether pip did not reach an index; what it then says of packages means nothing."""
+    return "after connection broken by" in result.stderr
+
+
 def _failed(result: Result, kind: Kind) -> GanglineError:
     words = _last_words(result)
     if "No module named pip" in words:
@@ -195,6 +212,18 @@ def _failed(result: Result, kind: Kind) -> GanglineError:
             fix=f"{sys.executable} -m ensurepip, or install pip into that environment",
         )
     seen = "pip says:\n" + "\n".join(f"    {shown(line)}" for line in words.splitlines())
+    if _is_cut_off(result):
+        return GanglineError(
+            "pip on this computer does not reach an index that it is told to use",
+            seen=seen,
+            fix="connect this computer, or tell pip where packages lie on it: pip config set global.find-links FOLDER",
+        )
+    if "DO NOT MATCH THE HASHES" in result.stderr:
+        return GanglineError(
+            "a package is not the one that the lock names",
+            seen=seen,
+            fix="find out why: it was replaced where it comes from, or the lock is old",
+        )
     if "No matching distribution" in words or "ResolutionImpossible" in words:
         return NoWheels(
             f"no wheels for a host of the kind {kind.tag} (Python {kind.version[0]}.{kind.version[1]})",

@@ -23,4 +23,4 @@ def orders(request: Request, *, now: bool) -> list[str]:
     """What an order to end would do on every host."""
     patience = f"save, leave, and be ended once nothing has moved for {request.hosts[0].grace_s:.0f} s"
     deed = "end the ranks without saving" if now else patience
-    return [f"{part.host}: {deed} (through {part.folder}/order.json)" for part in request.hosts]
+    return [f"{part.host}: {deed} (through {part.folder})" for part in request.hosts]

@@ -61,18 +61,20 @@ class Progress:
 
     def _show_board(self, board: Board | None) -> None:
         """While ranks join: who is where, and a sentence when somebody is behind. Then one line, once."""
-        if board is None or self._all_joined:
+        if board is None:
             return
         if board["done"]:
-            self._all_joined = True
-            self._pending = None
-            self._write(f"\r\x1b[K{joined_line(board)}\n" if self._live else f"{joined_line(board)}\n")
+            self._gist = ""
+            if not self._all_joined:
+                self._all_joined = True
+                self._pending = None
+                self._write(f"\r\x1b[K{joined_line(board)}\n" if self._live else f"{joined_line(board)}\n")
             return
         if gist(board) not in {"", self._gist}:
             self._gist = gist(board)
             for line in (*board_lines(board), clean(board["sentence"])):
                 self._line(line)
-        if self._live:
+        if self._live and not self._all_joined:
             self._pending = board_tick(board)[: self._width() - 1]
             self._write(f"\r\x1b[K{self._pending}")
 

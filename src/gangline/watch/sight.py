@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gangline.checks.finding import Finding, fold_names
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.nics import NetworkChoice
-from gangline.inventory.pairs import Skipped
+from gangline.inventory.pairs import Pairs, Skipped
 from gangline.units import format_bytes
 from gangline.watch.table import table
 from gangline.watch.text import clean
@@ -20,15 +20,23 @@ def host_table(inventory: Inventory) -> list[str]:
 
 
 def network_lines(networks: Mapping[str, NetworkChoice]) -> list[str]:
-    """The interface of each host, the exact variables of its ranks, and why; equal hosts in one line."""
-    groups: dict[tuple[str, ...], list[str]] = {}
+    """The exact variables of each host's ranks, and why; hosts with the same ones together."""
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for host, choice in networks.items():
-        groups.setdefault(_variables(choice), []).append(host)
-    return [
-        clean(line)
-        for variables, hosts in groups.items()
-        for line in ([f"ranks  {fold_names(hosts)}", *(f"  {row}" for row in variables)] if variables else [])
-    ]
+        groups.setdefault(tuple(choice.env.items()), []).append(host)
+    return [line for variables, hosts in groups.items() if variables for line in _ranks(hosts, networks)]
+
+
+def pair_lines(pairs: Pairs | None) -> list[str]:
+    """The slowest way and the longest one between two hosts; nothing where no speed was measured."""
+    measured = [pair for pair in (pairs.pairs if pairs else ()) if pair.throughput_mbps is not None]
+    if not measured:
+        return []
+    slow = min(measured, key=lambda pair: pair.throughput_mbps or 0.0)
+    far = max(measured, key=lambda pair: pair.latency_median_s or 0.0)
+    speed = f"at least {slow.throughput_mbps:.0f} Mbit/s ({slow.source} to {slow.target})"
+    latency = f", at most {1000 * far.latency_median_s:.2f} ms ({far.source} to {far.target})" if far.latency_median_s else ""
+    return [clean(f"between hosts: {speed}{latency}")]
 
 
 def finding_lines(inventory: Inventory, findings: Sequence[Finding]) -> list[str]:
@@ -40,8 +48,13 @@ def finding_lines(inventory: Inventory, findings: Sequence[Finding]) -> list[str
 
 
 def skipped_line(skipped: Sequence[Skipped]) -> list[str]:
-    """What was not checked, with the reason."""
-    return [clean("skipped  " + " · ".join(f"{row.what} ({row.why})" for row in skipped))] if skipped else []
+    """What was not checked, with the reason; the same of several hosts in one."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for row in skipped:
+        what, of, host = row.what.rpartition(" of ")
+        groups.setdefault((what + of, row.why), []).append(host)
+    rows = [f"{what}{fold_names(hosts)} ({why})" for (what, why), hosts in groups.items()]
+    return [clean(f"skipped  {' · '.join(rows)}")] if rows else []
 
 
 def sum_line(findings: Sequence[Finding], *, hosts: int, tier: str, seconds: float) -> str:
@@ -51,8 +64,12 @@ def sum_line(findings: Sequence[Finding], *, hosts: int, tier: str, seconds: flo
     return f"{counts} · {tier} tier · {hosts} {'host' if hosts == 1 else 'hosts'} · {seconds:.1f} s"
 
 
-def _variables(choice: NetworkChoice) -> tuple[str, ...]:
-    return tuple(f"{name}={value}  {choice.reasons.get(name, choice.reason)}" for name, value in choice.env.items())
+def _ranks(hosts: Sequence[str], networks: Mapping[str, NetworkChoice]) -> list[str]:
+    """The reasons are those of the first host, but for its address."""
+    choice = networks[hosts[0]]
+    rows = [(f"  {name}={value}", choice.reasons.get(name, choice.reason)) for name, value in choice.env.items()]
+    width = max(len(variable) for variable, _ in rows)
+    return [f"ranks  {fold_names(hosts)}", *(clean(f"{variable:<{width}}  {reason}") for variable, reason in rows)]
 
 
 def _row(facts: HostFacts) -> tuple[str, ...]:
@@ -62,8 +79,13 @@ def _row(facts: HostFacts) -> tuple[str, ...]:
         str(facts.num_cpus),
         "?" if memory is None else format_bytes(memory),
         format_bytes(facts.disk_free_bytes),
-        facts.python,
+        facts.python or "-",
         facts.packages.get("torch") or "-",
-        ", ".join(f"{gpu.name} {format_bytes(gpu.memory_total_bytes)}" for gpu in facts.gpus)
-        or f"none: {facts.gpu_reason}",
+        ", ".join(f"{gpu.name} {format_bytes(gpu.memory_total_bytes)}" for gpu in facts.gpus) or _no_gpus(facts),
     )
+
+
+def _no_gpus(facts: HostFacts) -> str:
+    """A computer without NVIDIA's library and without a card of theirs lacks nothing."""
+    driver = facts.gpu_driver
+    return "none" if driver.trouble == "no-library" and not driver.on_the_bus else f"none: {facts.gpu_reason}"

@@ -61,8 +61,8 @@ def event_line(record: dict[str, Any]) -> str | None:
 
 
 _TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined"})
-"""The start has its board, an evaluation its own line, a save counts once it is committed, and a failure is the error that ends the command
-which follows the run."""
+"""The start has its board, an evaluation its own line, a save counts once it is committed, and a failure is the error
+that ends the command which follows the run."""
 
 ENDS = frozenset({"finished", "stopped"})
 """Events after which nothing comes."""

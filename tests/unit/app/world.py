@@ -86,7 +86,7 @@ class World:
             is_alive=lambda _layout, _keeper: self.alive,
             unfinished=lambda _layout, _keeper: (),
             stop_run=lambda _layout, _keeper=None, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
-            free_port=lambda _cluster, _head: 4711,
+            free_port=lambda _cluster, _head, *, claim: 4711,
         )
 
     def start(self, *overrides: str, cluster: str | None = TWO) -> Start:

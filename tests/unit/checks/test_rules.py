@@ -78,6 +78,15 @@ ONE_CHANGE = {
         {"pc1": pc("pc1"), "pc2": pc("pc2")},
         (host("pc2", address="127.0.0.1"),),
     ),
+    "an own name that is loopback first": (
+        "E-NAME-03",
+        ("pc2",),
+        {
+            "pc1": pc("pc1"),
+            "pc2": put(pc("pc2"), "names.addresses", pc2=["127.0.1.1", *pc("pc2")["names"]["addresses"]["pc2"]]),
+        },
+        (),
+    ),
     "a memory limit that is small": (
         "E-MEM-02",
         ("pc2",),

@@ -7,6 +7,9 @@ import pytest
 
 from gangline.describe.pin import pin
 from gangline.errors import HostUnreachable, SpecError, UsageError
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import write_json
+from gangline.runs.layout import RunLayout
 from tests.unit.describe.world import Talk, World, fingerprint, key
 
 TEXT = f"""\
@@ -126,3 +129,19 @@ def test_what_was_found_as_data(world, path):
     assert data["changed"] == ["pc2", "pc3"]
     assert data["keys"][1]["pinned_before"] == fingerprint(key("pc2"))
     assert data["keys"][1]["fingerprint"] == fingerprint(key("new"))
+
+
+def test_runs_that_have_the_old_key_get_the_new_one(world, path, tmp_path):
+    old = Host(name="box", ssh="pc2", workdir="/w", python="", host_key=key("pc2"))
+    other = Host(name="pc2", workdir="/w", python="", host_key=key("somebody else's"))
+    for run_id, host in (("calm-otter-7", old), ("quick-hare-2", other)):
+        layout = RunLayout(tmp_path, run_id)
+        layout.attempt(1).mkdir(parents=True)
+        for file in (layout.cluster, layout.attempt(1) / "cluster.json"):
+            write_json(file, Cluster(name="home", hosts=(host,)).to_json())
+    _, talk = pinned(world, path, "y")
+    assert talk.lines[-1] == "and in the records of 1 run: calm-otter-7"
+    layout = RunLayout(tmp_path, "calm-otter-7")
+    assert Cluster.of_attempt(layout, 1).hosts[0].host_key == key("new")
+    assert Cluster.of_attempt(layout, 2).hosts[0].host_key == key("new")
+    assert Cluster.of_attempt(RunLayout(tmp_path, "quick-hare-2"), 1).hosts == (other,)

@@ -149,7 +149,7 @@ def test_verbs_run_from_the_file_and_from_the_package(tmp_path, how):
     assert f'"bytes": {len(agent_zipapp())}' in done.stdout
     unknown = subprocess.run([sys.executable, *words, "dance"], capture_output=True, text=True)
     assert unknown.returncode == 2
-    assert "verbs: channel," in unknown.stderr
+    assert "channel, " in unknown.stderr
 
 
 def test_the_agent_is_found_where_gangline_is_a_plain_folder(tmp_path):

@@ -21,9 +21,10 @@ def sshd(tmp_path):
     return Sshd(tmp_path)
 
 
-@pytest.fixture
-def transport(sshd):
-    transport = sshd.transport()
+@pytest.fixture(scope="module")
+def transport(tmp_path_factory):
+    """One connection for all that do not break it."""
+    transport = Sshd(tmp_path_factory.mktemp("sshd")).transport()
     yield transport
     transport.close()
 
@@ -130,13 +131,13 @@ def test_a_copy_that_was_broken_off_leaves_the_old_one_and_is_gone_on_with(trans
     """Killed in the middle; what rsync has brought is beside the target, and used by the next try."""
     if not rsync.is_here():
         pytest.skip("no rsync on this machine")
-    source = tree(tmp_path / "source", size=64 << 20)
+    source = tree(tmp_path / "source", size=12 << 20)
     target = tmp_path / "there" / "target"
     tree(target)
     before = listing(target)
 
     def cut(done, _total):
-        if done > 8 << 20:
+        if done > 2 << 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -151,10 +152,10 @@ def test_a_copy_that_was_broken_off_leaves_the_old_one_and_is_gone_on_with(trans
 @pytest.mark.parametrize("direction", ["push", "pull"])
 def test_a_stream_that_was_broken_off_leaves_nothing(transport, tmp_path, direction, monkeypatch):
     monkeypatch.setattr(copies, "RSYNC_FROM_BYTES", 1 << 60)
-    source = tree(tmp_path / "source", size=64 << 20)
+    source = tree(tmp_path / "source", size=12 << 20)
 
     def cut(done, _total):
-        if done > 8 << 20:
+        if done > 2 << 20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -163,10 +164,10 @@ def test_a_stream_that_was_broken_off_leaves_nothing(transport, tmp_path, direct
 
 
 def test_a_connection_lost_in_the_middle_of_a_copy_is_an_error(transport, tmp_path, way):
-    source = tree(tmp_path / "source", size=64 << 20)
+    source = tree(tmp_path / "source", size=12 << 20)
 
     def cut(done, _total):
-        if done > 8 << 20:
+        if done > 2 << 20:
             transport._link.connection().channel.end("cut")
 
     with pytest.raises(HostUnreachable, match="the connection was lost"):

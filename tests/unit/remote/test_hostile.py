@@ -30,9 +30,10 @@ def sshd(tmp_path):
     return Sshd(tmp_path)
 
 
-@pytest.fixture
-def transport(sshd):
-    transport = sshd.transport()
+@pytest.fixture(scope="module")
+def transport(tmp_path_factory):
+    """One connection for everything."""
+    transport = Sshd(tmp_path_factory.mktemp("shared")).transport()
     yield transport
     transport.close()
 
@@ -106,7 +107,7 @@ def shells():
 
 @pytest.mark.parametrize("shell", shells())
 def test_words_of_a_command_in_a_terminal_arrive_whatever_the_login_shell(shell, canary):
-    for batch in batches(hostile.words(1000, canary, seed=7), 100):
+    for batch in batches(hostile.words(1000, canary, seed=7), 200):
         command = remote_command([sys.executable, "-S", "-c", ECHO, *batch])
         done = subprocess.run([shell, "-c", command], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout) == as_hex(batch)
@@ -267,26 +268,18 @@ HOSTILE_TREES = {
 @pytest.mark.parametrize("kind", HOSTILE_TREES)
 @pytest.mark.parametrize("way", ["push", "pull"])
 @pytest.mark.parametrize("limit", [0, 1 << 40], ids=["rsync", "stream"])
-def test_a_hostile_tree_is_refused_and_nothing_of_it_arrives(sshd, tmp_path, kind, way, limit, monkeypatch, shared):
+def test_a_hostile_tree_is_refused_and_nothing_of_it_arrives(transport, tmp_path, kind, way, limit, monkeypatch):
     monkeypatch.setattr(copies, "RSYNC_FROM_BYTES", limit)
     tree = tree_with(tmp_path, HOSTILE_TREES[kind])
     with pytest.raises((GanglineError, OSError)):
-        getattr(shared, way)(tree, tmp_path / "target")
+        getattr(transport, way)(tree, tmp_path / "target")
     assert not (tmp_path / "target").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".target")] == []
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """One connection for many trees."""
-    transport = Sshd(tmp_path_factory.mktemp("shared")).transport()
-    yield transport
-    transport.close()
-
-
 @pytest.mark.parametrize("kind", ["local", "ssh"])
-def test_links_inside_a_tree_arrive_as_what_they_lead_to(tmp_path, kind, shared):
-    transport = shared if kind == "ssh" else connect(Host(name="pc1", workdir=str(tmp_path), python=""))
+def test_links_inside_a_tree_arrive_as_what_they_lead_to(tmp_path, kind, transport):
+    transport = transport if kind == "ssh" else connect(Host(name="pc1", workdir=str(tmp_path), python=""))
     tree = tree_with(tmp_path, lambda tree, top: (tree / "sub" / "x").symlink_to("../good"))
     transport.push(tree, tmp_path / "target")
     assert (tmp_path / "target" / "sub" / "x").read_bytes() == b"good"

@@ -311,6 +311,23 @@ def test_nothing_is_left(sshd, way):
     assert not folder.exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_was_forked_takes_nothing_away(transport):
+    """Also if Python ends it in an orderly way, with everything that it does at the end."""
+    assert answers(transport)
+    folder = transport._link.connection().folder
+    pid = os.fork()
+    if pid == 0:
+        try:
+            gc.collect()
+            transport.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert (folder / "known_hosts").exists()
+    assert answers(transport)
+
+
 def test_a_closed_transport_connects_again(transport):
     assert answers(transport)
     transport.close()

@@ -45,6 +45,7 @@ def in_terminal(program):
     return said, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_the_terminal_belongs_to_the_command_there(sshd):
     program = "import sys; print(sys.stdin.isatty(), sys.stdout.isatty()); print('got', input()); sys.exit(7)"
     said, code = in_terminal(lambda: interactive(sshd.host(), [sys.executable, "-c", program], ssh_config=sshd.config))

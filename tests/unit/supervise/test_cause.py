@@ -128,6 +128,70 @@ def test_ranks_that_would_not_leave_are_told_of():
     assert "saw nothing move for 120 s" in found["seen"]
 
 
+def test_after_an_order_a_rank_that_lost_the_others_has_not_failed():
+    statuses = [ended("pc1", returncode=0, reason="stopped"), ended("pc2", failure(1, what=GLOO[0], code=5))]
+    assert first_cause(request(), statuses)["rank"] == 1
+    assert first_cause(request(), statuses, ordered=True) is None
+
+
+def test_after_an_order_an_error_of_its_own_is_still_a_failure():
+    statuses = [ended("pc1", failure(0, what=GLOO[0])), ended("pc2", failure(1, what="no space left", ordered=True))]
+    assert first_cause(request(), statuses, ordered=True)["rank"] == 1
+
+
+def test_a_program_that_dies_of_the_order_has_left_as_told():
+    statuses = [ended("pc1", failure(0, code=-15, ordered=True), reason="stopped")]
+    assert first_cause(request(), statuses) is None
+    assert first_cause(request(), [ended("pc1", failure(0, code=-11, ordered=True), reason="stopped")]) is not None
+
+
+def test_a_host_that_does_not_answer_is_the_cause_of_what_happens_elsewhere():
+    silent = HostStatus(host="pc2", phase="unreachable", why="no answer for 6 s", since=0.0)
+    found = cause(ended("pc1", failure(0, what=GLOO[0])), silent)
+    assert (
+        found["what"] == "pc2 does not answer since 1970-01-01T00:00:00.000Z, and the ranks on other hosts have failed"
+    )
+    assert cause(ended("pc1", failure(0, what="row 7 is empty")), silent)["rank"] == 0
+    assert cause(HostStatus(host="pc1", phase="running"), silent) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("127.0.1.1", "another rank gave 127.0.1.1"), ("10.77.0.10", "no connection to another rank")],
+)
+def test_a_mesh_that_does_not_come_about_is_explained(address, words):
+    seen = f"Gloo connectFullMesh failed with ... Connection refused, remote=[{address}]:18864$0"
+    found = cause(ended("pc1", failure(0, what="RuntimeError", seen=seen)))
+    assert words in found["what"]
+    assert found["fix"]
+
+
+def test_ranks_that_did_not_join_in_time_are_told_of():
+    found = cause(ended("pc1", returncode=-9, reason="late"))
+    assert found["what"] == "the ranks on pc1 did not join in time and were ended by their guard"
+
+
 def test_all_failures_are_kept_with_their_hosts():
     statuses = [ended("pc1", failure(0, 1.0, what=GLOO[0])), ended("pc2", failure(1, 2.0, code=-9))]
     assert [(each["host"], each["rank"]) for each in gather_failures(statuses)] == [("pc2", 1), ("pc1", 0)]
+
+
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+
+
+def test_a_port_that_another_program_took_is_named_with_its_host():
+    error = cause(ended("pc1", console=["Traceback ...", TAKEN]), ended("pc2", reason="killed"))
+    assert error["what"] == "another program took port 29500 of pc1, where the ranks were to meet"
+    assert TAKEN in error["seen"]
+    assert error["log"] == "/srv/pc1/console.log"
+
+
+def test_an_interface_that_a_host_does_not_have_is_named_with_it():
+    words = "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: enp5s0"
+    bad = {**failure(1), "log_tail": [words]}
+    error = cause(ended("pc1", reason="killed"), ended("pc2", bad))
+    assert error["what"] == "rank 1 on pc2: pc2 has no network interface enp5s0 with an address"
+    assert "GLOO_SOCKET_IFNAME" in error["fix"]

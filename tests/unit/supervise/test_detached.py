@@ -454,6 +454,14 @@ def test_a_supervisor_that_works_is_not_replaced(make):
     assert lab.outcome().result == "stopped"
 
 
+def test_a_supervisor_that_breaks_says_so(make):
+    lab = make("plain", "plain")
+    (lab.layout.attempt(1) / "request.json").write_text("[]")
+    with pytest.raises(RunFailed, match=r"did not start[\s\S]*this is a bug of gangline: supervisor.log"):
+        spawn(lab.layout.folder, 1)
+    assert "Traceback" in (lab.layout.attempt(1) / "supervisor.log").read_text()
+
+
 def test_the_verbs_that_a_keeper_knows_are_few(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True

@@ -463,6 +463,15 @@ def test_a_start_that_gets_nowhere_is_given_up_with_its_cause(make):
     assert lab.events() == ["started", "waiting", "failing", "failed"]
 
 
+def test_launchers_that_wait_for_one_that_failed_are_ended_at_once(make):
+    lab = make(stubborn=frozenset({"pc1"}))
+    waiting = StartSigns(launcher=True, met=False)
+    lab.backend.signs = {"pc1": waiting, "pc2": waiting}
+    outcome = lab.run(lambda: lab.backend.end("pc2", returncode=1), grace_s=60)
+    assert outcome.result == "failed"
+    assert lab.backend.orders == ["kill"]
+
+
 @pytest.mark.parametrize(("order", "result"), [(None, "finished"), ("stop", "stopped")])
 def test_a_program_of_the_user_has_finished_if_nobody_told_it_to_leave(make, order, result):
     lab = make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from gangline.errors import CheckFailed, UsageError
+from gangline.errors import CheckFailed, GanglineError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.sync import locked as locked_module
 from gangline.sync import pythons
 from gangline.sync.environment import (
+    PROVIDERS,
     Difference,
+    Ground,
     compare_environments,
     foresee_environments,
     place_environments,
@@ -192,6 +195,16 @@ def test_a_host_without_gpu_gets_the_cpu_build_of_torch_where_pip_has_one(
     assert house.installed_bytes > 1000
 
 
+def test_an_index_out_of_reach_is_no_missing_wheel(tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
+    with pytest.raises(GanglineError, match="pip on this computer does not reach an index") as caught:
+        gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path)
+    assert not isinstance(caught.value, NoWheels)
+
+
 def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> None:
     make_wheel(shop, "torch", "2.13.0")
     kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
@@ -205,6 +218,31 @@ def test_the_password_of_an_index_is_in_no_argv_and_not_kept(tmp_path: Path, sho
     texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(b"canary" in text for text in texts)
     assert "canary" not in house.requirements + " ".join(download_argv(tmp_path / "in.txt", kind, tmp_path))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_lock_with_hashes_takes_no_other_wheel(tmp_path: Path, shop: Path, is_right: bool) -> None:
+    data = (shop / "tiny_b-2.0-py3-none-any.whl").read_bytes()
+    digest = hashlib.sha256(data if is_right else b"another").hexdigest()
+    own = read_lock(f"tiny-b==2.0 --hash=sha256:{digest}", "lock")
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
+    if is_right:
+        house = gather_wheels(own, kind, home=tmp_path)
+        assert (house.requirements, house.pip) == ("tiny-b==2.0\n", "pip-99.0-py3-none-any.whl")
+    else:
+        with pytest.raises(GanglineError, match="a package is not the one that the lock names"):
+            gather_wheels(own, kind, home=tmp_path)
+
+
+def test_a_gpu_that_nobody_can_use_is_told(tmp_path: Path, shop: Path) -> None:
+    make_wheel(shop, "torch", "2.13.0+cpu")
+    lock = tmp_path / "torch.lock"
+    lock.write_text("torch==2.13.0\n")
+    cluster, transports = kennel(tmp_path, "pc1")
+    lines = Lines()
+    ground = Ground(transports=transports, gpus={"pc1": True}, home=tmp_path / "home")
+    PROVIDERS["locked"].place(locked(cluster, lock).hosts, ground, tell=lines)
+    assert lines.said[-1].startswith("pc1 has a GPU and gets torch 2.13.0+cpu, which cannot use it")
 
 
 def test_no_room_is_told_before_anything_is_built(

@@ -66,14 +66,15 @@ def test_locks_of_the_usual_tools_are_understood() -> None:
 # from uv
 --extra-index-url https://example.org/whl/cpu
 torch==2.13.0+cpu \\
-    --hash=sha256:abc \\
-    --hash=sha256:def
+    --hash=sha256:abc1 \\
+    --hash=sha256:def2
     # via -r requirements.in
 Typing_Extensions==4.16.0 ; python_version >= '3.10'  # via torch
 httpx[http2]==0.28.1
 """
     lock = read_lock(text, "lock")
     assert [pin.line for pin in lock.pins] == ["torch==2.13.0+cpu", "typing-extensions==4.16.0", "httpx[http2]==0.28.1"]
+    assert lock.pins[0].hashes == ("sha256:abc1", "sha256:def2")
     assert lock.options == ("--extra-index-url https://example.org/whl/cpu",)
 
 

@@ -14,8 +14,8 @@ from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Host
 from gangline.runs.events import read_events
 from gangline.runs.layout import RunLayout
-from gangline.sync.place import carry_history, host_layout, work_folder
-from gangline.sync.trees import same_place
+from gangline.sync.place import carry_history, host_layout
+from gangline.sync.trees import Spot, same_place, spot_on
 
 RUN_ID = "calm-otter-7"
 
@@ -37,6 +37,10 @@ def worker(event: str) -> dict[str, Any]:
 
 def supervisor(event: str) -> dict[str, Any]:
     return {"kind": "event", "source": "supervisor", "event": event}
+
+
+def work_folder(host: Host, transports: dict[str, LocalTransport]) -> Spot:
+    return spot_on(host, transports, host.workdir)
 
 
 def carry(before: Host, now: Host) -> bool:

@@ -201,3 +201,8 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Pa
 def test_what_is_no_folder_is_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="is no folder"):
         select(folder / "train.py")
+
+
+def test_a_git_tree_for_which_git_does_not_answer_is_told(folder: Path) -> None:
+    write(folder / ".git" / "HEAD", "torn")
+    assert "git does not answer" in select(folder).lines("project")[1]

@@ -43,7 +43,7 @@ wanted = pathlib.Path(words[words.index("--requirement") + 1]).read_text().split
 site = pathlib.Path(sysconfig.get_path("purelib"))
 for line in wanted:
     name, _, version = line.partition("==")
-    (path,) = shop.glob(name.replace("-", "_") + "-" + version + "-*.whl")
+    (path,) = shop.glob(name.replace("-", "_") + "-" + version + "*.whl")
     with zipfile.ZipFile(path) as wheel:
         wheel.extractall(site)
     program = pathlib.Path(sysconfig.get_path("scripts")) / name.replace("-", "_")

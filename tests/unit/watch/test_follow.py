@@ -161,6 +161,28 @@ def test_the_end_is_told_after_the_last_step(run: Run, live: bool) -> None:
     assert "step 100/100" in text.rstrip().splitlines()[-2]
 
 
+def board(*, done: bool, sentence: str | None = None) -> dict[str, Any]:
+    row = {"host": "pc1", "ranks": 1, "joined": int(done), "stages": {"ssh": 0.1, "joined": 2.0 if done else None}}
+    told = {"done": done, "order": ["ssh", "joined"], "seconds": 2.0, "ranks": 1, "joined": int(done)}
+    return {**told, "hosts": [row], "sentence": sentence}
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_ranks_that_turn_out_to_wait_for_each_other_are_told_once_each_time(run: Run, live: bool) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, live=live, width=lambda: 100)
+    record = next(follow(run.view)).run
+    stuck = [
+        board(done=False, sentence=f"0 of 1 ranks have joined after {seconds} s; rank 0 waits") for seconds in (60, 61)
+    ]
+    for each in (board(done=True), *stuck, board(done=True), stuck[0]):
+        progress.show(Update(records=(), run=record, board=each))
+    text = stream.getvalue()
+    assert text.count("the rank has joined after 2.0 s") == 1
+    assert text.count("rank 0 waits") == 2
+    assert "starting" not in text
+
+
 def test_a_failure_is_left_to_the_error_that_ends_the_command(run: Run) -> None:
     events = [
         {"kind": "event", "source": "supervisor", "event": event, "what": "row 7"} for event in ("failing", "failed")

@@ -1,0 +1,31 @@
+"""Folders of our own: made before anything is written to them, and looked at then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gangline.remote.local import LocalTransport
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster, Host
+from gangline.sync.ask import ask_agent
+
+TIMEOUT_S = 60.0
+
+
+def claim_folders(home: Path, cluster: Cluster, transports: Mapping[str, Transport]) -> None:
+    """Make gangline's home on this computer and the work folder of every host, for this user alone.
+
+    Raises RunFailed where one of them is somebody else's, or leads to what somebody else chose.
+    """
+    here: Transport = LocalTransport(Host(name="this computer", workdir="", python=""))
+    local = [host.workdir for host in cluster.hosts if host.transport == "local"]
+    wanted = [(here, [str(home), *local])]
+    wanted += [(transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
+    with ThreadPoolExecutor(max_workers=min(32, len(wanted))) as pool:
+        list(pool.map(lambda each: _claim(*each), wanted))
+
+
+def _claim(transport: Transport, folders: list[str]) -> None:
+    ask_agent(transport, "claim", {"folders": folders}, timeout_s=TIMEOUT_S)
