@@ -11,15 +11,18 @@ somebody else leads to it, nobody else can take its place any more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from gangline.agent.storage import is_borrowed
 from gangline.agent.strangers import strangers
 
+TRIES = 5
+"""Somebody may take away what he has put there, just when we look."""
 FIX = "name a folder of your own: `workdir` of this host in cluster.yaml, or GANGLINE_HOME where you type"
 
 
@@ -37,16 +40,27 @@ def claim(path: str) -> Dict[str, Any]:
     Each is made in one that was looked at before and that no stranger can replace, and looked at in turn.
     """
     try:
-        for place in reversed([Path(path), *Path(path).parents]):
-            if not os.path.lexists(str(place)):
-                with contextlib.suppress(FileExistsError):
-                    place.mkdir(mode=0o700)
-            owner = strangers(str(place), is_end=place == Path(path)).owner
+        for place in reversed(Path(path, "x").parents):
+            if place == Path("/"):
+                continue
+            owner = _make(place, is_end=place == Path(path))
             if owner is not None and not is_borrowed(str(place)):
                 return _error("{} is not yours alone".format(path), owner)
     except OSError as error:
         return _error("{} cannot be made".format(path), error.strerror or str(error))
     return {"kind": "result"}
+
+
+def _make(place: Path, *, is_end: bool) -> Optional[str]:
+    """Make a folder if it is missing; who else decides what is there. Raises OSError."""
+    for _ in range(TRIES):
+        if not os.path.lexists(str(place)):
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+        found = strangers(str(place), is_end=is_end)
+        if found.is_folder or found.owner is not None:
+            return found.owner
+    raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
 
 
 def _error(what: str, seen: str) -> Dict[str, Any]:

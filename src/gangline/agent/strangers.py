@@ -22,6 +22,8 @@ class Strangers(NamedTuple):
     """Who does: it is somebody else's, or somebody else has led the way to it."""
     door: Optional[str]
     """Who could: the owner of a folder above it, or everybody."""
+    is_folder: bool = False
+    """There is a folder at the end of the way."""
 
 
 class _Step(NamedTuple):
@@ -39,25 +41,27 @@ def strangers(path: str, *, is_end: bool = True) -> Strangers:
 
     is_end: it shall be this user's own; else it is only on the way.
     """
-    found = [_judge(step if is_end else step._replace(is_end=False)) for step in _way(path)]
+    steps = list(_way(path))
+    found = [_judge(step if is_end else step._replace(is_end=False)) for step in steps]
     owners = [each.owner for each in found if each.owner]
     doors = [each.door for each in found if each.door]
-    return Strangers(owners[0] if owners else None, doors[0] if doors else None)
+    is_folder = bool(steps and steps[-1].is_end and stat.S_ISDIR(steps[-1].status.st_mode))
+    return Strangers(owners[0] if owners else None, doors[0] if doors else None, is_folder)
 
 
 def _judge(step: _Step) -> Strangers:
-    place, mode, who = step.place, step.status.st_mode, _who(step.status)
+    place, mode = step.place, step.status.st_mode
     is_ours = step.status.st_uid in {0, os.getuid()}
     if stat.S_ISLNK(mode):
-        return Strangers(None if is_ours else "{} is a link that {} made".format(place, who), None)
+        return Strangers(None if is_ours else "{} is a link that {} made".format(place, _who(step.status)), None)
     if not stat.S_ISDIR(mode):
         return Strangers(None, None)
     if step.is_end:
         if step.status.st_uid != os.getuid():
-            return Strangers("{} belongs to {}".format(place, who), None)
+            return Strangers("{} belongs to {}".format(place, _who(step.status)), None)
         return Strangers("anybody may write to {}".format(place) if mode & stat.S_IWOTH else None, None)
     if not is_ours:
-        door = "{} belongs to {}, who may replace what is in it".format(place, who)
+        door = "{} belongs to {}, who may replace what is in it".format(place, _who(step.status))
         return Strangers(door if step.is_loose else None, door)
     is_door = mode & stat.S_IWOTH and not mode & stat.S_ISVTX
     return Strangers(None, "anybody may replace what is in {}".format(place) if is_door else None)

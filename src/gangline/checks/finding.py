@@ -11,6 +11,9 @@ from typing import Any, Literal
 Severity = Literal["fail", "warn", "info"]
 """`fail` stops the start, `warn` does not, `info` tells."""
 
+LONG = 100
+"""More characters than this do not stay on one line of a terminal."""
+
 ORDER: dict[str, int] = {"fail": 0, "warn": 1, "info": 2}
 """Worst first."""
 
@@ -36,11 +39,13 @@ class Finding:
         return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
-        """The finding for people."""
+        """The finding for people; long evidence with one example a line."""
         where = f"{fold_names(self.hosts)}: " if self.hosts else ""
+        evidence, *more = self.evidence.split("; ") if len(self.evidence) > LONG else [self.evidence]
         return [
             f"{self.severity} {self.id}  {where}{self.title}",
-            f"  evidence  {self.evidence}",
+            f"  evidence  {evidence}",
+            *(f"            {each}" for each in more),
             f"  means     {self.meaning}",
             f"  fix       {self.fix}",
         ]

@@ -9,6 +9,7 @@ import typer
 
 from gangline import app
 from gangline.serve.model import chat_with_folder, chat_with_saved, find_saved, is_model_folder
+from gangline.steps.command import require_job
 
 
 def command(
@@ -33,4 +34,5 @@ def _talk(target: str, options: list[str]) -> int:
     if is_model_folder(Path(target)):
         return chat_with_folder(Path(target), options)
     with app.opened(target, home=app.default_home()) as opened:
+        require_job(opened.layout)
         return chat_with_saved(find_saved(opened.layout.run_id, opened.cluster, opened.transports), options)

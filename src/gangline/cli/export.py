@@ -11,6 +11,7 @@ import typer
 from gangline import app
 from gangline.cli.output import Terminal, print_data
 from gangline.serve.model import export_argv, export_model, find_saved
+from gangline.steps.command import require_job
 
 
 def command(
@@ -26,6 +27,7 @@ def command(
     """Write the model of a run, load it again and compare its logits. The folder is printed on stdout."""
     talk = Terminal()
     with app.opened(run, home=app.default_home()) as opened:
+        require_job(opened.layout)
         talk.tick("verifying the checkpoint")
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports, step=step)
         if dry_run:

@@ -12,6 +12,7 @@ from gangline.cli.output import Terminal, print_data
 from gangline.errors import UsageError
 from gangline.runs.cluster import Cluster
 from gangline.serve.tensorboard import show_tensorboard
+from gangline.steps.command import require_job
 from gangline.watch.logs import LogFile, log_files
 from gangline.watch.tail import Tail
 from gangline.watch.text import clean
@@ -44,6 +45,7 @@ def command(
 
 
 def _show_figures(run: app.Opened) -> None:
+    require_job(run.layout)
     view = run.view()
     talk = Terminal()
     talk.tick("starting TensorBoard")
@@ -68,12 +70,17 @@ def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile
     )
 
 
+def _last_shown(line: str) -> str:
+    """What a terminal would show in the end of a line that was written over, such as a progress bar."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
 def _show(run: app.Opened, files: list[LogFile], *, follow: bool) -> None:
     tails = [(f"{file.name}  " if len(files) > 1 else "", Tail(file.transport, file.path)) for file in files]
     while True:
         ended = run.record().ended
         for prefix, tail in tails:
-            print_data(f"{prefix}{clean(line)}" for line in tail.lines())
+            print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
         if ended or not follow:
             return
         time.sleep(POLL_S)

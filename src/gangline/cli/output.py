@@ -11,6 +11,7 @@ from typing import Any
 from gangline.cli.signals import exit_code_of
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.registry import RunRecord
+from gangline.steps.command import COMMAND_FILE
 from gangline.watch.follow import View
 from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
 from gangline.watch.table import table
@@ -85,7 +86,10 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     Ctrl-C leaves: the run goes on, and the exit code is 130.
     """
     run_id = view.layout.run_id
-    sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
+    if not view.record().ended:
+        sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
+    if (view.layout.folder / COMMAND_FILE).exists():
+        sys.stderr.write(f"what its ranks print: gangline logs {run_id} -f\n")
     try:
         watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
     except KeyboardInterrupt as interrupt:

@@ -35,7 +35,7 @@ def choose_nic(host: Host, facts: HostFacts) -> tuple[Nic | None, str]:
     if host.interface is not None:
         return facts.nic(host.interface), f"cluster.yaml names {host.interface}"
     if (nic := facts.holder(host.address)) is not None:
-        return nic, f"it has the address {host.address} of cluster.yaml"
+        return nic, "it has the address of the host in cluster.yaml"
     for address in own_addresses(host, facts):
         if (nic := facts.holder(address)) is not None:
             return nic, f"it has the address {address} of {host.address}"

@@ -13,6 +13,8 @@ from gangline.remote.terminal import interactive
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice, choose, part_folder
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import read_json, write_json
+from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.sync.ask import ask_worker
 from gangline.sync.checkpoints import Place, Survey, at_step, rejected_error, survey_places
@@ -78,8 +80,17 @@ def export_model(
     if fetched:
         on_text(f"fetching {record['folder']} from {host.name}")
         transport.pull(PurePath(record["folder"]), target)
+        name_base(target, Job.load(layout.job).model.path)
         record = {**record, "folder": str(target)}
     return record
+
+
+def name_base(folder: Path, base: str) -> None:
+    """Write where the base model of an adapter is on this computer: the host where it was written has it elsewhere."""
+    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("gangline.json", "base_model")):
+        path = folder / name
+        if path.exists() and (said := read_json(path))[key] != base:
+            write_json(path, {**said, key: base})
 
 
 def _name(saved: Saved, merged: bool) -> str:

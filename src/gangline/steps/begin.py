@@ -39,6 +39,8 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     keeping = who_keeps(cluster, means)
     if keeping.why_not:
         means.talk.say(f"unattended: no, this computer has to look after the run: {'; '.join(keeping.why_not)}")
+    elif keeping.unattended:
+        means.talk.say(f"unattended: yes, {keeping.host} looks after the run; this computer may be turned off")
     try:
         if keeping.host is None:
             keeping.save(layout)

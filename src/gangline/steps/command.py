@@ -120,6 +120,16 @@ def require_resumable(run_id: str, record: CommandRecord) -> None:
         )
 
 
+def require_job(layout: RunLayout) -> None:
+    """Raise UsageError for a run of the user's own command, of which gangline has no model and no figures."""
+    if (record := CommandRecord.load(layout)) is not None:
+        raise UsageError(
+            f"{layout.run_id} runs a command of yours, and only that knows where its model and its figures are",
+            seen=shlex.join(record.words),
+            fix="look where your script writes them; a model folder on this computer: gangline chat FOLDER",
+        )
+
+
 def command_gang(cluster: Cluster, run_id: str, attempt: int) -> Gang:
     """One rank for every slot; what they do is theirs."""
     ranks = tuple(

@@ -91,12 +91,18 @@ class Opened:
             return read_record(self.layout)
         try:
             copy_records(self.layout, self.kept, keeper)
-            return read_record(self.layout, is_alive=lambda process: runs_there(keeper, process))
+            return read_record(self.layout, is_alive=lambda process: self._runs_there(keeper, process))
         except HostKeyRefused:
             raise
         except HostUnreachable as error:
             last = read_record(self.layout, is_alive=lambda _process: True)
             return last if last.ended else replace(last, silent=f"{self.keeping.host}: {error.what}")
+
+    def _runs_there(self, keeper: Transport, process: ProcessId) -> bool:
+        if runs_there(keeper, process):
+            return True
+        copy_records(self.layout, self.kept, keeper)  # it may have written the end and left since we read it
+        return False
 
     def view(self) -> View:
         """Where the run is read, to follow it."""

@@ -25,7 +25,7 @@ def read_board(layout: RunLayout, attempt: int) -> Board | None:
 
 
 def board_tick(board: Board) -> str:
-    """One line: "starting, 8 s: pc1 joined · pc2 torch · pc3 port"."""
+    """One line: "starting, 8 s: pc1 joined · pc2 torch imported · pc3 connected"."""
     hosts = " · ".join(f"{row['host']} {_stage(row, board['order'])}" for row in board["hosts"])
     return clean(f"starting, {board['seconds']:.0f} s: {hosts}")
 
@@ -51,10 +51,22 @@ def gist(board: Board) -> str:
     return re.sub(r"after \d+ s", "", board["sentence"] or "")
 
 
+_REACHED = {
+    "ssh": "answers",
+    "agent": "guard up",
+    "launcher": "torchrun up",
+    "port": "connected",
+    "python": "ranks started",
+    "torch": "torch imported",
+    "joined": "joined",
+}
+"""What a host has done that has reached a stage."""
+
+
 def _stage(row: Mapping[str, Any], order: Sequence[str]) -> str:
     """The last stage that a host has reached."""
     reached = [stage for stage in order if row["stages"].get(stage) is not None]
-    return reached[-1] if reached else "-"
+    return _REACHED.get(reached[-1], reached[-1]) if reached else "-"
 
 
 def _seconds(value: float | None) -> str:

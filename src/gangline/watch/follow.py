@@ -60,11 +60,13 @@ class Update:
     run: RunRecord
     board: Board | None = None
     """How far the start of this attempt has come, where that is known."""
+    more: bool = False
+    """There is more to read already."""
 
     @property
     def last(self) -> bool:
         """Nothing more comes after this one."""
-        return self.run.ended
+        return self.run.ended and not self.more
 
 
 def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterator[Update]:
@@ -73,11 +75,14 @@ def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterato
     while True:
         # read before the files: what was written before the end is then part of the last update
         run = view.record()
-        update = Update(records=_new(tails), run=run, board=view.board(run))
+        records = _new(tails)
+        more = any(tail.is_behind for tail in tails)
+        update = Update(records=records, run=run, board=view.board(run), more=more)
         yield update
         if update.last:
             return
-        wait(POLL_S)
+        if not more:
+            wait(POLL_S)
 
 
 def _new(tails: list[JsonTail]) -> tuple[dict[str, Any], ...]:

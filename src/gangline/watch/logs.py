@@ -13,6 +13,9 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.watch.tail import Tail
 
+LIMIT_BYTES = 1 << 30
+"""Figures of more steps than anybody takes: a file without end has an end here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:
@@ -41,12 +44,16 @@ def log_files(
 
 
 def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
-    """The step that was written last; None before the first."""
-    for line in reversed(Tail(transport, metrics).lines()):
+    """The step that was written last; None before the first, and where what was written is no record of a step."""
+    last = ""
+    for line in Tail(transport, metrics).stream(limit_bytes=LIMIT_BYTES):
         if '"step_s"' in line:
-            record: dict[str, Any] = json.loads(line)
-            return record
-    return None
+            last = line
+    try:
+        record = json.loads(last or "null")
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _console(host: str, transport: Transport, folder: Path) -> LogFile:

@@ -35,7 +35,9 @@ def pair_lines(pairs: Pairs | None) -> list[str]:
     slow = min(measured, key=lambda pair: pair.throughput_mbps or 0.0)
     far = max(measured, key=lambda pair: pair.latency_median_s or 0.0)
     speed = f"at least {slow.throughput_mbps:.0f} Mbit/s ({slow.source} to {slow.target})"
-    latency = f", at most {1000 * far.latency_median_s:.2f} ms ({far.source} to {far.target})" if far.latency_median_s else ""
+    latency = (
+        f", at most {1000 * far.latency_median_s:.2f} ms ({far.source} to {far.target})" if far.latency_median_s else ""
+    )
     return [clean(f"between hosts: {speed}{latency}")]
 
 
@@ -65,7 +67,7 @@ def sum_line(findings: Sequence[Finding], *, hosts: int, tier: str, seconds: flo
 
 
 def _ranks(hosts: Sequence[str], networks: Mapping[str, NetworkChoice]) -> list[str]:
-    """The reasons are those of the first host, but for its address."""
+    """The reasons are those of the first."""
     choice = networks[hosts[0]]
     rows = [(f"  {name}={value}", choice.reasons.get(name, choice.reason)) for name, value in choice.env.items()]
     width = max(len(variable) for variable, _ in rows)

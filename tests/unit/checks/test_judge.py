@@ -179,6 +179,12 @@ def test_a_finding_shows_evidence_meaning_and_fix() -> None:
     assert finding("fail").lines() == ["fail E-SW-01  pc1: t", "  evidence  e", "  means     m", "  fix       f"]
 
 
+def test_long_evidence_has_one_example_a_line() -> None:
+    examples = ["pc1 -> pc2 10.0.0.2:29500 timed out after 3.0 s", "pc2 -> pc1 10.0.0.1:29500 timed out after 3.0 s"]
+    one = dataclasses.replace(finding("fail"), evidence="; ".join([*examples, "and 4 more"]))
+    assert one.lines()[1:4] == [f"  evidence  {examples[0]}", f"            {examples[1]}", "            and 4 more"]
+
+
 def test_different_evidence_is_not_folded() -> None:
     one = finding("warn")
     assert len(fold([one, dataclasses.replace(one, evidence="other")])) == 2

@@ -9,7 +9,8 @@ import pytest
 from gangline import app
 from gangline.errors import CheckpointError, UsageError
 from gangline.runs.checkpoints import part_folder
-from gangline.serve.model import Saved, export_argv, find_saved, is_model_folder
+from gangline.runs.files import read_json, write_json
+from gangline.serve.model import Saved, export_argv, find_saved, is_model_folder, name_base
 from tests.unit.app.world import World
 
 
@@ -90,6 +91,14 @@ def test_exports_lie_in_the_run_directory_unless_told_otherwise(world: World, ru
     assert words[:4] == ("export", str(folder), "--checkpoint", str(saved.part))
     assert words[4:] == ("--to", str(folder / "export" / "step-40-merged"), "--merged")
     assert export_argv(saved, to=Path("here"), merged=False)[-1] == str(world.root / "here")
+
+
+def test_a_fetched_adapter_names_its_base_model_as_this_computer_knows_it(tmp_path: Path) -> None:
+    write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "/far/models/llama-1", "r": 4})
+    write_json(tmp_path / "gangline.json", {"base_model": "/far/models/llama-1", "step": 40})
+    name_base(tmp_path, "/home/me/llama")
+    assert read_json(tmp_path / "adapter_config.json") == {"base_model_name_or_path": "/home/me/llama", "r": 4}
+    assert read_json(tmp_path / "gangline.json") == {"base_model": "/home/me/llama", "step": 40}
 
 
 def test_a_model_or_an_adapter_makes_a_model_folder(tmp_path: Path) -> None:

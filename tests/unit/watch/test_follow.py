@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -248,3 +248,41 @@ def test_coming_back_shows_the_state_and_not_the_past(run: Run) -> None:
     watched = watch_run(run.view, stream, live=False, from_start=False)
     assert stream.getvalue().splitlines() == [line for line in stream.getvalue().splitlines() if "step 2/100" in line]
     assert watched.history.evaluation_losses() == [(1.0, 3.0)]
+
+
+class Endless:
+    """A file that a host makes up as it is read, and what was asked of it."""
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece = piece
+        self.num_reads = 0
+
+    def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
+        del path, offset, limit
+        self.num_reads += 1
+        return self.piece
+
+
+def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+    endless = Endless(b"x" * (1 << 22))
+    lines = Tail(endless, tmp_path).stream()
+    assert [len(next(lines)) for _ in range(3)] == [1 << 22] * 3
+    assert endless.num_reads == 3
+
+
+def test_of_records_without_end_some_are_taken_at_once(tmp_path: Path) -> None:
+    endless = Endless(b'{"a": 1}\n' + b"\xff" * (1 << 20) + b"\n")
+    tail = JsonTail(endless, tmp_path)
+    assert tail.objects() == [{"a": 1}] * endless.num_reads
+    assert endless.num_reads == 64
+    assert tail.is_behind
+
+
+def test_all_that_was_written_is_read_before_the_last_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.watch.tail.AT_ONCE_BYTES", 1)
+    run = Run(tmp_path)
+    run.metrics(step(1), step(2))
+    run.phase("finished")
+    updates = list(follow(run.view))
+    assert [update.last for update in updates] == [*[False] * (len(updates) - 1), True]
+    assert [record["step"] for update in updates for record in update.records] == [1, 2]
