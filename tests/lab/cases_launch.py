@@ -17,8 +17,8 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
-from gangline.steps.begin import seen_from_head
 from gangline.steps.keep import copy_records, hand_over
+from gangline.steps.keeper import seen_from_head
 from gangline.supervise import detached
 from gangline.sync.place import host_layout
 from tests.lab.settings import ROOT

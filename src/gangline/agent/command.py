@@ -162,10 +162,12 @@ class _Command:
             self._stdin = None
 
     def let_leave(self) -> None:
-        """Close its input: a program of ours clears up and leaves."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            self._process.stdin.close()
+        """Close its input, and its output, so that it notices: a program of ours clears up and leaves."""
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_S)
 
     def stderr_tail(self) -> bytes:

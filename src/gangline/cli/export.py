@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from gangline import app
 from gangline.cli.output import Terminal, print_data
 from gangline.serve.model import export_argv, export_model, find_saved
 from gangline.steps.command import require_job
+from gangline.watch.commands import joined, quoted
 
 
 def command(
@@ -33,10 +33,10 @@ def command(
         if dry_run:
             talk.clear()
             words = export_argv(saved, to=to, merged=merged)
-            print_data([shlex.join(saved.place.host.argv("-m", "gangline.worker", *words))])
+            print_data([joined(saved.place.host.argv("-m", "gangline.worker", *words))])
             return
         talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
         record = export_model(saved, opened.layout, to=to, merged=merged, on_text=talk.tick)
     talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
     print_data([record["folder"]])
-    talk.say(f"talk to it: gangline chat {shlex.quote(record['folder'])}")
+    talk.say(f"talk to it: gangline chat {quoted(record['folder'])}")

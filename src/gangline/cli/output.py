@@ -11,7 +11,7 @@ from typing import Any
 from gangline.cli.signals import exit_code_of
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.registry import RunRecord
-from gangline.steps.command import COMMAND_FILE
+from gangline.steps.command import CommandRecord
 from gangline.watch.follow import View
 from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
 from gangline.watch.table import table
@@ -19,9 +19,9 @@ from gangline.watch.text import clean
 
 
 def print_data(lines: Iterable[str]) -> None:
-    """Lines for the next program, or for people."""
+    """Lines for the next program, or for people; what hosts say cannot steer a terminal."""
     for line in lines:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(clean(line, keep_newlines=True) + "\n")
     sys.stdout.flush()
 
 
@@ -88,7 +88,7 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     run_id = view.layout.run_id
     if not view.record().ended:
         sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
-    if (view.layout.folder / COMMAND_FILE).exists():
+    if (own := CommandRecord.load(view.layout)) is not None:
         sys.stderr.write(f"what its ranks print: gangline logs {run_id} -f\n")
     try:
         watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
@@ -96,8 +96,10 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
         sys.stderr.write(f"left {run_id}: it goes on. gangline attach {run_id} · gangline stop {run_id}\n")
         raise SystemExit(exit_code_of(interrupt)) from None
     plain = not speaks_braille(sys.stderr)
-    for line in summary(view, watched, width=terminal_width(), plain=plain):
-        sys.stderr.write(line + "\n")
+    can_resume = own is None or own.resume_words is not None
+    rows = summary(view, watched, width=terminal_width(), plain=plain, is_job=own is None, can_resume=can_resume)
+    for line in rows:
+        sys.stderr.write(clean(line) + "\n")
     sys.stderr.flush()
     raise_failure(watched.run)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gangline.inventory.nics import is_one_machine
 from gangline.runs.cluster import Cluster
+from gangline.steps.keep import Keeping
+from gangline.steps.keeper import ask_who_keeps, who_keeps
 from gangline.steps.look import Sight
 from gangline.steps.seams import Means
 from gangline.sync.claim import claim_folders
@@ -27,6 +29,8 @@ class Ready:
     """Every host with its Python and the folder of our code."""
     networks: Mapping[str, Mapping[str, str]]
     """Variables that name each host's network interfaces."""
+    keeping: Callable[[], Keeping]
+    """Says who looks after the run; raises RunFailed."""
 
 
 def claim(cluster: Cluster, means: Means) -> None:
@@ -41,16 +45,17 @@ def equip(sight: Sight, means: Means) -> Ready:
     """
     transports, tell = means.transports, means.talk
     cluster = place_code(sight.cluster, transports, tell=tell)
+    keeping = ask_who_keeps(cluster, means)
     cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
     if not is_one_machine(cluster):
         differences = compare_environments(cluster, transports)
         require_equal(differences)
         if differences:
             tell.say(f"environments differ, harmlessly: {'; '.join(each.line for each in differences[:3])}")
-    return Ready(cluster=cluster, networks=sight.rank_variables)
+    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=keeping)
 
 
 def foresee(sight: Sight, means: Means) -> Ready:
     """What `equip` would give; changes nothing."""
     cluster = foresee_environments(foresee_code(sight.cluster), sight.inventory, means.transports)
-    return Ready(cluster=cluster, networks=sight.rank_variables)
+    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=lambda: who_keeps(cluster, means))

@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 
 from gangline.launch.backend import Request
 
-_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+SECRET = re.compile(
+    r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASS|CREDENTIALS?)(_|$)|_PWD$|(API|ACCESS|PRIVATE|AUTH)(KEY|TOKEN)|PASSWORD|PASSWD|SSHPASS",
+    re.IGNORECASE,
+)
+"""Names of variables whose values are not shown."""
+_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def printed(request: Request) -> list[str]:
     """The command of every host, with its variables; values of variables that look secret are left out."""
     lines = []
     for part in request.hosts:
-        env = [f"{name}={'***' if _SECRET.search(name) else shlex.quote(value)}" for name, value in part.env.items()]
-        lines += [f"# {part.host}", " ".join([*env, shlex.join(part.argv)])]
+        env = [f"{name}={'***' if SECRET.search(name) else quoted(value)}" for name, value in part.env.items()]
+        lines += [f"# {part.host}", " ".join([*env, joined(part.argv)])]
     return lines
+
+
+def joined(words: Iterable[str]) -> str:
+    """Words as a shell takes them, on one line."""
+    return " ".join(map(quoted, words))
+
+
+def quoted(word: str) -> str:
+    """One word as a shell takes it; what would steer a terminal in the dollar quotes of bash, zsh and ksh."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def orders(request: Request, *, now: bool) -> list[str]:

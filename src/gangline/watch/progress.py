@@ -68,7 +68,8 @@ class Progress:
             if not self._all_joined:
                 self._all_joined = True
                 self._pending = None
-                self._write(f"\r\x1b[K{joined_line(board)}\n" if self._live else f"{joined_line(board)}\n")
+                joined = clean(joined_line(board))
+                self._write(f"\r\x1b[K{joined}\n" if self._live else f"{joined}\n")
             return
         if gist(board) not in {"", self._gist}:
             self._gist = gist(board)
@@ -101,7 +102,7 @@ class Progress:
     def _step(self, record: dict[str, Any]) -> None:
         # a line as wide as the terminal would wrap and could not be overwritten
         width = self._width() - 1 if self._live else None
-        line = step_line(record, remaining_s=self.history.remaining_s(), width=width)
+        line = clean(step_line(record, remaining_s=self.history.remaining_s(), width=width))
         self._pending = line
         if self._live:
             self._write(f"\r\x1b[K{line}")
@@ -111,6 +112,7 @@ class Progress:
             self._write(line + "\n")
 
     def _line(self, line: str) -> None:
+        line = clean(line)  # figures are what a host wrote
         if self._live and self._pending is not None:
             self._write(f"\r\x1b[K{line}\n{self._pending}")
         else:

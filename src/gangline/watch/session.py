@@ -53,19 +53,27 @@ def watch_run(
     return Watched(run=run, history=progress.history)
 
 
-def summary(view: View, watched: Watched, *, width: int, plain: bool) -> list[str]:
-    """How a run went: its loss curve, its losses, its checkpoints, where it lies, what to type next."""
+def summary(
+    view: View, watched: Watched, *, width: int, plain: bool, is_job: bool = True, can_resume: bool = True
+) -> list[str]:
+    """How a run went: its loss curve, its losses, its checkpoints, where it lies, what to type next.
+
+    is_job: it is no command of the user's own, of which only its logs are known.
+    """
     history, run_id = watched.history, view.layout.run_id
     chart = curve(history.losses(), marks=history.evaluation_losses(), width=min(width, 100), plain=plain)
     kept = view.committed_steps()
     rows = [
         *final_losses(history),
-        f"{'checkpoints':<16} {_listed(kept) if kept else 'none'}",
+        *([f"{'checkpoints':<16} {_listed(kept) if kept else 'none'}"] if is_job else []),
         f"{'run directory':<16} {view.layout.folder}",
     ]
     if view.head_layout.root != view.layout.root:
         rows.append(f"{'on the head':<16} {view.head_layout.folder}")
-    return [*chart, *([""] if chart else []), *rows, "", *_next_commands(run_id, watched.run.phase, kept)]
+    again = can_resume and watched.run.phase != "finished"
+    meaning = "go on from the newest checkpoint" if is_job else "start it again, with the words of --resume-flag"
+    commands = [(f"gangline resume {run_id}", meaning)] if again else []
+    return [*chart, *([""] if chart else []), *rows, "", *_next_commands(run_id, commands, kept)]
 
 
 def terminal_width(default: int = 80) -> int:
@@ -82,13 +90,11 @@ def _listed(steps: Sequence[int]) -> str:
     return "steps " + ", ".join(str(step) for step in steps) if len(steps) > 1 else f"step {steps[0]}"
 
 
-def _next_commands(run_id: str, phase: str, kept: Sequence[int]) -> list[str]:
-    commands = []
-    if phase != "finished":
-        commands.append((f"gangline resume {run_id}", "go on from the newest checkpoint"))
-    if kept:
-        commands.append((f"gangline chat {run_id}", "talk to the model"))
-        commands.append((f"gangline export {run_id}", "write it in the format of transformers or peft"))
-    commands.append((f"gangline logs {run_id}", "what every rank wrote"))
-    width = max(len(command) for command, _ in commands)
-    return [f"{command:<{width}}   # {meaning}" for command, meaning in commands]
+def _next_commands(run_id: str, commands: Sequence[tuple[str, str]], kept: Sequence[int]) -> list[str]:
+    model = [
+        (f"gangline chat {run_id}", "talk to the model"),
+        (f"gangline export {run_id}", "write it in the format of transformers or peft"),
+    ]
+    shown = [*commands, *(model if kept else []), (f"gangline logs {run_id}", "what every rank wrote")]
+    width = max(len(command) for command, _ in shown)
+    return [f"{command:<{width}}   # {meaning}" for command, meaning in shown]
