@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gangline.checks.judge import require
-from gangline.errors import UsageError
+from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
 from gangline.runs.checkpoints import choose
 from gangline.runs.cluster import Cluster
@@ -26,7 +26,7 @@ from gangline.runs.ids import new_id
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.registry import RunRecord, find_run, run_ids
+from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import RunState
 from gangline.steps import keep
 from gangline.steps.again import carry_on, choose_checkpoint, next_state, places_of, resumable
@@ -43,7 +43,7 @@ from gangline.steps.command import (
 )
 from gangline.steps.decide import Decision, decide
 from gangline.steps.equip import claim, equip, foresee
-from gangline.steps.keep import Opened, all_records
+from gangline.steps.keep import Listed, Opened, all_records, kill_without_keeper
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
 from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached
@@ -236,8 +236,8 @@ def check(cluster_path: Path | None, *, home: Path, wish: Wish, talk: Talk, seam
         return look(cluster, wish, means, silent=True)
 
 
-def records(home: Path, *, seams: Seams = REAL) -> list[RunRecord]:
-    """All runs, newest first."""
+def records(home: Path, *, seams: Seams = REAL) -> list[Listed]:
+    """All runs, newest first, with the step that each has reached."""
     return all_records(home, seams)
 
 
@@ -257,9 +257,16 @@ def stop(run: Opened, *, now: bool = False, seams: Seams = REAL) -> bool:
             seen="nothing of it runs yet but the command that prepares it",
             fix="press Ctrl-C where it was started",
         )
-    if not (seams.is_alive(run.kept, run.keeper) or seams.unfinished(run.kept, run.keeper)):
-        return False
-    seams.stop_run(run.kept, run.keeper, now=now)
+    try:
+        if not (seams.is_alive(run.kept, run.keeper) or seams.unfinished(run.kept, run.keeper)):
+            return False
+        seams.stop_run(run.kept, run.keeper, now=now)
+    except HostKeyRefused:
+        raise
+    except HostUnreachable as error:
+        if not now or run.keeper is None:
+            raise
+        kill_without_keeper(run, error, seams)
     return True
 
 

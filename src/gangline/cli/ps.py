@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gangline import app
 from gangline.cli.output import print_data, print_json
-from gangline.errors import HostUnreachable, UsageError
 from gangline.runs.registry import RunRecord
-from gangline.watch.logs import last_step
 from gangline.watch.table import age, table
 
 
@@ -21,8 +18,8 @@ def command(
 ) -> None:
     """List the runs, newest first. Exit code 4 where another host answers in the place of one that keeps a run."""
     home = app.default_home()
-    records = app.records(home)
-    rows = [_row(record, _last_step(record.id, home)) for record in records]
+    listed = app.records(home)
+    rows = [_row(each.record, each.last) for each in listed]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -31,9 +28,9 @@ def command(
         print_data(table(header, [[_text(name, row, now) for name in _COLUMNS] for row in rows]))
     else:
         print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
-    for record in records:
-        if record.refused is not None:
-            raise record.refused
+    for each in listed:
+        if each.record.refused is not None:
+            raise each.record.refused
 
 
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")
@@ -67,12 +64,3 @@ def _text(name: str, row: dict[str, Any], now: datetime) -> str:
     if name in {"created", "updated"}:
         return age(str(value), now=now)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _last_step(run_id: str, home: Path) -> dict[str, Any] | None:
-    try:
-        with app.opened(run_id, home=home) as run:
-            view = run.view()
-            return last_step(view.head, view.head_layout.metrics)
-    except (UsageError, HostUnreachable):  # a run whose figures cannot be read is listed all the same
-        return None

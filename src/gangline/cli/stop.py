@@ -9,6 +9,10 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data, raise_failure
+from gangline.errors import HostUnreachable
+
+SILENCE_S = 30.0
+"""How long the host that keeps the run may give no answer while it is waited for."""
 
 
 def command(
@@ -33,7 +37,17 @@ def _wait(run: app.Opened, *, poll_s: float = 0.2) -> None:
     """Ctrl-C ends the waiting, not the order."""
     talk = Terminal()
     begun = time.monotonic()
-    while not run.record().ended:
+    silent_since: float | None = None
+    while not (record := run.record()).ended:
+        now = time.monotonic()
+        silent_since = None if record.silent is None else silent_since or now
+        if silent_since is not None and now - silent_since > SILENCE_S:
+            talk.clear()
+            raise HostUnreachable(
+                f"{run.layout.run_id} was ordered to end; whether it has is not known",
+                seen=str(record.silent),
+                fix=f"once it answers: gangline ps, and gangline stop {run.layout.run_id} if it still runs",
+            )
         talk.tick(f"waiting for {run.layout.run_id} to save and leave, {time.monotonic() - begun:.0f} s")
         time.sleep(poll_s)
     talk.clear()

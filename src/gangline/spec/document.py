@@ -177,6 +177,14 @@ def _scalar(tag: str, text: str) -> Any:
     return text
 
 
+def _whole(text: str) -> str | None:
+    """JSON writes what is beyond 16 bits as two halves, which YAML leaves apart. None: a half is missing."""
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        return None
+
+
 class _Builder:
     """Walks the nodes once and fills a Document."""
 
@@ -203,11 +211,14 @@ class _Builder:
         if isinstance(node, SequenceNode) and tag == f"{_TAG}seq":
             return [self._item(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, ScalarNode) and tag.startswith(_TAG) and "/" not in tag:
-            self.document.texts[path] = node.value
+            text = _whole(node.value)
+            if text is None:
+                return self._refuse(path, "half a character (a surrogate without the other)", "write it as it is")
+            self.document.texts[path] = text
             try:
-                return _scalar(tag, node.value)
+                return _scalar(tag, text)
             except ValueError:
-                return node.value
+                return text
         return self._refuse(path, f"the tag {printable(tag)}", "write the value without a tag")
 
     def _item(self, node: Node, path: KeyPath) -> Any:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from gangline.errors import GanglineError, RunFailed
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json, write_atomic
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
@@ -58,10 +64,48 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
     documents = {"cluster.json": seen, f"attempts/{number}/cluster.json": seen}
-    hand_over(layout, there, keeper, attempt=number, documents=documents)
+    hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
+    with _kept_by(layout, cluster, keeping):
+        try:
+            means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
+        except HostUnreachable:
+            # nobody knows whether it has come up: what the head says from now on counts
+            replace(RunState.load(layout), phase="running").save(layout)
+            raise
+        except GanglineError:
+            with contextlib.suppress(HostUnreachable):
+                copy_records(layout, there, keeper)  # its own words say more
+            raise
+    with contextlib.suppress(HostUnreachable):
+        copy_records(layout, there, keeper)
+
+
+@contextlib.contextmanager
+def _kept_by(layout: RunLayout, cluster: Cluster, keeping: Keeping) -> Iterator[None]:
+    """Write down who keeps the run, and which hosts are meant; if it does not come up there, all is as it was."""
+    before = Keeping.load(layout), layout.cluster.read_bytes()
+    write_documents(layout, {"cluster": cluster.to_json()})
     keeping.save(layout)
     try:
-        means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
-    finally:
-        copy_records(layout, there, keeper)
-        write_documents(layout, {"cluster": cluster.to_json()})
+        yield
+    except HostUnreachable:
+        raise
+    except BaseException:
+        write_atomic(layout.cluster, before[1])
+        before[0].save(layout)
+        raise
+
+
+def _earlier(layout: RunLayout, number: int) -> dict[str, Any]:
+    """What earlier attempts have left unfinished is finished by who keeps the run now."""
+    found: dict[str, Any] = {}
+    for each in range(1, number):
+        folder = layout.attempt(each)
+        if not (folder / "request.json").exists() or not (folder / "cluster.json").exists():
+            continue
+        seen = seen_from_head(Cluster.from_json(read_json(folder / "cluster.json")))
+        found[f"attempts/{each}/cluster.json"] = seen.to_json()
+        for name in ("request.json", "outcome.json"):
+            if (folder / name).exists():
+                found[f"attempts/{each}/{name}"] = read_json(folder / name)
+    return found

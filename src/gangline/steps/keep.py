@@ -12,21 +12,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NoReturn
 
-from gangline.errors import HostKeyRefused, HostUnreachable
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
+from gangline.launch.backend import Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId, parse_stat
 from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
+from gangline.runs.state import RunState
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
 from gangline.sync.place import host_layout
 from gangline.watch.follow import View
+from gangline.watch.logs import last_step
 
 KEEPER_FILE = "keeper.json"
+LAST_FILE = "last.json"
 ATTEMPT_FILES = ("request.json", "outcome.json", "board.json")
 """What the supervisor writes of an attempt, and people want to see here."""
 
@@ -121,23 +125,77 @@ def opened(prefix: str, *, home: Path, seams: Seams) -> Iterator[Opened]:
         yield Opened(layout=layout, cluster=cluster, transports=transports, keeping=Keeping.load(layout))
 
 
-def all_records(home: Path, seams: Seams) -> list[RunRecord]:
-    """All runs, newest first; heads that keep runs which have not ended are asked, all at the same time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A run as it is listed."""
+
+    record: RunRecord
+    last: dict[str, Any] | None
+    """The step that was written last, where it is known."""
+
+
+def all_records(home: Path, seams: Seams) -> list[Listed]:
+    """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        records = list(pool.map(lambda layout: _record(layout, seams), layouts))
-    return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+        listed = list(pool.map(lambda layout: _listed(layout, seams), layouts))
+    return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
 
 
-def _record(layout: RunLayout, seams: Seams) -> RunRecord:
+def _listed(layout: RunLayout, seams: Seams) -> Listed:
     here = read_record(layout, is_alive=lambda _process: True)
-    if here.ended or Keeping.load(layout).host is None:
-        return read_record(layout)
+    known = _remembered(layout, here)
+    if known is not None:
+        return Listed(record=here, last=known)
+    last: dict[str, Any] | None = None
+    record = _in_doubt(layout, here)
     try:
         with opened(layout.run_id, home=layout.root, seams=seams) as run:
-            return run.record()
+            record = run.record()
+            view = run.view()
+            last = last_step(view.head, view.head_layout.metrics)
+            if record.ended and last is not None and record.state is not None:
+                write_json(layout.folder / LAST_FILE, {"attempt": record.state.attempt, "last": last})
     except HostKeyRefused as error:  # the other runs are listed all the same
-        return replace(here, silent=error.what, refused=error)
+        record = replace(record, silent=error.what, refused=error)
+    except UsageError:
+        pass  # it has no hosts yet, or none that can be read
+    except GanglineError as error:
+        record = record if record.ended else replace(record, silent=error.what)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
+    return Listed(record=record, last=last)
+
+
+def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:
+    """What is believed of a run if nobody can be asked: a supervisor elsewhere is not taken for lost."""
+    return here if Keeping.load(layout).host is not None else read_record(layout)
+
+
+def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
+    """The last step of a run that has ended, as it was read then."""
+    if not here.ended or here.state is None:
+        return None
+    try:
+        kept = read_json(layout.folder / LAST_FILE)
+    except (FileNotFoundError, ValueError):
+        return None
+    last = kept.get("last")
+    return last if kept.get("attempt") == here.state.attempt and isinstance(last, dict) else None
+
+
+def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> NoReturn:
+    """Order every guard that answers to end its ranks, though who keeps the run does not answer; then say so."""
+    state = RunState.load(run.layout)
+    request = Request.from_json(read_json(run.layout.attempt(state.attempt) / "request.json"))
+    # above the epoch of the supervisor there, which is refused from now on if it still lives
+    missed = seams.backend().stop(request, run.transports, now=True, epoch=state.epoch + 1)
+    told = [name for name in request.names if name not in missed]
+    raise HostUnreachable(
+        f"{run.keeping.host}, which keeps {run.layout.run_id}, does not answer",
+        seen=f"{error.what}; ordered to end at once: {', '.join(told) or 'nobody'}; not reached: {', '.join(missed)}",
+        fix=f"once it is back: gangline stop {run.layout.run_id}, which looks for what is left there",
+    )
 
 
 def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
@@ -145,12 +203,22 @@ def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
     state = _read(keeper, there.state)
     if state is None:
         return
+    said = json.loads(state)
+    number = int(said.get("attempt", 0))
+    if said.get("phase") == "preparing" or number < _attempt_here(here):
+        return  # what was handed over, or is about to be: this computer knows more
     write_atomic(here.state, state)
-    number = int(json.loads(state).get("attempt", 0))
     here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ATTEMPT_FILES:
         if (data := _read(keeper, there.attempt(number) / name)) is not None:
             write_atomic(here.attempt(number) / name, data)
+
+
+def _attempt_here(here: RunLayout) -> int:
+    try:
+        return RunState.load(here).attempt
+    except (OSError, ValueError, TypeError):
+        return 0
 
 
 def hand_over(here: RunLayout, there: RunLayout, keeper: Transport, *, attempt: int, documents: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def who_keeps(cluster: Cluster, means: Means) -> Keeping:
         return Keeping()
     if cluster.supervisor == "here":
         return Keeping(why_not=("the cluster file says `supervisor: here`",))
-    reasons = means.seams.cannot_supervise(seen_from_head(cluster), means.transports[head.name])
+    reasons = _why_not(cluster, means)
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
             f"{head.name} cannot look after the run",
@@ -40,6 +40,12 @@ def who_keeps(cluster: Cluster, means: Means) -> Keeping:
     if reasons:
         return Keeping(why_not=(f"{head.name} says: {'; '.join(reasons)}",))
     return Keeping(host=head.name)
+
+
+def _why_not(cluster: Cluster, means: Means) -> list[str]:
+    if here := [host.name for host in cluster.hosts if host.transport == "local"]:
+        return [f"{', '.join(here)} is this computer, which is not reached by ssh"]
+    return means.seams.cannot_supervise(seen_from_head(cluster), means.transports[cluster.head.name])
 
 
 def seen_from_head(cluster: Cluster) -> Cluster:

@@ -91,3 +91,15 @@ def test_aliases_of_aliases_of_aliases_end():
 def test_brackets_without_an_end(text):
     with pytest.raises(SpecError):
         read_document(text, "f").mistakes.raise_if_any()
+
+
+def test_characters_that_json_writes_in_two_halves_are_whole():
+    document = read_document('{"a": "\\ud83d\\ude00 \\u00e9"}', "job.json")
+    assert document.values == {"a": "\U0001f600 é"}
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\udcff", "\\ude00\\ud83d"])
+def test_half_a_character_is_a_mistake(half):
+    document = read_document(f'a: "x{half}"', "job.yaml")
+    with pytest.raises(SpecError, match="half a character"):
+        document.mistakes.raise_if_any()

@@ -199,6 +199,15 @@ def test_an_event_from_a_host_cannot_steer_the_terminal(run: Run) -> None:
     assert "save-failed  why disk full" in shown(run, [event], live=False)
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_figures_from_a_host_cannot_steer_the_terminal(run: Run, live: bool) -> None:
+    evil = "3\x1b[2J\x9b31m\u202e"
+    records = [{**step(1), "step": evil}, {**step(1), "steps": evil}, {**evaluation(1, 2.0), "step": evil}]
+    text = shown(run, records, live=live).replace("\r\x1b[K", "")
+    assert "step 3" in text
+    assert not [character for character in text if not character.isprintable() and character != "\n"]
+
+
 def test_a_repeated_step_counts_once_with_its_last_figures() -> None:
     history = History()
     for record in (step(1, 3.0), step(2, 2.9), step(3, 9.0), step(2, 2.8), evaluation(2, 2.7)):

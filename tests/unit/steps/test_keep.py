@@ -1,0 +1,143 @@
+"""Who keeps a run, and what this computer shows of it when the keeper does not answer."""
+
+import dataclasses
+import json
+from pathlib import PurePath
+
+import pytest
+
+from gangline import app
+from gangline.errors import HostUnreachable, RunFailed
+from gangline.launch.fake import FakeBackend
+from gangline.remote.fake import FakeTransport
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import write_json
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.ids import new_id
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.registry import run_ids
+from gangline.runs.state import RunState
+from gangline.steps.keep import Keeping, copy_records
+from gangline.steps.keeper import who_keeps
+from gangline.steps.seams import Means, Seams
+
+
+def ssh_host(name, **more):
+    return Host(name=name, workdir=f"/home/{name}", python="python3", transport="ssh", ssh=name, **more)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+class World:
+    """A home, two hosts in memory, and a backend that starts nothing."""
+
+    def __init__(self, home):
+        self.home = home
+        self.transports = {name: FakeTransport(name) for name in ("pc1", "pc2")}
+        self.backend = FakeBackend()
+        self.cluster = Cluster(name="lan", hosts=(ssh_host("pc1"), ssh_host("pc2")))
+        self.alive = True
+
+    @property
+    def seams(self):
+        return Seams(
+            connect=lambda _cluster: dict(self.transports),
+            backend=lambda: self.backend,
+            is_alive=self.is_alive,
+            unfinished=lambda _layout, _keeper: (),
+            cannot_supervise=lambda _cluster, _head: [],
+        )
+
+    def is_alive(self, _layout, keeper):
+        keeper.names(PurePath("/"))  # as every question to a host: raises where it does not answer
+        return self.alive
+
+    @property
+    def means(self):
+        return Means(transports=dict(self.transports), home=self.home, talk=self, seams=self.seams)
+
+    def run(self, *, phase="running", attempt=1):
+        """A run that pc1 keeps, as this computer remembers it."""
+        layout = RunLayout(self.home, new_id(run_ids(self.home)))
+        layout.attempt(attempt).mkdir(parents=True)
+        write_json(layout.cluster, self.cluster.to_json())
+        RunState(name="job", phase=phase, attempt=attempt, supervisor=ProcessId(pid=1, start_ticks=1)).save(layout)
+        Keeping(host="pc1").save(layout)
+        gang = Gang(
+            run_id=layout.run_id, attempt=attempt, ranks=(GangRank(host="pc1", share=1), GangRank(host="pc2", share=1))
+        )
+        request = self.backend.render(self.cluster, gang, port=29500)
+        write_json(layout.attempt(attempt) / "request.json", request.to_json())
+        return layout
+
+    def said_there(self, layout, **state):
+        """What the keeper has of the run."""
+        there = RunLayout(PurePath("/home/pc1"), layout.run_id)
+        data = dataclasses.asdict(RunState(name="job", **state))
+        self.transports["pc1"].files[PurePath(there.state)] = json.dumps(data).encode()
+        return there
+
+
+def test_what_the_keeper_says_is_copied(world):
+    layout = world.run()
+    there = world.said_there(layout, phase="finished")
+    copy_records(layout, there, world.transports["pc1"])
+    assert RunState.load(layout).phase == "finished"
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        ({"phase": "failed"}, {"phase": "preparing"}),  # it never came up there: the cause stands here
+        ({"phase": "preparing", "attempt": 2}, {"phase": "stopped", "attempt": 1}),  # a resume is being prepared
+    ],
+)
+def test_what_this_computer_knows_better_is_not_overwritten(world, here, there):
+    layout = world.run(**here)
+    copy_records(layout, world.said_there(layout, **there), world.transports["pc1"])
+    assert RunState.load(layout).phase == here["phase"]
+
+
+def test_a_keeper_that_does_not_answer_is_told_and_hides_no_other_run(world):
+    lost, other = world.run(), world.run(phase="finished")
+    world.transports["pc1"].reachable = False
+    listed = {each.record.id: each.record for each in app.records(world.home, seams=world.seams)}
+    assert "does not answer" in listed[lost.run_id].silent
+    assert listed[lost.run_id].phase == "running"
+    assert (listed[other.run_id].phase, listed[other.run_id].silent) == ("finished", None)
+
+
+def test_records_that_cannot_be_read_hide_no_other_run(world):
+    broken, other = world.run(), world.run(phase="finished")
+    (broken.folder / "keeper.json").write_text('{"host": "pc9"}', encoding="utf-8")
+    listed = {each.record.id: each.record for each in app.records(world.home, seams=world.seams)}
+    assert "cannot be read" in listed[broken.run_id].silent
+    assert listed[other.run_id].phase == "finished"
+
+
+def test_without_its_keeper_a_run_is_ended_at_once_where_hosts_answer_and_only_then(world):
+    layout = world.run()
+    world.transports["pc1"].reachable = False
+    with app.opened(layout.run_id, home=world.home, seams=world.seams) as run:
+        with pytest.raises(HostUnreachable):
+            app.stop(run, seams=world.seams)
+        assert world.backend.orders == []
+        with pytest.raises(HostUnreachable, match="which keeps") as error:
+            app.stop(run, now=True, seams=world.seams)
+    assert world.backend.orders == ["kill"]
+    assert "ordered to end at once: pc1, pc2" in error.value.seen or "pc2" in error.value.seen
+
+
+def test_the_head_keeps_a_run_unless_one_of_the_hosts_is_this_computer(world):
+    assert who_keeps(world.cluster, world.means).host == "pc1"
+    laptop = Host(name="laptop", workdir="/home/laptop", python="python3")
+    mixed = dataclasses.replace(world.cluster, hosts=(*world.cluster.hosts, laptop))
+    keeping = who_keeps(mixed, world.means)
+    assert keeping.host is None
+    assert "laptop is this computer" in keeping.why_not[0]
+    with pytest.raises(RunFailed, match="cannot look after"):
+        who_keeps(dataclasses.replace(mixed, supervisor="head"), world.means)
