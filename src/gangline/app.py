@@ -188,7 +188,7 @@ def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list
         sight = look(cluster, OWN_PROGRAM, means)
         require(sight.findings)
         gang = command_gang(cluster, new_id(run_ids(order.home)), 1)
-        return printed(render(foresee(sight, means), gang, means, program=program_of(record, 1)))
+        return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
 
 
 def rehearse_resume(
@@ -217,9 +217,8 @@ def _rehearse_command_again(
     require_resumable(run.layout.run_id, record)
     sight = look(cluster, OWN_PROGRAM, means)
     require(sight.findings)
-    number = ended.attempt + 1
-    gang = command_gang(cluster, run.layout.run_id, number)
-    return printed(render(foresee(sight, means), gang, means, program=program_of(record, number)))
+    gang = command_gang(cluster, run.layout.run_id, ended.attempt + 1)
+    return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
 
 
 def plan(start: Start, *, talk: Talk, seams: Seams = REAL) -> Decision:

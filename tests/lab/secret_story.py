@@ -7,10 +7,13 @@ has a bug. What every command printed is kept, to be searched for the secrets.
 import hashlib
 import json
 import os
+import re
 import time
 
 from tests.lab import played_torch
 from tests.lab.ordinary import User
+from tests.lab.searched import search
+from tests.lab.watched import Watch
 from tests.unit.remote import hostile
 
 TOKENS = {
@@ -26,6 +29,7 @@ NEARBY = {
     "host": "sk-CanaryOfTheHost61f8e03b9d",
 }
 """Where users have secrets; they stay there. The last one is in the login files of every host."""
+SECRETS = {**TOKENS, **NEARBY}
 NUM_WORDS = 1500
 NUM_VALUES = 300
 SCRIPT = """
@@ -52,8 +56,12 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         continue
     if any(word in environment for word in words):
-        print(line)
+        print(json.dumps(line[:600]))
 """
+
+
+LISTENER = re.compile(r"/proc/self/fd/\d+ listen$")
+"""The command line of the agent's verb that lets other hosts try ports."""
 
 
 def digest(words):
@@ -70,6 +78,7 @@ class Story:
         self.user.umask = "000"
         self.user.env = dict(TOKENS)
         self.since = time.time()
+        self.watch = Watch(lab, SECRETS)
         self.said = []
         """(words, exit code, stdout and stderr) of every command."""
         self.words = [word for word in hostile.words(NUM_WORDS * 2, "canary", seed=21) if "\0" not in word][:NUM_WORDS]
@@ -124,11 +133,78 @@ class Story:
     def holders(self, host):
         """Command lines on a host of the processes that have a token in their environment."""
         told = json.dumps(list(TOKENS.values()))
-        return host.check(["python3", "-c", HOLDERS], stdin=told, as_root=True).splitlines()
+        return [
+            json.loads(line) for line in host.check(["python3", "-c", HOLDERS], stdin=told, as_root=True).splitlines()
+        ]
 
     def kills(self, host, pattern):
         """kill -9 of what the pattern of pgrep means on a machine."""
         host.check(["pkill", "-9", "-f", pattern], as_root=True)
+
+    def tell(self):
+        """All of it; what is seen on the way is kept."""
+        self.plants()
+        with self.watch:
+            self.writes()
+            self.types("check", "--json", code=3)  # the trainer is not installed
+            self.types("run", "--dry-run", "--dir", "project", "--", *self.program("wait"))
+            self.loses_a_rank()
+            self.types("run", "--dir", "project", "--", *self.program("fail"), code=5)
+            run = self.loses_who_looks_after_it()
+            self.meets_a_bug(run)
+
+    def loses_a_rank(self):
+        """The run fails, and is resumed."""
+        hosts = self.lab.hosts
+        run = self.starts("wait")
+        self.received = [self.awaits(run, host) for host in hosts]
+        self.holding = [line for host in hosts for line in self.holders(host)]
+        for words in ("ps", "ps --json", f"logs {run}", f"logs {run} --console"):
+            self.types(*words.split())
+        self.kills(hosts[-1], "train[.]py")
+        self.types("attach", run, code=5)
+        self.types("resume", run)
+
+    def loses_who_looks_after_it(self):
+        """Supervisor, guard and controller are killed; then the run is stopped."""
+        hosts = self.lab.hosts
+        run = self.starts("wait")
+        self.awaits(run, hosts[1])
+        with self.user.popen(["gangline", "attach", run], stdout=-3, stderr=-3):
+            self.kills(hosts[0], "[g]angline.supervise")
+            self.kills(hosts[1], "[g]uard")
+            self.kills(self.lab.user, "[g]angline attach")
+        self.left = self.found()
+        self.types("ps")
+        self.types("stop", run, "--now")
+        self.processes = [line for host in hosts for line in host.processes()]
+        return run
+
+    def meets_a_bug(self, run):
+        """A traceback, on the screen and in a file."""
+        self.user.write(f".local/state/gangline/runs/{run}/keeper.json", "[]")
+        self.types("--debug", "attach", run, code=1)
+        self.types("attach", run, code=1)
+
+    def found(self):
+        """Every place of every machine where a secret is and should not be."""
+        machines, home = self.lab.machines, self.user.home
+        places = {f"{each.name}: {place}" for each in machines for place in search(each, SECRETS, since=self.since)}
+        planted = {f"desk: netrc in {home}/.netrc", f"desk: dotenv in {home}/project/.env"}
+        planted |= {f"desk: key comment in {home}/.ssh/id_ed25519.pub"}
+        planted |= {f"{host.name}: host in {home}/.bashrc" for host in self.lab.hosts}
+        assert planted <= places, "the search does not find what was planted"
+        return sorted(places - planted - {f"desk: key comment in {home}/.ssh/id_ed25519"})
+
+    def printed(self):
+        """(command, name of the secret) wherever a command has printed one."""
+        return [(words, name) for words, _, text in self.said for name, secret in SECRETS.items() if secret in text]
+
+    def doors(self):
+        """Sockets that came to listen on the machines: those that `check` opens for a while, and all others."""
+        doors = self.watch.of("door")
+        probes = [door for door in doors if any(LISTENER.search(owner) for owner in door["owners"])]
+        return probes, [door for door in doors if door not in probes]
 
 
 def is_yaml(word):

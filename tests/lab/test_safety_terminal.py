@@ -125,7 +125,7 @@ def test_nothing_that_hosts_say_of_themselves_steers_the_terminal(user):
 def test_nothing_that_a_run_says_steers_the_terminal(user):
     user.lab.hosts[1].check(["rm", "/usr/local/bin/nvidia-smi"], as_root=True)
     for host in user.lab.hosts:
-        user.write(".bashrc", LOGIN.split("export")[0], on=host)
+        user.write(".bashrc", LOGIN.partition("export")[0], on=host)
     user.check(["gangline", "init", "h0", "h1", "--force"])
     user.write("cluster.yaml", user.read("cluster.yaml").replace("slots: 1", f"python: {user.python}\n    slots: 1"))
     text = harmless(user, "run", "--dir", "project", "--", "script.py", "3", code=5)
@@ -136,7 +136,8 @@ def test_nothing_that_a_run_says_steers_the_terminal(user):
     harmless(user, "attach", failed["id"], code=5)
     harmless(user, "ps")
     harmless(user, "resume", failed["id"], code=2)
-    run = harmless(user, "run", "--detach", "--dir", "project", "--", "script.py", "600").split()[-1]
+    text = harmless(user, "run", "--detach", "--dir", "project", "--", "script.py", "600")
+    run = text.splitlines()[-1]
     head = user.lab.hosts[0]
     user.check(["python3", "-c", PLANT], on=head, stdin=json.dumps({"run": run, "steer": STEER, "state": {}}))
     assert "evil" in harmless(user, "ps")

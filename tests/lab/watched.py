@@ -41,18 +41,19 @@ class Watch:
     def __enter__(self):
         self._out = tempfile.TemporaryFile("w+")
         argv = [sys.executable, "-m", "tests.lab.watched"]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=self._out, text=True, cwd=ROOT)
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._process = subprocess.Popen(argv, stdout=self._out, text=True, cwd=ROOT, **pipes)
         self._process.stdin.write(self._told + "\n")
         self._process.stdin.flush()
+        assert self._process.stderr.readline() == "ready\n"
         return self
 
     def __exit__(self, *problem):
-        self._process.stdin.close()
-        code = self._process.wait(30)
+        _, errors = self._process.communicate(timeout=30)
         self._out.seek(0)
         self.said = [json.loads(line) for line in self._out]
         self._out.close()
-        assert code == 0, "the watch broke down"
+        assert self._process.returncode == 0, errors
         last = self.said.pop()
         self.ticks, self.longest_s = last["ticks"], last["longest_s"]
 
@@ -148,6 +149,9 @@ def main():
     """Until stdin is closed."""
     looker = Looker(**json.loads(sys.stdin.readline()))
     longest_s = 0.0
+    looker.look()
+    sys.stderr.write("ready\n")
+    sys.stderr.flush()
     last = time.monotonic()
     while not select.select([sys.stdin], [], [], 0)[0]:
         looker.look()

@@ -18,6 +18,7 @@ MODULES = {
     "environment": "gangline.agent.environment",
     "facts": "gangline.agent.facts",
     "guard": "gangline.agent.guard",
+    "lay": "gangline.agent.lay",
     "left": "gangline.agent.left",
     "listen": "gangline.agent.listen",
     "place": "gangline.agent.place",

@@ -110,7 +110,7 @@ def own_program() -> tuple[list[str], tuple[int, ...]]:
     # Of a zipapp __file__ is <archive>/gangline/agent/channel.py, and the archive may have no name but a descriptor.
     archive = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if os.path.isdir(archive):
-        return [sys.executable, "-m", "gangline.agent"], ()
+        return [sys.executable, *(["-P"] if hasattr(sys.flags, "safe_path") else []), "-m", "gangline.agent"], ()
     folder, _, number = archive.rpartition("/")
     keep = (int(number),) if folder == "/proc/self/fd" else ()
     return [sys.executable, "-I", archive], keep

@@ -9,7 +9,6 @@ import subprocess
 import time
 from typing import Any
 
-from gangline.agent.family import end_family
 from gangline.agent.request import Request
 from gangline.agent.wire import MAX_DATA_BYTES
 
@@ -53,6 +52,8 @@ def run(request: Request, asked: dict[str, Any], *, program: list[str], keep: tu
         if process.poll() is None and own:
             command.let_leave()
         if process.poll() is None:
+            from gangline.agent.family import end_family  # rarely wanted, and a channel is to start fast
+
             end_family(process)
         command.close()
     request.end(answer, command.stderr_tail())

@@ -158,7 +158,7 @@ class Guard:
 
     def _extend(self) -> None:
         """The grace begins anew with every sign of progress: a long step or a large save is no hang."""
-        signs = self.ranks.signs()
+        signs = self.ranks.signs(logs=self.request.get("program") == "command")
         if signs != self._progress:
             self._progress = signs
             self._deadline = time.monotonic() + self._grace_s()

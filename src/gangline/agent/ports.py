@@ -1,9 +1,7 @@
-"""`ports`: a port for the ranks to meet at, and who listens on which port of this host.
+"""`ports`: a port for the ranks to meet at.
 
     gangline-agent ports free < {"address", "range": [low, high], "avoid": [...], "claims": folder or null, "hold_s": n}
         -> {"port", "taken": [...], "ephemeral": [low, high], "may_be_given_away": bool}, or "port": null
-    gangline-agent ports listening < {"ports": [...]}
-        -> {"listening": [{"address", "port", "pid", "command"}], "ephemeral"}
 
 A free port is looked for below the range from which the kernel serves who asks for any port: in that range another
 program may be given it at any time between our look and the start of the ranks. What has been handed out is claimed for
@@ -29,8 +27,6 @@ from gangline.agent import hello
 from gangline.agent.interfaces import ephemeral_range
 
 REQUEST_LIMIT_BYTES = 1 << 16
-LISTEN_STATE = "0A"
-PROGRAM_CHARACTERS = 200
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
@@ -104,66 +100,13 @@ def _claims(folder: str | None, hold_s: float) -> Iterator[Claims]:
         yield Claims(place, hold_s)
 
 
-def listening(request: dict[str, Any]) -> dict[str, Any]:
-    """Who listens on the given ports; the program only where it is ours to know."""
-    wanted = set(request["ports"])
-    found = [door for door in _listeners() if door["port"] in wanted]
-    programs = _programs({door["inode"] for door in found})
-    said = [
-        {
-            "address": door["address"],
-            "port": door["port"],
-            **programs.get(door["inode"], {"pid": None, "command": None}),
-        }
-        for door in found
-    ]
-    return {"listening": said, "ephemeral": ephemeral_range()}
-
-
-def _listeners() -> Iterator[dict[str, Any]]:
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        try:
-            lines = Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for fields in (line.split() for line in lines):
-            if fields[3] == LISTEN_STATE:
-                address, _, port = fields[1].partition(":")
-                yield {"address": _text(family, address), "port": int(port, 16), "inode": fields[9]}
-
-
-def _text(family: int, hexadecimal: str) -> str:
-    """An address as /proc writes it: words of 32 bits in the byte order of the machine."""
-    raw = bytes.fromhex(hexadecimal)
-    words = [raw[start : start + 4] for start in range(0, len(raw), 4)]
-    return socket.inet_ntop(family, b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
-
-
-def _programs(inodes: set[str]) -> dict[str, dict[str, Any]]:
-    """Socket -> the process that holds it, as far as we may look."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for descriptor in (folder / "fd").iterdir():
-                name = os.readlink(descriptor)  # noqa: PTH115  (Path.readlink is of Python 3.9)
-                if name.startswith("socket:[") and name[8:-1] in inodes:
-                    words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                    found[name[8:-1]] = {"pid": int(folder.name), "command": words[:PROGRAM_CHARACTERS]}
-    return found
-
-
-VERBS = {"free": free, "listening": listening}
-
-
 def main(argv: list[str]) -> int:
     """Entry point."""
-    if len(argv) != 1 or argv[0] not in VERBS:
-        sys.stderr.write("usage: ports free|listening, with a request as JSON on stdin\n")
+    if argv != ["free"]:
+        sys.stderr.write("usage: ports free, with a request as JSON on stdin\n")
         return 2
     request = json.loads(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES))
-    sys.stdout.write(json.dumps(VERBS[argv[0]](request)) + "\n")
+    sys.stdout.write(json.dumps(free(request)) + "\n")
     return 0
 
 

@@ -25,6 +25,7 @@ class Process(NamedTuple):
     parent: int
     state: str
     """One letter, as in proc(5); Z: ended, but not yet waited for."""
+    session: int = 0
 
 
 def find(pid: int) -> Optional[Process]:
@@ -32,9 +33,9 @@ def find(pid: int) -> Optional[Process]:
     try:
         # The command name may hold spaces and parentheses; everything after the last ")" is numbers.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # it is gone; or another user's, where /proc shows everybody only his own
         return None
-    return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode())
+    return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode(), int(fields[3]))
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
@@ -76,7 +77,7 @@ def tagged(tag: str) -> List[Process]:
         try:
             if wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
                 found.append(process)
-        except (PermissionError, FileNotFoundError, ProcessLookupError):
+        except OSError:
             continue  # another user's, or gone
     return found
 

@@ -9,4 +9,6 @@ from typing import List
 
 def main(argv: List[str]) -> int:
     """Entry point; does not return."""
-    os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606  (no shell is wanted)
+    # The current folder may be anybody's; Pythons before 3.11 import from it all the same.
+    alone = ["-P"] if hasattr(sys.flags, "safe_path") else []
+    os.execv(sys.executable, [sys.executable, *alone, *argv])  # noqa: S606  (no shell is wanted)

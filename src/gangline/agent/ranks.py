@@ -66,10 +66,14 @@ class Ranks:
                 self._signalled.add(rank)
                 send(process, number)
 
-    def signs(self) -> Tuple[List[bytes], List[int]]:
-        """What changes as long as something gets on: the ranks' phase files, and the sizes of what is being saved."""
+    def signs(self, *, logs: bool) -> Tuple[List[bytes], List[int], List[int]]:
+        """What changes as long as something gets on: the ranks' phase files, and the sizes of what is being saved.
+
+        logs: those of the ranks' logs, too; it is all that a program of the user's own shows.
+        """
         phases = [_bytes(self.folder / f"rank-{rank}.phase") for rank in sorted(self.processes)]
-        return phases, _sizes(self.folder.parent.parent / "checkpoints", "step-*/part-*.tmp/**/*")
+        saved = _sizes(self.folder.parent.parent / "checkpoints", "step-*/part-*.tmp/**/*")
+        return phases, saved, _sizes(self.folder, "rank-*.log") if logs else []
 
     def phases(self) -> Dict[int, Dict[str, Any]]:
         """Where every rank is that says so: {"phase", "step", "collectives", "time"}."""

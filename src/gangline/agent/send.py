@@ -11,16 +11,20 @@ itself only by `host_key`; nothing is asked, and what it has of an earlier try i
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, Any, Dict, List, Sequence
+from typing import IO, Any, Dict, List, Sequence, Tuple
 
+from gangline.agent.bounded import run
 from gangline.agent.digests import say
 
 CONNECT_S = 6
@@ -63,16 +67,26 @@ def rsync_argv(request: Dict[str, Any], folder: Path) -> List[str]:
 
 
 def _ssh_words(peer: Dict[str, Any], folder: Path) -> List[str]:
-    """No word has a space: rsync cuts its --rsh at spaces."""
+    """No word has a space: rsync cuts its --rsh at spaces. The options are those of gangline/remote/ssh_options.py."""
     known = folder / "known_hosts"
+    kind = peer["host_key"].split()[0]
     options = [
         "BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "VerifyHostKeyDNS=no", "CheckHostIP=no",
         "NoHostAuthenticationForLocalhost=no", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
         "ControlMaster=no", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=3", "LogLevel=ERROR",
+        "RemoteCommand=none", "ClearAllForwardings=yes",
+        "HostKeyAlgorithms={}".format("rsa-sha2-512,rsa-sha2-256" if kind == "ssh-rsa" else kind),
+        *(["KnownHostsCommand=none"] if _ssh_version() >= (8, 5) else []),
         "ConnectTimeout={}".format(CONNECT_S), "UserKnownHostsFile={}".format(known),
         "GlobalKnownHostsFile={}".format(known), "HostKeyAlias={}".format(peer["name"]),
     ]  # fmt: skip
     return ["ssh", *(word for option in options for word in ("-o", option)), "-p", str(int(peer["port"]))]
+
+
+def _ssh_version() -> Tuple[int, int]:
+    """Of the ssh here: an older one refuses options that it does not know."""
+    found = re.search(r"OpenSSH\D*(\d+)\.(\d+)", run(["ssh", "-V"]).stderr)
+    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
 
 
 def _run(request: Dict[str, Any], folder: Path) -> Dict[str, Any]:
@@ -81,27 +95,37 @@ def _run(request: Dict[str, Any], folder: Path) -> Dict[str, Any]:
     names = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in request["names"])
     (folder / "names").write_bytes(names)
     process = subprocess.Popen(
-        rsync_argv(request, folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        rsync_argv(request, folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout is not None
     assert process.stderr is not None
     words: List[str] = []
     reader = threading.Thread(target=_read_errors, args=(process.stderr, words))
     reader.start()
-    clock = threading.Timer(float(request["timeout_s"]), process.kill)
+    clock = threading.Timer(float(request["timeout_s"]), _end, (process.pid,))
     clock.start()
     try:
         _tell_progress(process.stdout)
         code = process.wait()
     finally:
         clock.cancel()
-        process.kill()
+        _end(process.pid)
         reader.join()
         process.stdout.close()
         process.stderr.close()
     if code == 0:
         return {"sent": True}
     return {"sent": False, "why": "; ".join(words) or "rsync ended with exit code {}".format(code)}
+
+
+def _end(group: int) -> None:
+    """End rsync with its ssh."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _tell_progress(stream: IO[bytes]) -> None:

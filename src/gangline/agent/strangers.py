@@ -7,11 +7,13 @@ import os
 import pwd
 import stat
 from pathlib import Path
-from typing import Iterator, NamedTuple, Optional
+from typing import Iterator, List, NamedTuple, Optional
 
+UID_MAP = Path("/proc/self/uid_map")
+OVERFLOW = Path("/proc/sys/kernel/overflowuid")
 LINKS = 40
 """As many as the kernel follows."""
-BORROWED = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "vfat", "exfat", "ntfs")
+BORROWED = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "vfat", "exfat", "ntfs", "afs")
 """How the names of file systems begin on which owners are whatever a server or a mount option says."""
 
 
@@ -51,7 +53,7 @@ def strangers(path: str, *, is_end: bool = True) -> Strangers:
 
 def _judge(step: _Step) -> Strangers:
     place, mode = step.place, step.status.st_mode
-    is_ours = step.status.st_uid in {0, os.getuid()}
+    is_ours = step.status.st_uid in {0, os.getuid(), *_nobodies()}
     if stat.S_ISLNK(mode):
         return Strangers(None if is_ours else "{} is a link that {} made".format(place, _who(step.status)), None)
     if not stat.S_ISDIR(mode):
@@ -91,6 +93,15 @@ def _way(path: str) -> Iterator[_Step]:
             # nothing above it is a link any more
             leads_to = here.parent / os.readlink(str(here))  # noqa: PTH115  (Path.readlink is of Python 3.9)
             here, left = Path("/"), [*leads_to.parts[1:], *left]
+
+
+def _nobodies() -> List[int]:
+    """In a container that maps some users only, root outside has the number of nobody."""
+    try:
+        is_whole = UID_MAP.read_text(encoding="ascii").split() == ["0", "0", "4294967295"]
+        return [] if is_whole else [int(OVERFLOW.read_text(encoding="ascii"))]
+    except (OSError, ValueError):
+        return []
 
 
 def _who(status: os.stat_result) -> str:

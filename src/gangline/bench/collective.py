@@ -15,7 +15,7 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.network import Collective
 from gangline.inventory.pairs import Skipped
 from gangline.launch.backend import Networks
-from gangline.launch.env import is_one_machine, rank_env
+from gangline.launch.env import rank_env
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes
@@ -155,7 +155,7 @@ def measure_collectives(
 
 def argv(cluster: Cluster, host: Host, order: Order) -> tuple[str, ...]:
     """The command of one host."""
-    one_machine = is_one_machine(cluster)
+    one_machine = cluster.is_one_machine
     options = {
         "--nnodes": len(cluster.hosts),
         "--nproc-per-node": host.slots,

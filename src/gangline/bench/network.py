@@ -14,7 +14,6 @@ from gangline.inventory.network import Network, save_network
 from gangline.inventory.pairs import Skipped
 from gangline.inventory.probe import now
 from gangline.launch.backend import Networks
-from gangline.launch.env import is_one_machine
 from gangline.launch.port import free_port
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
@@ -71,7 +70,7 @@ def _collectives(hosts: Hosts, links: Links, *, seconds: float) -> Collectives:
     port = free_port(cluster, hosts.transports[cluster.head.name])
     order = Order(backend=backend_for(cluster, hosts.inventory), port=port, seconds=seconds)
     head = hosts.inventory.of(cluster.head.name)
-    num_cpus = head.num_cpus if head is not None and is_one_machine(cluster) else None
+    num_cpus = head.num_cpus if head is not None and cluster.is_one_machine else None
     return measure_collectives(cluster, hosts.transports, order, networks=hosts.networks, num_cpus=num_cpus)
 
 

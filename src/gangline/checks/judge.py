@@ -27,7 +27,6 @@ from gangline.checks.variables import check_variables
 from gangline.checks.versions import check_versions
 from gangline.errors import CheckFailed, HostUnreachable, UsageError
 from gangline.inventory.facts import Inventory
-from gangline.inventory.nics import is_one_machine
 from gangline.inventory.pairs import Skipped
 from gangline.runs.cluster import Cluster
 
@@ -146,7 +145,7 @@ def _by_host(inventory: Inventory, cluster: Cluster) -> Iterator[Skipped]:
 
 
 def _by_family(inventory: Inventory, cluster: Cluster, families: Sequence[str]) -> Iterator[Skipped]:
-    several = len(cluster.hosts) > 1 and not is_one_machine(cluster)
+    several = len(cluster.hosts) > 1 and not cluster.is_one_machine
     hosts = inventory.hosts
     reasons = {
         "gpus": None if any(facts.gpus for facts in hosts) else _no_gpus(inventory),

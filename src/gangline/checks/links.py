@@ -19,8 +19,8 @@ LOSS_WARN, LOSS_FAIL = 0.01, 0.1
 """From 1 % TCP crawls. A few hundred packets are a small sample, so only what nobody could work with fails."""
 SLOW_TO_OTHERS = 1 / 3
 SLOW_TO_CARD = 1 / 2
-MOST_WAITED = 0.9
-"""A measurement whose hosts had no core for it most of the time says little; up to here it is put right."""
+FADING = 1 / 2
+"""How much of its usual speed a link has to keep at any time."""
 FAST_MBPS = 4000.0
 """One connection of a small Python program is not faster everywhere, so faster pairs are not judged."""
 VIRTUAL_DRIVERS = {"veth", "virtio_net", "vmxnet3", "hv_netvsc", "xen_netfront", "tun", "bridge"}
@@ -73,10 +73,17 @@ def _slow(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     if not measured:
         return
     fastest = max(measured, key=_rate)
-    for group in blame(pair for pair in measured if _possible(pair) < _limit(inventory, pair, _rate(fastest))):
+    for group in blame(pair for pair in measured if pair.possible_mbps < _limit(inventory, pair, _rate(fastest))):
         against = f"; {fastest.source} -> {fastest.target} {_rate(fastest):.0f} Mbit/s"
         seen = _seen(group, lambda pair: _speed_words(inventory, pair))
         yield seen if fastest in group.pairs else Seen(hosts=seen.hosts, evidence=seen.evidence + against)
+
+
+def _fading(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+    """Pairs that were much slower at times than else."""
+    measured = [pair for pair in _open(inventory) if pair.worst_mbps is not None]
+    for group in blame(pair for pair in measured if (pair.worst_mbps or 0.0) < min(_rate(pair) * FADING, FAST_MBPS)):
+        yield _seen(group, lambda pair: f"{pair.worst_mbps or 0.0:.0f} to {_rate(pair):.0f} Mbit/s")
 
 
 def _limit(inventory: Inventory, pair: Pair, best_mbps: float) -> float:
@@ -86,11 +93,6 @@ def _limit(inventory: Inventory, pair: Pair, best_mbps: float) -> float:
 
 def _rate(pair: Pair) -> float:
     return pair.throughput_mbps or 0.0
-
-
-def _possible(pair: Pair) -> float:
-    """What the link may do: busy hosts used it only part of the time."""
-    return _rate(pair) / (1 - min(pair.waited or 0.0, MOST_WAITED))
 
 
 def _speed_words(inventory: Inventory, pair: Pair) -> str:
@@ -166,6 +168,14 @@ RULES = (
         fix="replace cable and port (a cable with 4 wires does 100 Mbit/s only), use a cable in place of Wi-Fi; then "
         "gangline bench network",
         look=_slow,
+    ),
+    Rule(
+        id="E-NET-07",
+        severity="warn",
+        title="the link is slow at times",
+        meaning="every step waits for the slowest link; a card or switch that gets warm may do this after a while",
+        fix="see that nothing else uses it; look at cable, port and cooling, and at the counters: ethtool -S INTERFACE",
+        look=_fading,
     ),
     Rule(
         id="E-NET-11",

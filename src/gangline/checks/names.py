@@ -8,7 +8,7 @@ from gangline.checks.finding import Finding
 from gangline.checks.rule import Rule, Seen, apply, grouped, pairs
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.gather import is_address
-from gangline.inventory.nics import is_one_machine, own_addresses
+from gangline.inventory.nics import own_addresses
 from gangline.runs.cluster import Cluster, Host
 
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "ceph", "gpfs", "glusterfs", "fuse.sshfs", "9p")
@@ -53,7 +53,7 @@ def _same_hostname(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
 
 
 def _own_name_is_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
-    if len(cluster.hosts) < 2 or is_one_machine(cluster):
+    if len(cluster.hosts) < 2 or cluster.is_one_machine:
         return
     for facts in inventory.hosts:
         answer = facts.resolved(facts.hostname)
@@ -76,7 +76,7 @@ def _one_machine_twice(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]
 
 def _name_leads_elsewhere(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """What a host means by another's name has to be an address of that other host."""
-    if is_one_machine(cluster):
+    if cluster.is_one_machine:
         return
     for target, host in pairs(inventory, cluster):
         for name in dict.fromkeys((host.name, host.address)):
@@ -100,7 +100,7 @@ def _has(target: HostFacts, host: Host) -> str:
 
 
 def _address_is_not_held(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
-    several = len(cluster.hosts) > 1 and not is_one_machine(cluster)
+    several = len(cluster.hosts) > 1 and not cluster.is_one_machine
     for facts, host in pairs(inventory, cluster):
         if not facts.nics or not several:
             continue

@@ -10,7 +10,7 @@ from gangline.checks.rule import Evidence, Look, Rule, Seen, apply, each, pairs
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.gather import is_address
 from gangline.inventory.hardware import Nic
-from gangline.inventory.nics import choose_nic, is_one_machine
+from gangline.inventory.nics import choose_nic
 from gangline.runs.cluster import Cluster, Host
 
 SLOW_MBPS = 1000
@@ -29,7 +29,7 @@ def check_nics(inventory: Inventory, cluster: Cluster) -> list[Finding]:
 
 def chosen(inventory: Inventory, cluster: Cluster) -> list[tuple[HostFacts, Nic]]:
     """The interface of every host where there is one; none where the ranks do not leave this computer."""
-    if len(cluster.hosts) < 2 or is_one_machine(cluster):
+    if len(cluster.hosts) < 2 or cluster.is_one_machine:
         return []
     rows = [(facts, choose_nic(host, facts)[0]) for facts, host in pairs(inventory, cluster)]
     return [(facts, nic) for facts, nic in rows if nic is not None and nic.kind != "loopback"]
@@ -134,7 +134,7 @@ def _is_half(nic: Nic) -> str | None:
 def _same_address(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     groups: dict[str, list[str]] = {}
     for facts, host in pairs(inventory, cluster):
-        if len(cluster.hosts) > 1 and not is_one_machine(cluster) and facts.holder(host.address):
+        if len(cluster.hosts) > 1 and not cluster.is_one_machine and facts.holder(host.address):
             groups.setdefault(host.address, []).append(facts.host)
     for address, hosts in groups.items():
         if len(hosts) > 1 and not address.startswith("127.") and address != "::1" and _are_machines(inventory, hosts):

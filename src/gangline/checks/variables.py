@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from gangline.checks.finding import Finding
 from gangline.checks.rule import Evidence, Rule, Seen, apply, each, pairs
 from gangline.inventory.facts import HostFacts, Inventory, Variable
-from gangline.inventory.nics import is_one_machine
 from gangline.runs.cluster import Cluster, Host
 
 CLUSTER_FILE = "cluster.yaml"
@@ -95,7 +94,7 @@ def _overridden_gloo(facts: HostFacts, host: Host) -> Iterator[Evidence]:
 
 
 def _gloo_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
-    if len(cluster.hosts) < 2 or is_one_machine(cluster):
+    if len(cluster.hosts) < 2 or cluster.is_one_machine:
         return
     for facts, host in pairs(inventory, cluster):
         for row, value in _said(facts, host, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -9,7 +9,7 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data
-from gangline.errors import UsageError
+from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.runs.cluster import Cluster
 from gangline.serve.tensorboard import show_tensorboard
 from gangline.steps.command import require_job
@@ -40,7 +40,9 @@ def command(
         run_id = opened.layout.run_id
         cluster = Cluster.of_attempt(opened.layout, number)  # an earlier attempt may have run on other hosts
         with app.reach(cluster, app.REAL) as transports:
-            files = log_files(run_id, cluster, transports, attempt=number, console=console)
+            files, silent = log_files(run_id, cluster, transports, attempt=number, console=console)
+            for error in silent:
+                _say_missing(error)
             _show(opened, _chosen(run_id, files, rank), follow=follow)
 
 
@@ -70,6 +72,10 @@ def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile
     )
 
 
+def _say_missing(error: HostUnreachable) -> None:
+    Terminal().say(f"{error.what}: its lines are missing")
+
+
 def _last_shown(line: str) -> str:
     """What a terminal would show in the end of a line that was written over, such as a progress bar."""
     return line.rstrip("\r").rpartition("\r")[2]
@@ -79,8 +85,14 @@ def _show(run: app.Opened, files: list[LogFile], *, follow: bool) -> None:
     tails = [(f"{file.name}  " if len(files) > 1 else "", Tail(file.transport, file.path)) for file in files]
     while True:
         ended = run.record().ended
-        for prefix, tail in tails:
-            print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
+        for prefix, tail in list(tails):
+            try:
+                print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
+            except HostKeyRefused:
+                raise
+            except HostUnreachable as error:  # waiting for it would keep the others' lines back
+                tails.remove((prefix, tail))
+                _say_missing(error)
         if ended or not follow:
             return
         time.sleep(POLL_S)

@@ -10,6 +10,7 @@ import typer
 from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
+from gangline.inventory.network import load_network, network_line
 from gangline.planning.explain import explain
 
 
@@ -37,5 +38,7 @@ def command(
         print_json({"plan": documents["plan"], "findings": documents["findings"]})
     else:
         print_data(explain(decision.plan))
+        if (network := load_network(start.home, decision.sight.cluster)) is not None:
+            print_data([network_line(network)])
         print_data(line for finding in decision.findings for line in finding.lines())
     require(decision.findings)

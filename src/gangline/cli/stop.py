@@ -13,6 +13,8 @@ from gangline.errors import HostUnreachable
 
 SILENCE_S = 30.0
 """How long the host that keeps the run may give no answer while it is waited for."""
+HINT_S = 15.0
+"""After this the user is told that it need not be waited for."""
 
 
 def command(
@@ -48,6 +50,7 @@ def _wait(run: app.Opened, *, poll_s: float = 0.2) -> None:
                 seen=str(record.silent),
                 fix=f"once it answers: gangline ps, and gangline stop {run.layout.run_id} if it still runs",
             )
-        talk.tick(f"waiting for {run.layout.run_id} to save and leave, {time.monotonic() - begun:.0f} s")
+        waited = f"waiting for {run.layout.run_id} to save and leave, {now - begun:.0f} s"
+        talk.tick(waited if now - begun < HINT_S else f"{waited}; stop --now does not wait")
         time.sleep(poll_s)
     talk.clear()

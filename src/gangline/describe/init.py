@@ -31,20 +31,6 @@ from gangline.runs.files import write_atomic
 from gangline.spec.load import read_cluster_text, require_name
 from gangline.spec.named import NamedHost
 
-NETWORK_DRIVES = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "fuse.sshfs",
-    "fuse.glusterfs",
-    "9p",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

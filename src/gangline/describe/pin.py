@@ -38,8 +38,8 @@ class Pinned:
 
 
 def pin(path: Path, *, home: Path, yes: bool, dry_run: bool, talk: Talk, seams: Seams = REAL) -> Pinned:
-    """Read the keys of a cluster file's hosts again and put those in that the user trusts; nothing else changes, but for
-    runs that still have the old key of a host.
+    """Read the keys of a cluster file's hosts again and put those in that the user trusts; nothing else changes, but
+    for runs that still have the old key of a host.
 
     Raises SpecError for the file's mistakes, UsageError where the user says no or is not there, HostUnreachable where
     no host answers.

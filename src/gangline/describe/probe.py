@@ -13,7 +13,7 @@ from gangline.describe.seams import Seams, Transports
 from gangline.describe.talk import Talk, counted
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
-from gangline.remote.transport import Transport
+from gangline.remote.transport import Transport, below_home
 from gangline.runs.cluster import Cluster, Host
 
 THREADS = 32
@@ -103,7 +103,7 @@ def _at_home(host: Host, transport: Transport) -> Host:
     if not host.workdir.startswith("~/"):
         return host
     try:
-        return dataclasses.replace(host, workdir=str(transport.home() / host.workdir[2:]))
+        return dataclasses.replace(host, workdir=below_home(host.workdir, transport.home()))
     except (GanglineError, OSError):
         return host
 

@@ -108,3 +108,17 @@ def load_network(home: Path, cluster: Cluster) -> Network | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return network if network is not None and network.fits(cluster) else None
+
+
+def network_line(network: Network) -> str:
+    """What was measured, in one line: the slowest way, and the largest all-reduce."""
+    said = []
+    ways = [link for link in network.links if link.throughput_mbps is not None]
+    if ways:
+        slow = min(ways, key=lambda link: link.throughput_mbps or 0.0)
+        said.append(f"slowest pair {slow.throughput_mbps:.0f} Mbit/s ({slow.source} to {slow.target})")
+    reduced = [each for each in network.collectives if each.operation == "all_reduce"]
+    if reduced:
+        large = max(reduced, key=lambda each: each.num_bytes)
+        said.append(f"all-reduce {large.algorithm_gbps:.2f} Gbit/s at {large.num_bytes / 2**20:.0f} MiB")
+    return f"network measured {network.measured[:10]}: {', '.join(said) or 'nothing that can be compared'}"

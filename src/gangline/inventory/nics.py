@@ -23,11 +23,6 @@ class NetworkChoice:
     """Why each variable."""
 
 
-def is_one_machine(cluster: Cluster) -> bool:
-    """Whether all hosts of the cluster are this one computer."""
-    return all(host.transport == "local" for host in cluster.hosts)
-
-
 def choose_nic(host: Host, facts: HostFacts) -> tuple[Nic | None, str]:
     """The interface that a host's ranks use, and why: the one that the cluster file names, else the one that has the
     host's address.
@@ -55,7 +50,7 @@ def rank_network(cluster: Cluster, inventory: Inventory) -> dict[str, NetworkCho
     never written down: it changes with addresses and firmware.
     """
     known = [(host, facts) for host in cluster.hosts if (facts := inventory.of(host.name)) is not None]
-    if is_one_machine(cluster):
+    if cluster.is_one_machine:
         return {host.name: _loopback() for host, _ in known}
     fabric = _fabric([facts for _, facts in known])
     return {host.name: _choice(host, facts, fabric) for host, facts in known}

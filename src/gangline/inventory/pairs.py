@@ -18,6 +18,8 @@ RENDEZVOUS_PORTS = (29500, 29999)
 """Where the ranks meet, unless the cluster file says otherwise: below what Linux gives to who asks for any port."""
 CLAIMS_FOLDER = "ports"
 """Below a host's work folder: ports that were handed out to runs which are about to start."""
+MOST_WAITED = 0.9
+"""A measurement whose hosts had no core for it most of the time says little; up to here it is put right."""
 HOLD_S = 120.0
 """How long such a port is given to nobody else."""
 
@@ -97,6 +99,9 @@ class Pair:
     burst_mbps: float | None = None
     """Of 1 MiB: a hint."""
     throughput_mbps: float | None = None
+    """The median where it was measured several times."""
+    worst_mbps: float | None = None
+    """The least of several times; None: it was measured once."""
     retransmits: int | None = None
     waited: float | None = None
     """The part of the time in which a host had no core for the measurement: then the link may be faster."""
@@ -114,6 +119,11 @@ class Pair:
     def is_closed(self) -> bool:
         """Whether no port answered."""
         return not any(attempt.ok for attempt in self.tries)
+
+    @property
+    def possible_mbps(self) -> float:
+        """What the link may do: busy hosts used it only part of the time. 0 where it was not measured."""
+        return (self.throughput_mbps or 0.0) / (1 - min(self.waited or 0.0, MOST_WAITED))
 
     @property
     def loss(self) -> float | None:

@@ -38,7 +38,9 @@ class HostRequest:
     program: Literal["worker", "command"] = "worker"
     """worker: its ranks write phase files and say how they left. command: the user's own program, which does not."""
     grace_s: float = 120.0
-    """After an orderly stop: how long ranks may show no progress before they are ended."""
+    """After an orderly stop: how long ranks may show no progress before they are ended. The same for every run, as long
+    as a plan does not say how long its steps take. Signs of progress: phases and steps, files of a checkpoint that
+    grow; of a command: logs that grow."""
     join_timeout_s: float | None = None
     """Ranks that have not joined by then are ended by their guard, even if nobody else is left to see it."""
     ranks: tuple[int, ...] = ()

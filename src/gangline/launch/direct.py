@@ -26,6 +26,8 @@ VERIFY_TIMEOUT_S = 30.0
 MARGIN_S = 30.0
 """How much later than its command a host counts as not answering: connecting takes time, too."""
 PAUSE_S = 0.05
+UNUSABLE = (GanglineError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""No answer of a host, or one that cannot be understood."""
 
 Value = TypeVar("Value")
 
@@ -100,8 +102,9 @@ class DirectBackend:
         outcomes = _on_each(request, lambda part: _left(part, transports[part.host]), VERIFY_TIMEOUT_S)
         found: list[Leftover] = []
         for host, outcome in outcomes.items():
-            if isinstance(outcome.error, (HostUnreachable, OSError)):
-                found.append(Leftover(host=host, kind="unknown", what=str(outcome.error).splitlines()[0]))
+            if isinstance(outcome.error, UNUSABLE):
+                what = next(iter(str(outcome.error).splitlines()), type(outcome.error).__name__)
+                found.append(Leftover(host=host, kind="unknown", what=what))
             else:
                 found += outcome.get()
         return found
@@ -176,7 +179,7 @@ def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[
     outcomes = _on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
     problems = _problems(outcomes)
     for problem in problems.values():
-        if not isinstance(problem, (HostUnreachable, OSError)):
+        if not isinstance(problem, UNUSABLE):
             raise problem
     return list(problems)
 
@@ -191,7 +194,8 @@ def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any])
 
 
 def _left(part: HostRequest, transport: Transport) -> list[Leftover]:
-    asked = {"requests": [asdict(part)], "port": part.meet[1] if part.meet else None}
+    # Where rank 0 is not, whoever listens at the same port is a stranger.
+    asked = {"requests": [asdict(part)], "port": part.meet[1] if part.meet and 0 in part.ranks else None}
     result = transport.run((AGENT, "left"), stdin=json.dumps(asked).encode(), timeout_s=VERIFY_TIMEOUT_S)
     try:
         found = json.loads(result.stdout)

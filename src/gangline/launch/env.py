@@ -8,18 +8,13 @@ from gangline.launch.program import WORKER, Program
 from gangline.runs.cluster import Cluster, Host
 
 
-def is_one_machine(cluster: Cluster) -> bool:
-    """Whether all hosts of the cluster are this one computer."""
-    return all(host.transport == "local" for host in cluster.hosts)
-
-
 def num_threads(cluster: Cluster, *, num_cpus: int | None) -> int:
     """Threads of one rank's CPU kernels.
 
     Where all hosts are one machine, its cores are dealt evenly to all ranks on it (more threads than cores make
     CPU training several times slower); else 1, which is torchrun's own choice and enough for ranks on a GPU.
     """
-    if num_cpus is None or not is_one_machine(cluster):
+    if num_cpus is None or not cluster.is_one_machine:
         return 1
     return max(1, num_cpus // sum(host.slots for host in cluster.hosts))
 
@@ -49,7 +44,7 @@ def rank_env(
     if program.kind == "worker":
         # Stale keys in the agent's store break a second process group (torch 2.13).
         env |= {"TOKENIZERS_PARALLELISM": "false", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **host.code_env}
-    if is_one_machine(cluster):
+    if cluster.is_one_machine:
         # The host name may resolve to an address that no interface has; loopback always works.
         env["GLOO_SOCKET_IFNAME"] = "lo"
     env |= network or {}

@@ -66,7 +66,9 @@ class Looks:
         try:
             status = future.result()
         except (HostUnreachable, OSError) as error:
-            return self._silent(part, str(error).splitlines()[0])
+            return self._silent(part, _first_line(error))
+        except Exception as error:  # noqa: BLE001  (whatever a host says, the others are looked after)
+            return self._silent(part, f"what it says cannot be understood: {_first_line(error)}")
         self._answers[_key(part)] = True
         self._silent_since.pop(_key(part), None)
         return status
@@ -78,7 +80,7 @@ class Looks:
 
 
 def look(part: HostRequest, transport: Transport) -> HostStatus:
-    """How one host is doing; raises HostUnreachable."""
+    """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a guard does."""
     folder = PurePath(part.folder)
     record = _read(transport, folder / "exit.json")
     if record is None:
@@ -94,11 +96,11 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
     return HostStatus(
         host=part.host,
         phase="ended",
-        returncode=record["returncode"],
+        returncode=int(record["returncode"]),
         error=record["error"],
         reason=record["reason"],
-        failures=tuple(record["failures"]),
-        console_tail=tuple(record["console_tail"]),
+        failures=tuple(map(_failure, record["failures"])),
+        console_tail=tuple(map(str, record["console_tail"])),
         epoch=record.get("epoch"),
     )
 
@@ -120,11 +122,37 @@ def _running(host: str, said: Mapping[str, Any]) -> HostStatus:
     return HostStatus(
         host=host,
         phase="running",
-        failures=tuple(said.get("failures", ())),
+        failures=tuple(map(_failure, said.get("failures", ()))),
         beat=said.get("beat"),
         epoch=said.get("epoch"),
         signs=_signs(said["start"]) if "start" in said else None,
     )
+
+
+def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank that ended badly, with everything that is asked for later; raises LookupError, TypeError, ValueError."""
+    code = said["exit"]
+    return {
+        "rank": int(said["rank"]),
+        "pid": said["pid"],
+        "time": float(said["time"]),
+        "ordered": bool(said["ordered"]),
+        "error": _error(said["error"]),
+        "exit": None if code is None else int(code),
+        "log": str(said["log"]),
+        "log_tail": list(map(str, said["log_tail"])),
+    }
+
+
+def _error(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    texts = {name: str(said.get(name, "")) for name in ("what", "seen", "fix")}
+    return {**said, **texts}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _signs(start: Mapping[str, Any]) -> StartSigns:
@@ -142,7 +170,7 @@ def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
     """Whether the process of a record with "pid" and "start_ticks" runs there."""
     try:
         stat = transport.read(PurePath(f"/proc/{record['pid']}/stat"), limit=4096)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # the second: its number was given to a process of another user
         return False
     process = parse_stat(record["pid"], stat) if stat else None
     return process is not None and process.start_ticks == record["start_ticks"]

@@ -7,7 +7,6 @@ from pathlib import PurePath
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
-from gangline.launch.env import is_one_machine
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 
@@ -21,12 +20,17 @@ def free_port(cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
     """
     low, high = cluster.ports or RENDEZVOUS_PORTS
     asked = {
-        "address": LOOPBACK if is_one_machine(cluster) else cluster.head.address,
+        "address": LOOPBACK if cluster.is_one_machine else cluster.head.address,
         "range": [low, high],
         "claims": str(PurePath(cluster.head.workdir, CLAIMS_FOLDER)) if claim else None,
         "hold_s": HOLD_S,
     }
-    result = head.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+    try:
+        result = head.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+    except TimeoutError as error:
+        raise HostUnreachable(
+            f"{head.host}: no port can be looked for", seen=str(error), fix="look at the load of that host, try again"
+        ) from error
     if result.returncode:
         raise HostUnreachable(f"{head.host}: no port can be looked for", seen=result.stderr[-2000:])
     port = json.loads(result.stdout)["port"]

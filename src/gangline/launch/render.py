@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gangline.launch.backend import HostRequest, Networks, Request
-from gangline.launch.env import is_one_machine, rank_env
+from gangline.launch.env import rank_env
 from gangline.launch.program import SHIM, Program, rank_words
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
@@ -38,7 +38,7 @@ def _part(
     attempt = layout.attempt(gang.attempt)
     folder = attempt / host.name
     ranks = [number for number, rank in enumerate(gang.ranks) if rank.host == host.name]
-    master = LOOPBACK if is_one_machine(cluster) else cluster.head.address
+    master = LOOPBACK if cluster.is_one_machine else cluster.head.address
     words = _worker(layout, gang.attempt) if program.kind == "worker" else _command(host, program, attempt, folder)
     return HostRequest(
         host=host.name,
@@ -60,7 +60,7 @@ def _part(
 
 
 def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:
-    one_machine = is_one_machine(cluster)
+    one_machine = cluster.is_one_machine
     attempt = RunLayout(Path(host.workdir), gang.run_id).attempt(gang.attempt)
     options = {
         "--nnodes": len(gang.hosts),
@@ -73,7 +73,7 @@ def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[s
         "--master-port": port,
         "--local-addr": LOOPBACK if one_machine else host.address,
         "--max-restarts": 0,
-        "--monitor-interval": 0.5,
+        "--monitor-interval": 0.1,
         "--shutdown-timeout": 10,
         # Else torchrun leaves a folder in /tmp.
         "--log-dir": attempt / host.name / "torchrun",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ ANSWER_S = 120.0
 """How long file work may take: a disk can be slow, a network file system can be dead."""
 MARGIN_S = 10.0
 """How much later than its time limit the end of a command may be told."""
+REPEAT_S = 15.0
+"""How long a host that was never reached counts as such, without another try."""
 COPY_S = 7 * 24 * 3600.0
 
 
@@ -35,6 +38,8 @@ class Link:
         self._has_rsync: bool | None = None
         self._num_tries = 0
         self._failure: HostUnreachable | None = None
+        self._failed_at = 0.0
+        self._was_there = False
 
     def connection(self) -> Connection:
         """The connection, a fresh one if there is none; raises HostUnreachable."""
@@ -42,18 +47,24 @@ class Link:
         with self._lock:
             if self._connection is not None and self._connection.channel.is_open:
                 return self._connection
-            if self._num_tries != num_tries and self._failure is not None:
-                raise type(self._failure)(self._failure.what, seen=self._failure.seen, fix=self._failure.fix)
+            if (failure := self._failure) is not None and (self._num_tries != num_tries or self._is_given_up()):
+                raise type(failure)(failure.what, seen=failure.seen, fix=failure.fix, reason=failure.reason)
             self._let_go()
             self._failure = None
             try:
                 self._connection = connect(self.host, self._command, self._first_words(), ssh_config=self._ssh_config)
+                self._was_there = True
             except HostUnreachable as error:
-                self._failure = error  # for those who wait for the lock: a dead host costs them one time limit
+                # for those who wait for the lock, and who ask next: a dead host costs them one time limit
+                self._failure, self._failed_at = error, time.monotonic()
                 raise
             finally:
                 self._num_tries += 1
             return self._connection
+
+    def _is_given_up(self) -> bool:
+        """Whether another try would only cost another time limit. A host that was there once may be back any moment."""
+        return not self._was_there and time.monotonic() < self._failed_at + REPEAT_S
 
     def ask(
         self,
@@ -101,9 +112,10 @@ class Link:
         return self._has_rsync
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; the next one is tried, whatever became of the last."""
         with self._lock:
             self._let_go()
+            self._failure = None
 
     def _drop(self, connection: Connection) -> None:
         with self._lock:

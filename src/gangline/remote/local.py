@@ -27,6 +27,11 @@ END_S = 5.0
 PIECE_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """The most that a pipe holds."""
+ALONE = (
+    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
+    "import runpy; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+"""Runs a module as -m does, for a Python older than 3.11, which has no -P."""
 
 
 class LocalTransport:
@@ -202,9 +207,18 @@ class _Conversation:
                     stream.close()
 
 
+def our_python(module: str, *words: str) -> list[str]:
+    """The command that runs a module by the Python that runs us.
+
+    Nothing of the current folder is imported, as -m would: it may be a project with a contextlib.py of its own.
+    """
+    how = ("-P", "-m") if hasattr(sys.flags, "safe_path") else ("-c", ALONE)
+    return [sys.executable, *how, module, *words]
+
+
 def _real(argv: Sequence[str]) -> list[str]:
     """The command with the agent's program in the place of its name."""
-    return [sys.executable, "-m", "gangline.agent", *argv[1:]] if argv[0] == AGENT else list(argv)
+    return our_python("gangline.agent", *argv[1:]) if argv[0] == AGENT else list(argv)
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
@@ -231,7 +245,7 @@ def _tree(root: int) -> list[int]:
     parents: dict[int, int] = {}
     found = {root}
     for folder in Path("/proc").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             pid = int(folder.name)
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             parents[pid] = int(fields[1])

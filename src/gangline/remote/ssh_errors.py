@@ -113,7 +113,8 @@ def fingerprint(key: str) -> str:
 
 def explain(ending: Ending) -> HostUnreachable:
     """The error for the user."""
-    if (refused := _refused_key(ending)) is not None:
+    # once greeted, the key was right, and what comes on stderr may be anybody's words
+    if not ending.greeted and (refused := _refused_key(ending)) is not None:
         return refused
     words = {"host": ending.host, "destination": ending.destination}
     seen = _last_lines(ending.stderr) or ending.why
@@ -157,9 +158,7 @@ def _no_protocol(ending: Ending) -> HostUnreachable:
 def _refused_key(ending: Ending) -> HostKeyRefused | None:
     stderr = ending.stderr
     other_kind = re.search(r"no matching host key type found\. Their offer: (\S+)", stderr)
-    if not other_kind and not re.search(
-        r"HOST IDENTIFICATION HAS CHANGED|host key verification failed", stderr, re.IGNORECASE
-    ):
+    if not other_kind and not REFUSED_KEY.search(stderr):
         return None
     kind, pinned = (ending.key[0], fingerprint(ending.key[1])) if ending.key else ("", "")
     shown = FINGERPRINT.search(stderr)

@@ -26,6 +26,11 @@ class Result:
     stderr: str
 
 
+def below_home(path: str, home: PurePath) -> str:
+    """A path of a host with the `~/` that it may begin with replaced by the home folder there."""
+    return str(home / path[2:]) if path.startswith("~/") else path
+
+
 class Transport(Protocol):
     """One host. The contract test in tests/unit/remote/ says what every implementation promises."""
 

@@ -65,8 +65,11 @@ class Host:
 
     @property
     def code_env(self) -> dict[str, str]:
-        """The variables under which `argv("-m", "gangline...")` finds gangline."""
-        return {} if self.code is None else {"PYTHONPATH": self.code}
+        """The variables under which `argv("-m", "gangline...")` finds gangline, whatever lies in the current folder.
+
+        (That needs Python 3.11 or newer.) Not for the user's own program: it imports what lies beside it.
+        """
+        return {"PYTHONSAFEPATH": "1"} | ({} if self.code is None else {"PYTHONPATH": self.code})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,11 @@ class Cluster:
     def head(self) -> Host:
         """The host with rank 0."""
         return self.hosts[0]
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all hosts are this one computer."""
+        return all(host.transport == "local" for host in self.hosts)
 
     def host(self, name: str) -> Host:
         """The host of that name; raises KeyError."""

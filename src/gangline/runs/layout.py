@@ -16,6 +16,7 @@
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/
+  project/  project.json                                                a command's own folder, and what was laid there
 <root>/data/<content hash>/                                             token files
 """
 
@@ -96,6 +97,11 @@ class RunLayout:
     def export(self) -> Path:
         """Where `export` writes by default."""
         return self.folder / "export"
+
+    @property
+    def project(self) -> Path:
+        """The folder in which the user's own command runs, on every host."""
+        return self.folder / "project"
 
     def attempt(self, number: int) -> Path:
         """The folder of one attempt."""

@@ -21,7 +21,7 @@ class ProcessId:
         """The process that has this pid now."""
         try:
             return parse_stat(pid, Path(f"/proc/{pid}/stat").read_bytes())
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it is gone; or another user's, where /proc shows everybody only his own
             return None
 
     @staticmethod

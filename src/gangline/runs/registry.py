@@ -118,7 +118,8 @@ def renew_keys(home: Path, keys: Mapping[str, str]) -> list[str]:
     for run_id in run_ids(home):
         layout = RunLayout(home, run_id)
         paths = [layout.cluster, *layout.folder.glob("attempts/*/cluster.json")]
-        if any(_renew(path, keys) for path in paths):  # all of them, not the first
+        changed = [path for path in paths if _renew(path, keys)]  # all of them, not the first
+        if changed:
             renewed.append(run_id)
     return renewed
 

@@ -82,20 +82,16 @@ class Outcome:
 Order = Literal["stop", "kill"]
 
 
-def write_order(layout: RunLayout, order: Order) -> None:
-    """Ask the run to end: `stop` saves first, `kill` does not."""
-    write_json(layout.folder / "order.json", {"order": order})
+def write_order(layout: RunLayout, order: Order, *, attempt: int) -> None:
+    """Ask an attempt to end: `stop` saves first, `kill` does not."""
+    write_json(layout.folder / "order.json", {"order": order, "attempt": attempt})
 
 
-def read_order(layout: RunLayout) -> Order | None:
-    """What was ordered, if anything."""
+def read_order(layout: RunLayout, *, attempt: int) -> Order | None:
+    """What was ordered of this attempt, if anything."""
     try:
-        order = read_json(layout.folder / "order.json").get("order")
+        said = read_json(layout.folder / "order.json")
     except FileNotFoundError:
         return None
+    order = said.get("order") if said.get("attempt") == attempt else None
     return order if order in {"stop", "kill"} else None
-
-
-def clear_order(layout: RunLayout) -> None:
-    """Forget an order that was for an earlier attempt."""
-    (layout.folder / "order.json").unlink(missing_ok=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,13 @@ from gangline.remote.terminal import LOOPBACK, forward, interactive
 from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Host
 
+PATH_VARIABLE = "GANGLINE_TENSORBOARD_PATH"
+SHOW = (
+    "import os, sys; sys.path[:] = filter(None, sys.path); "
+    f"sys.argv += ['--path_prefix', os.environ.pop('{PATH_VARIABLE}')]; "
+    "from tensorboard.main import run_main; run_main()"
+)
+"""TensorBoard below a path from the environment: words of a command can be read by everybody on the host."""
 PORTS = (16006, 16999)
 START_S = 60.0
 """Importing TensorBoard takes seconds."""
@@ -24,22 +33,29 @@ POLL_S = 0.3
 def show_tensorboard(
     host: Host, transport: Transport, folder: Path, *, on_ready: Callable[[str], None], wait: Callable[[], None]
 ) -> None:
-    """Show the event files in `folder` of a host until `wait` returns; `on_ready` gets the address to open.
+    """Show the event files in `folder` of a host until `wait` returns; `on_ready` gets the address to open, and who
+    else can: TensorBoard knows no password, so that all it has is an address that nobody can guess.
 
     Raises RunFailed where it does not start. It ends with this command, however that ends.
     """
-    port = _free_port(host, transport)
-    argv = host.argv("-m", "tensorboard.main", "--logdir", str(folder), "--host", LOOPBACK, "--port", str(port))
+    port, path = _free_port(host, transport), f"/{secrets.token_urlsafe(16)}"
+    argv = host.argv("-c", SHOW, "--logdir", str(folder), "--host", LOOPBACK, "--port", str(port))
     if host.transport == "local":
-        on_ready(f"http://{LOOPBACK}:{port}/")
+        on_ready(_said(port, path, host))
+        os.environ[PATH_VARIABLE] = path
         interactive(host, argv)
         return
-    program = _Program(transport, argv, host.code_env)
+    program = _Program(transport, argv, {**host.code_env, PATH_VARIABLE: path})
     program.thread.start()
     with forward(host, port) as near:
         _await(near, program, host)
-        on_ready(f"http://{LOOPBACK}:{near}/")
+        on_ready(_said(near, path, host))
         wait()
+
+
+def _said(port: int, path: str, host: Host) -> str:
+    warning = f"no password: keep this address from others who can log in to {host.name}"
+    return f"http://{LOOPBACK}:{port}{path}/  ({warning})"
 
 
 class _Program:

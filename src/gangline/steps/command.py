@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline.errors import UsageError
 from gangline.launch.program import Program, require_runnable
-from gangline.runs.cluster import Cluster, Host
+from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import build
@@ -19,7 +19,7 @@ from gangline.steps.begin import start_attempt
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
 from gangline.sync.place import write_documents
-from gangline.sync.project import Project, foresee_project, place_project, verify_project
+from gangline.sync.project import foresee_project, lay_out, place_project, verify_project
 
 COMMAND_FILE = "command.json"
 
@@ -78,20 +78,37 @@ def draft(order: Command) -> CommandRecord:
     flag = order.resume_flag
     return CommandRecord(
         words=order.words,
-        resume_words=None if flag is None else tuple(shlex.split(flag)),
+        resume_words=None if flag is None else _split(flag),
         folder=str(order.folder.absolute()),
         project={},
     )
 
 
+def _split(flag: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(flag))
+    except ValueError as error:
+        raise UsageError(
+            "--resume-flag cannot be split into words",
+            seen=f"{flag}: {error}",
+            fix="close its quotes, as for a shell: --resume-flag \"--resume_from_checkpoint 'my folder'\"",
+        ) from error
+
+
 def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number: int, means: Means) -> None:
-    """Bring the user's folder to every host, verify it there byte for byte, and start the command in it."""
+    """Bring the user's folder to every host, verify it there byte for byte, and start the command in a copy of it.
+
+    Every run has its own, which stays the same from attempt to attempt: what the command wrote there is found again.
+    """
+    write_documents(layout, {"command": record.to_json()})  # whatever comes: it can be resumed
     project = place_project(Path(record.folder), ready.cluster, means.transports, tell=means.talk)
     record = dataclasses.replace(record, project=project.to_json())
     write_documents(layout, {"command": record.to_json()})
     verify_project(project, ready.cluster, means.transports)
+    for line in lay_out(project, layout.run_id, ready.cluster, means.transports).lines(number - 1):
+        means.talk.say(line)
     gang = command_gang(ready.cluster, layout.run_id, number)
-    start_attempt(layout, ready, gang, means, program=program_of(record, number))
+    start_attempt(layout, ready, gang, means, program=program_of(record, gang))
 
 
 def foresee_project_of(record: CommandRecord, *, talk: Talk) -> CommandRecord:
@@ -100,14 +117,10 @@ def foresee_project_of(record: CommandRecord, *, talk: Talk) -> CommandRecord:
     return dataclasses.replace(record, project=project.to_json())
 
 
-def program_of(record: CommandRecord, attempt: int) -> Program:
-    """What every rank of an attempt runs, and where: below the work folder of its host."""
-    project = Project.from_json(record.project)
-    cwd = project.folder(_SOMEWHERE).relative_to(_SOMEWHERE.workdir)
-    return Program(kind="command", argv=record.words_of(attempt), cwd=str(cwd))
-
-
-_SOMEWHERE = Host(name="somewhere", workdir="/somewhere", python="")
+def program_of(record: CommandRecord, gang: Gang) -> Program:
+    """What every rank of an attempt runs, and where: in the run's own folder, below the work folder of its host."""
+    folder = RunLayout(Path(), gang.run_id).project
+    return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder))
 
 
 def require_resumable(run_id: str, record: CommandRecord) -> None:

@@ -11,7 +11,7 @@ from gangline.planning.explain import explain
 from gangline.planning.plan import Plan, make_plan
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
-from gangline.steps.look import Sight, Wish, look
+from gangline.steps.look import START, Sight, look
 from gangline.steps.seams import Means
 
 
@@ -41,7 +41,7 @@ class Decision:
 
 def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
     """Look, plan, judge; everything that is found is told. Changes nothing."""
-    sight = look(cluster, Wish(), means, silent=True)
+    sight = look(cluster, START, means, silent=True)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
     drafted = make_plan(job, cluster, gpus)
     for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):

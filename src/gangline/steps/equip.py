@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gangline.inventory.nics import is_one_machine
 from gangline.runs.cluster import Cluster
 from gangline.steps.keep import Keeping
 from gangline.steps.keeper import ask_who_keeps, who_keeps
@@ -47,7 +46,7 @@ def equip(sight: Sight, means: Means) -> Ready:
     cluster = place_code(sight.cluster, transports, tell=tell)
     keeping = ask_who_keeps(cluster, means)
     cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
-    if not is_one_machine(cluster):
+    if not cluster.is_one_machine:
         differences = compare_environments(cluster, transports)
         require_equal(differences)
         if differences:

@@ -14,9 +14,10 @@ from gangline.checks.judge import FAMILIES, judge, prefixes, skipped
 from gangline.inventory.disk import probe_disks
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
-from gangline.inventory.nics import NetworkChoice, is_one_machine, rank_network
-from gangline.inventory.pairs import Skipped, Tier
+from gangline.inventory.nics import NetworkChoice, rank_network
+from gangline.inventory.pairs import Pairs, Skipped, Tier
 from gangline.inventory.probe import probe_pairs
+from gangline.inventory.recent import age_s, forget_pairs, keep_pairs, recent_pairs
 from gangline.inventory.same import compare
 from gangline.inventory.shared import probe_shared
 from gangline.runs.cluster import Cluster
@@ -37,6 +38,8 @@ class Wish:
     """Whether gangline's trainer will run, which needs packages."""
     paths: tuple[str, ...] = ()
     """Models or data that should be the same on every host."""
+    anew: bool = True
+    """Whether the network has to be tried now; False: what was found to be good minutes ago is good enough."""
 
     def wants(self, *families: str) -> bool:
         """Whether anything of these families is asked for."""
@@ -73,8 +76,10 @@ class Sight:
         }
 
 
-OWN_PROGRAM = Wish(own_worker=False)
-"""For the user's own command."""
+START = Wish(anew=False)
+"""For a start of our trainer."""
+OWN_PROGRAM = Wish(own_worker=False, anew=False)
+"""For a start of the user's own command."""
 
 
 def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) -> Sight:
@@ -82,9 +87,11 @@ def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) ->
     begun, transports, talk = time.monotonic(), means.transports, means.talk
     talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
     inventory = gather(cluster, transports)
-    if wish.wants(*TRAFFIC) and not is_one_machine(cluster):
-        talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
-        inventory = dataclasses.replace(inventory, pairs=probe_pairs(cluster, inventory, transports, tier=wish.tier))
+    recent = None
+    if wish.wants(*TRAFFIC) and not cluster.is_one_machine:
+        recent = None if wish.anew else recent_pairs(means.home, cluster, inventory)
+        pairs = recent or _try_network(cluster, inventory, wish, means)
+        inventory = dataclasses.replace(inventory, pairs=pairs)
     inventory = _with_disks(cluster, inventory, transports, wish, talk=talk)
     sight = Sight(
         cluster=cluster,
@@ -94,9 +101,26 @@ def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) ->
         networks=rank_network(cluster, inventory),
         seconds=time.monotonic() - begun,
     )
+    if recent is not None:
+        talk.say(f"network    as tried {max(1, round(age_s(recent) / 60))} min ago; gangline check tries it anew")
+    elif not wish.only:
+        _keep(sight, means)
     for line in () if silent else (line for finding in sight.findings for line in finding.lines()):
         talk.say(line)
     return sight
+
+
+def _try_network(cluster: Cluster, inventory: Inventory, wish: Wish, means: Means) -> Pairs:
+    means.talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
+    return probe_pairs(cluster, inventory, means.transports, tier=wish.tier)
+
+
+def _keep(sight: Sight, means: Means) -> None:
+    """Keep what was tried, if all is well: a start in the next minutes need not try it."""
+    if any(finding.severity == "fail" for finding in sight.findings):
+        forget_pairs(means.home, sight.cluster)
+    elif sight.inventory.pairs is not None:
+        keep_pairs(means.home, sight.cluster, sight.inventory)
 
 
 def _with_disks(cluster: Cluster, inventory: Inventory, transports: Transports, wish: Wish, *, talk: Talk) -> Inventory:

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from gangline.errors import HostUnreachable, UsageError
-from gangline.remote.transport import Transport
+from gangline.remote.transport import Transport, below_home
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
 from gangline.runs.job import Job
@@ -110,14 +110,10 @@ def _expanded_paths(host: Host, transport: Transport) -> Host:
         return host
     environment = host.environment
     if environment.kind != "locked" and place:  # a lock is a file of this computer
-        environment = dataclasses.replace(environment, path=_expanded(place, home))
+        environment = dataclasses.replace(environment, path=below_home(place, home))
     return dataclasses.replace(
         host,
-        workdir=_expanded(host.workdir, home),
-        python=_expanded(host.python, home),
+        workdir=below_home(host.workdir, home),
+        python=below_home(host.python, home),
         environment=environment,
     )
-
-
-def _expanded(path: str, home: PurePath) -> str:
-    return str(home / path[2:]) if path.startswith("~/") else path

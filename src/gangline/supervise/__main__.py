@@ -22,7 +22,8 @@ from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
 from gangline.runs.layout import RunLayout
 from gangline.supervise.lock import supervisor_lock
-from gangline.supervise.loop import Pace, Supervisor
+from gangline.supervise.loop import Supervisor
+from gangline.supervise.pace import Pace
 
 STARTED = {"started": True}
 
@@ -46,10 +47,12 @@ def _detach(layout: RunLayout, attempt: int) -> int:
     """Have a process of its own supervise; whether the gang was started."""
     secrets = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
     reader, writer = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.close(reader)
-        _go_on(layout, attempt, secrets, writer)
+        _fork_again(layout, attempt, secrets, writer)
     os.close(writer)
+    os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as stream:
         said = stream.read()
     sys.stdout.buffer.write(said + b"\n")
@@ -57,11 +60,22 @@ def _detach(layout: RunLayout, attempt: int) -> int:
     return 0 if said == json.dumps(STARTED).encode() else 1
 
 
+def _fork_again(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
+    """Who ends a command ends its descendants, whatever session they made: the supervisor shall be none of them."""
+    code = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            _go_on(layout, attempt, secrets, ready)
+        code = 0
+    finally:
+        os._exit(code)
+
+
 def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
     """In a session of our own, without a terminal, as nobody's child."""
     code = 1
     try:
-        os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)

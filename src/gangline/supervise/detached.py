@@ -6,7 +6,6 @@ Each works for a run that this computer keeps, and for one that its head keeps (
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from gangline.launch.backend import Request
 from gangline.launch.look import outlives_guard
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
-from gangline.remote.local import LocalTransport
+from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
@@ -40,8 +39,16 @@ def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None =
     could not be started.
     """
     here = LocalTransport(Host(name="this computer", workdir="", python=""))
-    words = (sys.executable, *_words(run_folder, attempt))
-    _require_started(here.run(words, stdin=_stdin(secrets), timeout_s=START_TIMEOUT_S), run_folder, attempt)
+    words = our_python(*_words(run_folder, attempt)[1:])
+    try:
+        result = here.run(words, stdin=_stdin(secrets), timeout_s=START_TIMEOUT_S)
+    except TimeoutError as error:
+        raise RunFailed(
+            f"the supervisor of {run_folder.name} does not get on with the start",
+            seen=str(error),
+            fix=f"it may still start the gang: gangline ps; to end it: gangline stop {run_folder.name}",
+        ) from error
+    _require_started(result, run_folder, attempt)
 
 
 def spawn_there(
@@ -100,8 +107,8 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
     if keeper is not None:
         ask_keeper(layout, keeper, "kill" if now else "stop")
         return
-    write_order(layout, "kill" if now else "stop")
     state = RunState.load(layout)
+    write_order(layout, "kill" if now else "stop", attempt=state.attempt)
     if is_frozen(layout):
         break_lock(layout)
     elif has_supervisor(layout):
@@ -141,6 +148,8 @@ def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any
         cluster = Cluster.from_json(json.loads(keeper.read(layout.cluster)))
     except FileNotFoundError as error:
         raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
+    except TimeoutError as error:
+        raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
     words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
     result = _run(keeper, words, cluster.head)
     said = _last_words(result)

@@ -5,47 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from gangline.errors import GanglineError, HostUnreachable
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Backend, HostStatus, Leftover, Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, clear_order, read_order
-from gangline.supervise.board import Limits
+from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, read_order
 from gangline.supervise.cause import first_cause, gather_failures
-from gangline.supervise.clean import VERIFY_S, clean
+from gangline.supervise.clean import clean
 from gangline.supervise.commit import Committer
 from gangline.supervise.earlier import end_earlier
-from gangline.supervise.presence import NOTICE_S, Presence
+from gangline.supervise.heartbeat import Heartbeats
+from gangline.supervise.pace import Pace
+from gangline.supervise.presence import Presence
 from gangline.supervise.records import Records
 from gangline.supervise.start import Start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often the supervisor looks, and how long it waits."""
-
-    poll_s: float = 0.3
-    failure_grace_s: float = 15.0
-    """What is left of a gang that failed may take this long to leave by itself."""
-    silence_s: float = 30.0
-    """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
-    abandon_s: float = 120.0
-    """The same after an order of the user, where no host has ended yet."""
-    notice_s: float = NOTICE_S
-    verify_s: float = VERIFY_S
-    """How long what is left after the end may take to go."""
-    disk_s: float = 60.0
-    """How long a file that cannot be written is tried again."""
-    lock_s: float = 2.0
-    """A look at the lock by somebody else is no reason to refuse."""
-    start: Limits = field(default_factory=Limits)
+from gangline.supervise.troubles import Troubles
 
 
 class Supervisor:
@@ -77,11 +57,15 @@ class Supervisor:
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
         self._presence = Presence(notice_s=self._pace.notice_s)
+        self._heartbeats = Heartbeats(stall_s=self._pace.stall_s)
+        self._troubles = Troubles(self._records, patience_s=self._pace.trouble_s)
         self._start = Start(self.request, self._cluster, self._transports, limits=self._pace.start)
         self._user_order: Order | None = None
         """What the user ordered and was passed on."""
         self._order: Order | None = None
         """The strongest that the guards were ordered, by the user or because the gang failed."""
+        self._ordered_at = float("inf")
+        """When they were (monotonic)."""
         self._untold: set[str] = set()
         """Hosts that have not heard the last of it."""
         self._failed_at: float | None = None
@@ -103,7 +87,7 @@ class Supervisor:
         statuses = self._poll()
         has_begun = self._has_begun(statuses)
         if not has_begun:
-            clear_order(self._layout)
+            self._require_no_order()
         self._records.set_phase("running", supervisor=ProcessId.current())
         if has_begun:
             self._untold = set(self.request.names)
@@ -113,6 +97,21 @@ class Supervisor:
             self._start_gang(statuses, secrets)
         # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
         self._records.persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
+
+    def _require_no_order(self) -> None:
+        """What was told to end before it began is not started; raises RunFailed. A guard may still come up: its
+        supervisor died as it started it. It finds an order, too.
+        """
+        self._user_order = read_order(self._layout, attempt=self._attempt)
+        if self._user_order is None:
+            return
+        self._backend.stop(self.request, self._transports, now=True, epoch=self.epoch)
+        self._conclude("stopped", None, left=self._clean_up(self._poll()))
+        raise RunFailed(
+            f"{self._layout.run_id} was told to stop before it began",
+            seen=f"an order to {self._user_order} attempt {self._attempt}",
+            fix=f"nothing was started; to start it: gangline resume {self._layout.run_id}",
+        )
 
     def _start_gang(self, statuses: Sequence[HostStatus], secrets: Mapping[str, str] | None) -> None:
         try:
@@ -136,17 +135,25 @@ class Supervisor:
         """Look after the gang until it has ended, then write outcome.json and state.json."""
         while True:
             self._records.beat()
-            statuses = self._poll()
-            self._require_charge(statuses)
-            for event, details in (*self._presence.note(statuses), *self._follow_start(statuses)):
-                self._records.event(event, **details)
-            self._pass_on_order()
-            self._end_failed(statuses)
-            self._tell(statuses)
-            self._commit(statuses)
-            if self._is_over(statuses):
-                break
+            with self._troubles.borne():
+                outcome = self._look_once()
+                if outcome is not None:
+                    return outcome
             time.sleep(self._pace.poll_s)
+
+    def _look_once(self) -> Outcome | None:
+        """Look, and do what follows from it; the outcome once the gang has ended."""
+        statuses = self._poll()
+        self._require_charge(statuses)
+        news = (*self._presence.note(statuses), *self._heartbeats.note(statuses), *self._follow_start(statuses))
+        for event, details in news:
+            self._records.event(event, **details)
+        self._pass_on_order()
+        self._end_failed(statuses)
+        self._tell(statuses)
+        self._commit(statuses)
+        if not self._is_over(statuses):
+            return None
         left = self._clean_up(statuses)
         self._commit(statuses)
         return self._judge(statuses, left)
@@ -165,7 +172,7 @@ class Supervisor:
         return events
 
     def _pass_on_order(self) -> None:
-        order = read_order(self._layout)
+        order = read_order(self._layout, attempt=self._attempt)
         if order is None or self._user_order in {order, "kill"}:
             return
         self._user_order = order
@@ -191,6 +198,7 @@ class Supervisor:
 
     def _give(self, order: Order) -> None:
         self._order = "kill" if self._order == "kill" else order
+        self._ordered_at = time.monotonic()
         self._untold = set(self.request.names)
 
     def _tell(self, statuses: Sequence[HostStatus]) -> None:
@@ -211,12 +219,14 @@ class Supervisor:
         try:
             for commit in self._committer.sweep():
                 self._records.event("committed", step=commit.step, hosts=sorted(commit.parts))
-        except (OSError, HostUnreachable) as error:  # a full disk, a lost connection: the next sweep tries again
+        except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
             self._records.complain(f"cannot commit: {error}")
 
     def _is_over(self, statuses: Sequence[HostStatus]) -> bool:
         """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
-        phases = {status.phase for status in statuses}
+        hopeless = time.monotonic() > self._ordered_at + self._pace.abandon_s
+        given_up = self._heartbeats.stalled if hopeless else set()
+        phases = {status.phase for status in statuses if status.phase != "running" or status.host not in given_up}
         if "running" in phases:
             return False
         if "unreachable" not in phases:
@@ -239,9 +249,9 @@ class Supervisor:
         return found + unknown
 
     def _cause(self, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
-        if self._failure is not None:
-            return self._failure.to_json()
-        return first_cause(self.request, statuses, ordered=self._user_order is not None)
+        error = self._failure.to_json() if self._failure is not None else None
+        error = error or first_cause(self.request, statuses, ordered=self._user_order is not None)
+        return self._heartbeats.as_evidence(error) if error else None
 
     def _judge(self, statuses: Sequence[HostStatus], left: Sequence[Leftover]) -> Outcome:
         error = self._cause(statuses)
@@ -262,7 +272,8 @@ class Supervisor:
         path = PurePath(head.rank_files) / self._layout.result(self._attempt).name
         try:
             said = json.loads(self._transports[head.host].read(path))
-        except (FileNotFoundError, ValueError, HostUnreachable):
+        except (OSError, ValueError, GanglineError) as error:
+            self._records.complain(f"{head.host} does not say how rank 0 left: {error}")
             return False
         return isinstance(said, dict) and said.get("result") == "finished"
 

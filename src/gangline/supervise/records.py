@@ -93,8 +93,8 @@ class Records:
             self.beat()
             time.sleep(self._pause_s)
 
-    def complain(self, words: str) -> None:
-        """One line for supervisor.log, once."""
+    def complain(self, words: str, *, error: Exception | None = None) -> None:
+        """One line for supervisor.log, once; with the way on which `error` came."""
         if words not in self._complaints:
             self._complaints.add(words)
-            log.warning("%s: %s", self._layout.run_id, words)
+            log.warning("%s: %s", self._layout.run_id, words, exc_info=error)

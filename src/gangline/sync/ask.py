@@ -13,6 +13,9 @@ from gangline.runs.cluster import Host
 TIMEOUT_S = 7 * 86400.0
 """A large corpus takes hours to tokenise; this only ends what nobody waits for any more."""
 
+SHORT_S = 600.0
+"""For what takes a moment, unless a disk hangs or holds gigabytes of small files."""
+
 OnProgress = Callable[[dict[str, Any]], None]
 
 
@@ -69,6 +72,20 @@ def ask_agent(
     if result.returncode != 0 or talk.result is None:
         raise _failed(transport.host, f"{AGENT} {verb}", result)
     return talk.result
+
+
+def run_there(
+    transport: Transport, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = SHORT_S
+) -> Result:
+    """Run a command that should soon end; HostUnreachable where it does not."""
+    try:
+        return transport.run(argv, env=env, timeout_s=timeout_s)
+    except TimeoutError as error:
+        raise HostUnreachable(
+            f"{transport.host} does not get on",
+            seen=str(error),
+            fix="a disk or a network file system there may hang: look at it with ssh",
+        ) from error
 
 
 class _Talk:

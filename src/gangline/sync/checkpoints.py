@@ -17,6 +17,7 @@ from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder
 from gangline.runs.cluster import Host
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
 from gangline.sync import fanout
+from gangline.sync.ask import run_there
 from gangline.sync.fanout import Cargo
 from gangline.sync.place import host_layout
 from gangline.sync.tell import SILENT, Tell
@@ -106,7 +107,7 @@ def _survey(place: Place, run_id: str, *, strict: bool) -> Survey | None:
     folder = str(place.checkpoints(run_id))
     argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
     try:
-        result = place.transport.run(argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
+        result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
     except HostUnreachable as error:
         if strict and isinstance(error, HostKeyRefused):
             raise
@@ -129,7 +130,7 @@ def _with_newer(choice: Choice, places: Places) -> list[str]:
 def _set_aside(place: Place, run_id: str, step: int) -> None:
     folder = str(place.checkpoints(run_id))
     argv = place.host.argv("-m", "gangline.runs.retention", "aside", folder, str(step))
-    result = place.transport.run(argv, env=place.host.code_env, timeout_s=ASIDE_TIMEOUT_S)
+    result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=ASIDE_TIMEOUT_S)
     if result.returncode != 0:
         raise CheckpointError(
             f"{place.host.name}: checkpoints newer than step {step} cannot be moved aside",

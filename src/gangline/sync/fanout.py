@@ -18,7 +18,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.remote.transport import Progress
-from gangline.sync.ask import ask_agent
+from gangline.sync.ask import ask_agent, run_there
 from gangline.sync.peers import peer_of
 from gangline.sync.tell import SILENT, Meter, Tell, shown
 from gangline.sync.trees import REMEMBERED, Spot, Tree, differing, here, look, look_everywhere, same_place
@@ -203,7 +203,7 @@ class _FanOut:
     def _send(self, source: Spot, target: Spot) -> bool:
         """From host to host; False where the one does not reach the other."""
         partial = partial_of(target, self._cargo.tree)
-        target.transport.run(("mkdir", "-p", "-m", "700", "--", str(partial)))
+        run_there(target.transport, ("mkdir", "-p", "-m", "700", "--", str(partial)))
         request = {
             "folder": str(source.path),
             "names": sorted(self._cargo.tree.files),

@@ -54,8 +54,8 @@ class Lock:
 
     @property
     def hash(self) -> str:
-        """Of the pins: the same packages are the same environment, wherever they come from."""
-        rows = sorted(f"{pin.line};{pin.marker}" for pin in self.pins)
+        """Of the pins and their hashes: the same packages are the same environment, wherever they come from."""
+        rows = sorted(" ".join([f"{pin.line};{pin.marker}", *sorted(pin.hashes)]) for pin in self.pins)
         return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()
 
     def pins_for(self, version: tuple[int, int, int], machine: str) -> tuple[Pin, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gangline.errors import CheckFailed, RunFailed
 from gangline.runs.cluster import Host
-from gangline.sync.ask import ask_agent
+from gangline.sync.ask import ask_agent, run_there
 from gangline.sync.fanout import Cargo, bring
 from gangline.sync.parallel import in_parallel
 from gangline.sync.pythons import Choice, Site, choose
@@ -125,7 +125,7 @@ def _clear_wheels(lacking: Sequence[Choice], houses: Mapping[str, Wheelhouse]) -
     for choice in lacking:
         spot = _wheels(choice, houses[choice.site.host.name])
         if not spot.is_here:
-            spot.transport.run(("rm", "-rf", "--", str(spot.path)))
+            run_there(spot.transport, ("rm", "-rf", "--", str(spot.path)))
 
 
 def _place_of(choice: Choice, shared: Sequence[str]) -> tuple[str, PurePath]:

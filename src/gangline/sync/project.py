@@ -1,4 +1,7 @@
-"""The user's own folder on every host, for `gangline run -- CMD`: the same bytes everywhere, and a record of them."""
+"""The user's own folder on every host, for `gangline run -- CMD`: the same bytes everywhere, and a record of them.
+
+What is brought lies in `projects/NAME-HASH` and stays as it is; every run works in a copy of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import build
 from gangline.sync.archive import Archive, place_archive, scratch_folder, write_archive
+from gangline.sync.ask import ask_agent
+from gangline.sync.parallel import in_parallel
+from gangline.sync.place import host_layout
 from gangline.sync.selection import LIMIT_BYTES, Selection, git_state, select
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import How, Spot, differing, look_everywhere, spot_on, tree_of
@@ -107,6 +113,55 @@ def verify_project(
                 seen=f"{len(wrong)} of {len(expected)} files of {spot.path} differ by hash or are missing",
                 fix=f"see what changed them, and on that host: rm -r {spot.path}; it is brought again",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """What was done to the working folder of a run that was there already."""
+
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    """No more of the project."""
+    kept: tuple[str, ...] = ()
+    """No more of the project, but rewritten by the run's program."""
+
+    def lines(self, attempt: int) -> list[str]:
+        """What is other than in that attempt, for people."""
+        said = {"changed": self.changed, "gone": self.removed, "gone here, and kept as the run left it": self.kept}
+        return [
+            f"project    {', '.join(map(shown, names[:5]))}{_and_more(names[5:])} {word} since attempt {attempt}"
+            for word, names in said.items()
+            if names
+        ]
+
+
+def lay_out(project: Project, run_id: str, cluster: Cluster, transports: Mapping[str, Transport]) -> Laid:
+    """Fill the working folder of a run on every host from the project that was brought there.
+
+    Where it is there already, what has changed since is laid over it, and what the run's program wrote stays.
+    """
+    request = {"marks": project.marks}
+
+    def lay(host: Host) -> dict[str, Any]:
+        places = {"source": str(project.folder(host)), "target": str(host_layout(host, run_id).project)}
+        return ask_agent(transports[host.name], "lay", request | places)
+
+    once = {_folder_of(host, cluster): host for host in reversed(cluster.hosts)}
+    answers = [answer for answer in in_parallel(lay, list(once.values())) if not answer["fresh"]]
+    changed, removed, kept = (
+        tuple(sorted({name for answer in answers for name in answer[key]})) for key in ("laid", "removed", "kept")
+    )
+    return Laid(changed=changed, removed=removed, kept=kept)
+
+
+def _folder_of(host: Host, cluster: Cluster) -> tuple[str, str]:
+    """The same for hosts with one work folder in a shared one."""
+    common = any(PurePath(folder) in PurePath(host.workdir).parents for folder in cluster.shared)
+    return ("" if common else host.name, host.workdir)
+
+
+def _and_more(names: tuple[str, ...]) -> str:
+    return f" and {len(names)} more" if names else ""
 
 
 @contextlib.contextmanager

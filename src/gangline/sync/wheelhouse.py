@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.errors import GanglineError
-from gangline.remote.local import LocalTransport
+from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Host
 from gangline.runs.files import write_atomic
@@ -151,7 +151,7 @@ def download_argv(wanted: Path, kind: Kind, folder: Path) -> list[str]:
     platforms = [word for name in kind.platforms for word in ("--platform", name)]
     abis = [word for name in (kind.python_tag, "abi3", "none") for word in ("--abi", name)]
     return [
-        sys.executable, "-m", "pip", "download", "--dest", str(folder), "--only-binary=:all:", "--no-input",
+        *our_python("pip", "download"), "--dest", str(folder), "--only-binary=:all:", "--no-input",
         "--progress-bar=off", "--disable-pip-version-check", "--implementation", "cp",
         "--python-version", ".".join(map(str, kind.version)), *abis, *platforms,
         "--requirement", str(wanted),

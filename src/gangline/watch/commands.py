@@ -42,7 +42,9 @@ def _escaped(character: str) -> str:
         return _ESCAPES[character]
     if character.isprintable():
         return character
-    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    is_byte = "\udc80" <= character <= "\udcff"  # of a word that is no text
+    data = character.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def orders(request: Request, *, now: bool) -> list[str]:

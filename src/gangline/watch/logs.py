@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
@@ -30,17 +31,21 @@ class LogFile:
 
 def log_files(
     run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, attempt: int, console: bool
-) -> list[LogFile]:
-    """The logs of an attempt, by rank; `console`: torchrun's output instead, by host."""
-    found = []
+) -> tuple[list[LogFile], list[HostUnreachable]]:
+    """The logs of an attempt, by rank, of the hosts that answer, and why the others do not; `console`: torchrun's
+    output instead, by host. Raises HostKeyRefused.
+    """
+    found: list[LogFile] = []
+    silent: list[HostUnreachable] = []
     for host in cluster.hosts:
-        transport = transports[host.name]
         folder = RunLayout(Path(host.workdir), run_id).attempt(attempt)
-        if console:
-            found.append(_console(host.name, transport, folder))
-        else:
-            found += _of_ranks(host.name, transport, folder)
-    return [file for file in found if file.path.name in file.transport.names(file.path.parent)]
+        try:
+            found += (_console if console else _of_ranks)(host.name, transports[host.name], folder)
+        except HostKeyRefused:
+            raise
+        except HostUnreachable as error:
+            silent.append(error)
+    return found, silent
 
 
 def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
@@ -56,8 +61,10 @@ def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _console(host: str, transport: Transport, folder: Path) -> LogFile:
-    return LogFile(name=f"{host} console", rank=None, transport=transport, path=folder / host / "console.log")
+def _console(host: str, transport: Transport, folder: Path) -> list[LogFile]:
+    path = folder / host / "console.log"
+    is_there = path.name in transport.names(path.parent)
+    return [LogFile(name=f"{host} console", rank=None, transport=transport, path=path)] if is_there else []
 
 
 def _of_ranks(host: str, transport: Transport, folder: Path) -> list[LogFile]:

@@ -112,6 +112,18 @@ def test_the_owner_of_a_disk_is_pointed_out_and_trusted(tmp_path):
     )
 
 
+@as_root
+def test_in_a_container_root_outside_is_nobody_and_is_trusted(square, tmp_path, monkeypatch):
+    (square / "work").mkdir()
+    os.chown(square / "work", 65534, 65534)
+    assert strangers(str(square / "work" / "own")).owner is not None
+    monkeypatch.setattr("gangline.agent.strangers.UID_MAP", tmp_path / "uid_map")
+    (tmp_path / "uid_map").write_text("  0  1000  1\n")
+    assert strangers(str(square / "work" / "own")) == (None, None, False)
+    (tmp_path / "uid_map").write_text("         0          0 4294967295\n")
+    assert strangers(str(square / "work" / "own")).owner is not None
+
+
 def test_a_folder_where_everybody_may_replace_everything_is_pointed_out(square):
     square.chmod(0o777)
     assert claim(str(square / "work")) == {"kind": "result"}

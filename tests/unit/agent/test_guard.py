@@ -126,6 +126,21 @@ def test_ranks_that_still_get_on_with_their_save_are_waited_for(guarded, mode):
     assert Path(host_part.rank_files, "saved-0").exists()
 
 
+def test_a_program_of_the_user_is_waited_for_as_long_as_its_log_grows(guarded):
+    host_part = guarded("0=talking", grace_s=0.7, program="command")
+    rank_pid(host_part, 0)
+    order(host_part, "stop")
+    assert exit_record(host_part)["reason"] == "stopped"
+    assert Path(host_part.rank_files, "saved-0").exists()
+
+
+def test_the_log_of_our_worker_is_no_sign_of_progress(guarded):
+    host_part = guarded("0=talking", grace_s=0.7)
+    rank_pid(host_part, 0)
+    order(host_part, "stop")
+    assert exit_record(host_part)["reason"] == "killed"
+
+
 def test_an_order_to_kill_waits_for_nobody(guarded):
     host_part = guarded("0=stubborn", "1=orderly")
     for rank in (0, 1):

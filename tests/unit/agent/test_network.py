@@ -376,14 +376,6 @@ def test_a_claim_ends(tmp_path):
     assert ports.free(asked)["port"] == first
 
 
-def test_who_listens_on_a_port():
-    with listening() as first:
-        port = first["ports"][0]["port"]
-        (found,) = ports.listening({"ports": [port]})["listening"]
-    assert (found["address"], found["port"]) == (HERE, port)
-    assert "gangline.agent listen" in found["command"]
-
-
 def test_ports_is_a_program():
     done = run("ports", {"address": HERE, "range": [29500, 29999]}, "free")
     assert json.loads(done.stdout)["port"] >= 29500

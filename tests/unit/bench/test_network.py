@@ -16,7 +16,7 @@ from gangline.bench.links import measure_links, schedule
 from gangline.bench.network import Hosts, measure_network, versions
 from gangline.inventory.facts import HostFacts, HostFailure, Inventory
 from gangline.inventory.hardware import Gpu, GpuProcess
-from gangline.inventory.network import Collective, Link, Network, load_network, network_path, save_network
+from gangline.inventory.network import Collective, Link, Network, load_network, network_line, network_path, save_network
 from gangline.inventory.rounds import rounds
 from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
@@ -97,6 +97,15 @@ def test_figures_of_other_hosts_or_addresses_are_not_used(tmp_path):
     assert load_network(tmp_path, cluster(3)) is None
     assert load_network(tmp_path, cluster(2, address="127.0.0.9")) is None
     assert load_network(tmp_path, dataclasses.replace(cluster(), name="other")) is None
+
+
+def test_what_was_measured_is_told_in_one_line():
+    slow = Link(source="pc2", target="pc1", throughput_mbps=94.2)
+    few = network(links=(*network().links, slow, Link(source="pc1", target="pc3")))
+    assert network_line(few) == (
+        "network measured 2026-01-01: slowest pair 94 Mbit/s (pc2 to pc1), all-reduce 0.70 Gbit/s at 25 MiB"
+    )
+    assert network_line(network(links=(), collectives=())).endswith(": nothing that can be compared")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2}', '{"schema_version": 1, "cluster": 3}'])

@@ -238,6 +238,15 @@ def test_two_slow_hosts_are_measured_by_their_cards():
     assert "94 Mbit/s, the cards can 1000" in findings[0].evidence
 
 
+def test_a_link_that_gets_slow_when_it_is_warm_names_its_host():
+    even = changed(healthy(*THREE), lambda *_: True, worst_mbps=800.0)
+    assert judged(even) == []
+    findings = judged(changed(even, lambda *pair: "pc3" in pair, worst_mbps=120.0))
+    assert brief(findings) == [("E-NET-07", "warn", ("pc3",))]
+    assert findings[0].title == "the link is slow at times"
+    assert findings[0].evidence.startswith("pc1 -> pc3 120 to 940 Mbit/s")
+
+
 def test_a_fast_card_that_our_probe_cannot_fill_is_fine():
     pairs = changed(healthy(*THREE), lambda *_: True, throughput_mbps=9000.0)
     assert judged(pairs, hosts=[facts(name, speed_mbps=100_000) for name in THREE]) == []

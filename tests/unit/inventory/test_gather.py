@@ -66,7 +66,7 @@ def test_the_agent_is_asked_and_told_what_to_look_at():
     assert json.loads(call.stdin) == {
         "workdir": "/w/pc1",
         "python_argv": ["env", "python3"],
-        "python_env": {"PYTHONPATH": "/w/code", "NCCL_DEBUG": "INFO"},
+        "python_env": {"PYTHONSAFEPATH": "1", "PYTHONPATH": "/w/code", "NCCL_DEBUG": "INFO"},
         "names": ["pc1", "10.0.0.1"],
         "shared": ["/mnt/nas"],
         "files": [],

@@ -16,7 +16,7 @@ from gangline.inventory.ears import listening
 from gangline.inventory.facts import HostFailure, Inventory
 from gangline.inventory.outside import is_member, own_address, probe_outsider
 from gangline.inventory.pairs import Clock, Pair, PortTry, say_tries
-from gangline.inventory.probe import askable, clocks, probe_pairs, suspects
+from gangline.inventory.probe import Probe, askable, clocks, median_of, probe_pairs, suspects
 from gangline.inventory.rounds import both_ways, rounds, sample
 from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
@@ -89,6 +89,29 @@ def test_throughput_is_measured_in_the_full_tier(monkeypatch):
     cluster = loopback(2)
     found = probe_pairs(cluster, inventory(), local(cluster), tier="full")
     assert all(pair.throughput_mbps > 10 for pair in found.pairs)
+
+
+def test_in_the_burn_tier_pairs_are_measured_over_and_over_until_the_time_is_up(monkeypatch):
+    monkeypatch.setattr("gangline.inventory.probe.RATE_S", {"burn": 0.05})
+    monkeypatch.setattr("gangline.inventory.probe.RATE_BUDGET_S", {"burn": 3.0})
+    asked = []
+    look = Probe._rate
+    monkeypatch.setattr(Probe, "_rate", lambda self, *words: asked.append(words) or look(self, *words))
+    cluster = loopback(2)
+    found = probe_pairs(cluster, inventory(), local(cluster), tier="burn")
+    assert len(asked) >= 4
+    assert all(pair.worst_mbps > 0 for pair in found.pairs)
+
+
+def test_of_several_looks_the_median_and_the_worst_count():
+    looks = [pair_of(throughput_mbps=rate, waited=waited) for rate, waited in ((940, 0.0), (300, 0.5), (900, 0.0))]
+    found = median_of(looks)
+    assert (found.throughput_mbps, found.worst_mbps) == (900, 600)
+    assert median_of(looks[:1]).worst_mbps is None
+
+
+def pair_of(**more):
+    return Pair(source="pc1", target="pc2", tries=(), **more)
 
 
 def test_the_port_where_ranks_will_meet_is_the_one_that_is_tried():

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from gangline.launch.backend import HostRequest, Request
 from gangline.runs.process import ProcessId
@@ -41,6 +42,9 @@ def save_slowly(*_):
         if mode == "slow":
             with open(path(f"rank-{rank}.phase"), "wb") as stream:
                 stream.write(struct.pack("<qqqd", 40, 6, count, time.time()))
+        elif mode == "talking":
+            with open(path(f"rank-{rank}.log"), "a") as log:
+                log.write("still saving\\n")
         else:
             part = path("../../checkpoints/step-00000040/part-pc1.tmp")
             os.makedirs(part, exist_ok=True)
@@ -51,7 +55,7 @@ def save_slowly(*_):
 
 if mode == "orderly":
     signal.signal(signal.SIGTERM, save_and_leave)
-elif mode in ("slow", "growing"):
+elif mode in ("slow", "growing", "talking"):
     signal.signal(signal.SIGTERM, save_slowly)
 elif mode != "plain":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -120,7 +124,14 @@ def script(folder: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def part(folder: Path, host: str, *ranks: str, grace_s: float = DEADLINE_S, argv: tuple[str, ...] = ()) -> HostRequest:
+def part(
+    folder: Path,
+    host: str,
+    *ranks: str,
+    grace_s: float = DEADLINE_S,
+    argv: tuple[str, ...] = (),
+    program: Literal["worker", "command"] = "worker",
+) -> HostRequest:
     """What is started on a host; each of `ranks` is "<global rank>=<mode>"."""
     attempt = folder / host
     attempt.mkdir(parents=True, exist_ok=True)
@@ -132,6 +143,7 @@ def part(folder: Path, host: str, *ranks: str, grace_s: float = DEADLINE_S, argv
         argv=argv or (sys.executable, launcher, rank_script, str(attempt), *ranks),
         env={},
         grace_s=grace_s,
+        program=program,
     )
 
 

@@ -3,14 +3,16 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
 
 from gangline.errors import HostUnreachable
 from gangline.launch.backend import HostRequest, Request
+from gangline.launch.direct import DirectBackend
 from gangline.launch.look import Looks, look
-from gangline.remote.fake import FakeTransport
+from gangline.remote.fake import FakeTransport, Scripted
 
 PARTS = tuple(
     HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}) for host in ("pc1", "pc2")
@@ -101,3 +103,46 @@ def test_what_the_guard_says_is_taken_over(hosts):
     assert (status.phase, status.beat, status.epoch) == ("running", 7, 2)
     assert [(sign.rank, sign.phase) for sign in status.signs.ranks] == [(9, None), (10, "joining")]
     assert status.signs.waits_for == ("10.77.0.10:51116",)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"{}", b'"ended"', b'{"returncode": "soon"}', b'{"returncode": 0, "failures": 7}']
+)
+def test_a_host_whose_files_cannot_be_understood_is_unreachable_and_the_others_are_not(hosts, text):
+    hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), text)
+    fine, lying = Looks().at(REQUEST, hosts)
+    assert fine.phase == "starting"
+    assert lying.phase == "unreachable"
+    assert lying.why.startswith("what it says cannot be understood")
+
+
+def test_failures_of_a_host_have_all_that_is_asked_for_later(hosts):
+    failure = {"rank": 0, "pid": 1, "time": 2.0, "ordered": False, "error": {}, "exit": 1, "log": "l", "log_tail": []}
+    record = {"returncode": 1, "error": None, "reason": "finished", "failures": [failure], "console_tail": []}
+    hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(record).encode())
+    del failure["time"]
+    hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(record).encode())
+    whole, lying = Looks().at(REQUEST, hosts)
+    assert whole.failures[0]["error"] == {"what": "", "seen": "", "fix": ""}
+    assert lying.phase == "unreachable"
+
+
+def test_an_order_to_a_host_that_cannot_be_understood_has_not_been_heard(hosts):
+    hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), b"{}")
+    assert DirectBackend().stop(REQUEST, hosts, now=True) == ["pc2"]
+
+
+def test_the_port_is_looked_for_where_rank_0_was_and_nowhere_else():
+    asked = {}
+
+    def answer(host):
+        def left(call):
+            asked[host] = json.loads(call.stdin)["port"]
+            return Scripted(stdout=json.dumps({"processes": [], "ports": [], "leases": [], "gpus": []}))
+
+        return left
+
+    parts = [replace(part, ranks=(rank,), meet=("10.0.0.1", 4711)) for rank, part in enumerate(PARTS)]
+    fakes = {part.host: FakeTransport(part.host, answer=answer(part.host)) for part in parts}
+    assert DirectBackend().verify(replace(REQUEST, hosts=tuple(parts)), fakes) == []
+    assert asked == {"pc1": 4711, "pc2": None}

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from gangline.errors import RunFailed
+from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.port import free_port
+from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 
@@ -35,3 +36,9 @@ def test_a_range_without_a_free_port_is_an_error_that_names_the_range(head):
         cluster = Cluster(name="home", hosts=(head,), ports=(port, port))
         with pytest.raises(RunFailed, match=f"no port is free from {port} to {port}"):
             free_port(cluster, LocalTransport(head))
+
+
+def test_a_head_that_does_not_get_on_is_named(head):
+    slow = FakeTransport("pc1", answer=lambda _call: Scripted(duration_s=600.0))
+    with pytest.raises(HostUnreachable, match="pc1: no port can be looked for"):
+        free_port(Cluster(name="home", hosts=(head,)), slow)

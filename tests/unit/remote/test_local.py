@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from gangline.errors import UsageError
 from gangline.remote.connect import connect, connect_all
-from gangline.remote.local import LocalTransport
+from gangline.remote.local import ALONE, LocalTransport, our_python
+from gangline.remote.transport import AGENT
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.process import ProcessId
 from tests.unit.launch.gang import wait_until
@@ -168,3 +170,43 @@ def test_the_pids_of_ended_processes_are_not_taken_for_running_ones():
     os.waitpid(child, 0)
     assert ProcessId.current().is_alive
     assert not ProcessId(pid=os.getpid(), start_ticks=0).is_alive
+
+
+# In a folder with a contextlib.py of its own
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    (tmp_path / "contextlib.py").write_text("import sys; sys.exit('hijacked')\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("hostile")
+def test_the_agent_imports_nothing_of_the_folder_where_the_user_stands(host):
+    result = LocalTransport(host).run((AGENT, "ports", "nonsense"))
+    assert (result.returncode, result.stderr) == (2, "usage: ports free, with a request as JSON on stdin\n")
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize(
+    "argv",
+    [
+        our_python("gangline.supervise", "--help"),
+        our_python("pip", "--version"),
+        [sys.executable, "-c", ALONE, "gangline.supervise", "--help"],  # before Python 3.11
+    ],
+    ids=["supervisor", "pip", "old Python"],
+)
+def test_nor_does_any_other_program_of_ours(argv):
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons know no such variable")
+def test_nor_do_programs_in_the_users_environment(host):
+    env = {**os.environ, **host.code_env}
+    done = subprocess.run(
+        host.argv("-m", "gangline.runs.checkpoints", "--help"), env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.startswith("usage: python -m gangline.runs.checkpoints")

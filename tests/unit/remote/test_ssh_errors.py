@@ -118,3 +118,10 @@ def test_a_connection_that_is_lost_later_is_another_thing():
     error = told("client_loop: send disconnect: Broken pipe", greeted=True, why="the connection ended with code 255")
     assert error.what == "gpu1: the connection was lost"
     assert "Broken pipe" in error.seen
+
+
+@pytest.mark.parametrize("words", ["Host key verification failed.", CHANGED])
+def test_what_is_printed_after_the_greeting_says_nothing_of_the_key(words):
+    lost = told(words, greeted=True, why="the connection ended with code 255")
+    assert not isinstance(lost, HostKeyRefused)
+    assert lost.what == "gpu1: the connection was lost"

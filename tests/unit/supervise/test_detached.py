@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import gangline
-from gangline.errors import RunFailed
+from gangline.agent.family import end_family
+from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.backend import Request
+from gangline.remote import local
 from gangline.remote.connect import connect_all
 from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
@@ -23,6 +25,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState
+from gangline.supervise import detached
 from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn_there, stop_run, unfinished
 from gangline.supervise.lock import has_supervisor
 from tests.unit.launch.gang import (
@@ -34,6 +37,7 @@ from tests.unit.launch.gang import (
     part,
     rank_pid,
     request,
+    script,
     wait_until,
 )
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run, save_part
@@ -124,6 +128,72 @@ def test_it_goes_on_when_who_waited_for_it_has_gone(make):
         rank_pid(host_part, rank)
         let_go(host_part, rank)
     assert lab.outcome().result == "finished"
+
+
+SLOW_GUARD = """
+import json, os, subprocess, sys, time
+folder = sys.argv[1]
+asked = sys.stdin.buffer.read()
+open(os.path.join(folder, "waiting"), "w").close()
+while not os.path.exists(os.path.join(folder, "go-guard")):
+    time.sleep(0.01)
+sys.exit(subprocess.run([sys.executable, "-m", "gangline.agent", "guard", *sys.argv[2:]], input=asked).returncode)
+"""
+
+
+@pytest.mark.parametrize("end", [end_family, local._end_tree], ids=["over ssh", "here"])
+def test_it_starts_the_gang_though_who_asked_is_killed_meanwhile(make, tmp_path, end):
+    lab = make("plain", "plain")
+    slow = script(tmp_path, "guard.py", SLOW_GUARD)
+    lab.parts[0] = replace(lab.parts[0], guard_argv=(sys.executable, slow, str(tmp_path)))
+    lab.layout = create_run(tmp_path / "second", lab.cluster, request(*lab.parts))
+    command = [sys.executable, "-m", "gangline.supervise", str(lab.layout.folder), "1", "--detach"]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(command, start_new_session=True, **streams) as asked:
+        wait_until((tmp_path / "waiting").exists, "the gang is about to start")
+        end(asked)
+    (tmp_path / "go-guard").touch()
+    for rank, host_part in enumerate(lab.parts):
+        rank_pid(host_part, rank)
+        let_go(host_part, rank)
+    assert lab.outcome().result == "finished"
+
+
+def test_a_stop_before_a_guard_stands_does_not_start_the_gang(make):
+    lab = make("plain", "plain")
+    # As a supervisor leaves it that died between the two.
+    replace(RunState.load(lab.layout), phase="running", epoch=1).save(lab.layout)
+    stop_run(lab.layout, now=False)
+    assert lab.outcome().result == "stopped"
+    assert "started" not in lab.events()
+    assert not any(Path(each.folder, "guard.json").exists() for each in lab.parts)
+
+
+def test_a_start_that_takes_too_long_is_an_error_with_what_to_do(make, monkeypatch):
+    lab = make("plain", "plain")
+    slow = script(lab.folder, "guard.py", SLOW_GUARD)
+    lab.parts[0] = replace(lab.parts[0], guard_argv=(sys.executable, slow, str(lab.folder)))
+    lab.layout = create_run(lab.folder / "second", lab.cluster, request(*lab.parts))
+    monkeypatch.setattr(detached, "START_TIMEOUT_S", 2.0)
+    with pytest.raises(RunFailed, match="does not get on with the start"):
+        spawn(lab.layout.folder, 1)
+    (lab.folder / "go-guard").touch()
+    for rank, host_part in enumerate(lab.parts):
+        rank_pid(host_part, rank)
+        let_go(host_part, rank)
+    assert lab.outcome().result == "finished"
+
+
+def test_a_keeper_that_does_not_get_on_is_named(make):
+    lab = make("plain", "plain")
+    keeper = FakeTransport("pc1")
+
+    def read(*_words, **_how):
+        raise TimeoutError("pc1: no answer")
+
+    keeper.read = read
+    with pytest.raises(HostUnreachable, match="pc1 does not get on"):
+        is_alive(lab.layout, keeper)
 
 
 def test_a_run_that_runs_is_not_started_again(make):

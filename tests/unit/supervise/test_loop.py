@@ -3,11 +3,13 @@
 import json
 import os
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gangline.errors import HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
 from gangline.launch.fake import FakeBackend
 from gangline.remote.fake import FakeTransport
@@ -19,7 +21,8 @@ from gangline.runs.state import Outcome, RunState, write_order
 from gangline.supervise.board import Limits
 from gangline.supervise.earlier import finish_all, unfinished
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
-from gangline.supervise.loop import Pace, Supervisor
+from gangline.supervise.loop import Supervisor
+from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
@@ -131,7 +134,7 @@ def test_a_lost_host_ends_the_gang_and_what_it_left_is_ended(make):
 @pytest.mark.parametrize("order", ["stop", "kill"])
 def test_an_order_of_the_user_is_passed_on(make, order):
     lab = make()
-    outcome = lab.run(lambda: write_order(lab.layout, order))
+    outcome = lab.run(lambda: write_order(lab.layout, order, attempt=1))
     assert lab.backend.orders == [order]
     assert (outcome.result, outcome.error) == ("stopped", None)
     assert lab.events() == ["started", "stopping", "stopped"]
@@ -165,7 +168,7 @@ def test_an_order_that_came_after_the_last_step_changes_nothing(make, order):
     lab = make(stubborn=frozenset(HOSTS))
     supervisor = lab.supervisor()
     supervisor.begin()
-    write_order(lab.layout, order)
+    write_order(lab.layout, order, attempt=1)
     lab.finish()
     assert supervisor.watch().result == "finished"
 
@@ -174,9 +177,9 @@ def test_a_stop_may_become_a_kill(make):
     lab = make(stubborn=frozenset(HOSTS))
 
     def script():
-        write_order(lab.layout, "stop")
+        write_order(lab.layout, "stop", attempt=1)
         wait_until(lambda: lab.phase() == "stopping", "the order is seen")
-        write_order(lab.layout, "kill")
+        write_order(lab.layout, "kill", attempt=1)
 
     assert lab.run(script).result == "stopped"
     assert lab.backend.orders == ["stop", "kill"]
@@ -186,7 +189,7 @@ def test_a_save_that_fails_while_stopping_is_a_failure(make):
     lab = make(stubborn=frozenset(HOSTS))
 
     def script():
-        write_order(lab.layout, "stop")
+        write_order(lab.layout, "stop", attempt=1)
         wait_until(lambda: lab.phase() == "stopping", "the order is seen")
         lab.end(pc1=0)
         lab.backend.end("pc2", returncode=1, error=ERROR, failures=({**FAILURE, "ordered": True},))
@@ -194,11 +197,24 @@ def test_a_save_that_fails_while_stopping_is_a_failure(make):
     assert lab.run(script).result == "failed"
 
 
-def test_an_order_for_the_attempt_before_is_forgotten(make):
+def test_an_order_for_the_attempt_before_is_none_for_this_one(make):
     lab = make()
-    write_order(lab.layout, "kill")
+    write_order(lab.layout, "kill", attempt=0)
     assert lab.run(lab.finish).result == "finished"
     assert lab.backend.orders == []
+
+
+def test_what_was_told_to_stop_before_it_began_is_not_started(make):
+    lab = make()
+    first = RunState.load(lab.layout)
+    replace(first, phase="running", epoch=1).save(lab.layout)  # its supervisor died before a guard stood
+    write_order(lab.layout, "stop", attempt=1)
+    with pytest.raises(RunFailed, match="calm-otter-7 was told to stop before it began"):
+        lab.supervisor().begin()
+    assert lab.backend.statuses == {}
+    assert lab.backend.orders == ["kill"]  # for a guard that comes up late
+    assert (lab.phase(), lab.events()) == ("stopped", ["stopped"])
+    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").result == "stopped"
 
 
 def test_a_start_that_fails_is_the_outcome(make):
@@ -232,7 +248,7 @@ def test_checkpoints_are_committed_on_the_way_and_at_the_end(make):
 def test_a_gang_that_runs_already_is_taken_over(make):
     lab = make()
     lab.supervisor().begin()
-    write_order(lab.layout, "stop")
+    write_order(lab.layout, "stop", attempt=1)
     outcome = lab.run(lambda: None)
     assert outcome.result == "stopped"
     assert lab.events() == ["started", "stopping", "stopped"]
@@ -346,7 +362,7 @@ def test_an_order_is_repeated_until_a_silent_host_takes_it(make):
     def script():
         lab.backend.silent = {"pc2"}
         wait_until(lambda: "unreachable" in lab.events(), "the silence is seen")
-        write_order(lab.layout, "stop")
+        write_order(lab.layout, "stop", attempt=1)
         wait_until(lambda: lab.phase() == "stopping", "the order is seen")
         lab.end(pc1=0)
         assert lab.backend.statuses["pc2"].phase == "running"
@@ -362,7 +378,7 @@ def test_after_an_order_hosts_that_stay_silent_are_left_and_ended_later(make):
 
     def script():
         lab.backend.silent = set(HOSTS)
-        write_order(lab.layout, "kill")
+        write_order(lab.layout, "kill", attempt=1)
 
     outcome = lab.run(script, abandon_s=0.05)
     assert (outcome.result, outcome.unverified) == ("stopped", HOSTS)
@@ -482,7 +498,7 @@ def test_a_program_of_the_user_has_finished_if_nobody_told_it_to_leave(make, ord
 
     def script():
         if order:
-            write_order(lab.layout, order)
+            write_order(lab.layout, order, attempt=1)
         else:
             lab.end(pc1=0, pc2=0)
 
@@ -506,3 +522,107 @@ def test_it_shows_that_it_gets_on(make):
         supervisor.watch()
     assert beats
     assert not is_frozen(lab.layout)
+
+
+@pytest.mark.parametrize("error", [GanglineError("the agent cannot read"), KeyError("returncode"), OSError(5, "I/O")])
+def test_a_look_that_fails_is_borne_and_told_once(make, error, caplog):
+    lab = make()
+    poll, left = lab.backend.poll, [3]
+
+    def failing(*words):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+        return poll(*words)
+
+    def script():
+        lab.backend.poll = failing
+        wait_until(lambda: left[0] < 0, "it looks again")
+        lab.backend.poll = poll
+        lab.finish()
+
+    assert lab.run(script).result == "finished"
+    told = [record.getMessage() for record in caplog.records if "a look failed" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_where_looks_fail_for_long_it_gives_up_and_says_why(make):
+    lab = make()
+    supervisor = lab.supervisor(trouble_s=0.05)
+    supervisor.begin()
+
+    deadline = time.monotonic() + 10
+
+    def failing(*_words):
+        if time.monotonic() > deadline:
+            pytest.fail("it does not give up")
+        raise KeyError("returncode")
+
+    lab.backend.poll = failing
+    with pytest.raises(KeyError):
+        supervisor.watch()
+    event = read_events(lab.layout.events)[-1]
+    assert event["event"] == "unsupervised"
+    assert "returncode" in event["what"]
+    assert lab.backend.orders == []  # the ranks run on
+    assert lab.phase() == "running"
+
+
+def test_who_has_been_superseded_does_not_bear_it(make):
+    lab = make()
+    supervisor = lab.supervisor()
+    supervisor.begin()
+
+    looks = []
+
+    def superseded(*_words):
+        looks.append(1)
+        if len(looks) > 1:
+            pytest.fail("it looks again")
+        raise Superseded("another one")
+
+    lab.backend.poll = superseded
+    with pytest.raises(Superseded):
+        supervisor.watch()
+
+
+def test_a_result_that_cannot_be_read_ends_no_supervisor(make):
+    lab = make()
+    read = lab.transports["pc1"].read
+
+    def failing(path, **how):
+        if path.name == "result.json":
+            raise OSError(5, "Input/output error")
+        return read(path, **how)
+
+    lab.transports["pc1"].read = failing
+    assert lab.run(lab.finish).result == "stopped"
+
+
+def test_a_guard_that_stands_still_is_told_of_and_is_evidence_where_the_gang_fails(make):
+    lab = make()
+
+    def script():
+        lab.backend.change("pc2", beat=7)
+        wait_until(lambda: "stalled" in lab.events(), "it is told of")
+        failure = {**FAILURE, "rank": 0}
+        lab.backend.end("pc1", returncode=1, error=ERROR, failures=(failure,))
+
+    outcome = lab.run(script, stall_s=0.05)
+    assert outcome.error["what"] == "rank 0 on pc1: row 7 is empty"
+    assert "the guard on pc2 does not get on since " in outcome.error["seen"]
+
+
+def test_a_guard_that_stands_still_keeps_an_ordered_gang_from_ending_for_a_while_only(make):
+    lab = make(stubborn=frozenset({"pc2"}))
+    lab.backend.left = [Leftover(host="pc2", kind="process", what="process 4711 (tag): python")]
+
+    def script():
+        lab.backend.stop = lambda *_words, **_how: []  # nobody hears it
+        lab.backend.change("pc2", beat=7)
+        wait_until(lambda: "stalled" in lab.events(), "it is told of")
+        write_order(lab.layout, "stop", attempt=1)
+        lab.end(pc1=0)
+
+    outcome = lab.run(script, stall_s=0.05, abandon_s=0.05)
+    assert (outcome.result, outcome.left) == ("stopped", ("pc2: process 4711 (tag): python",))

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from gangline.errors import ModelError
+from gangline.errors import HostUnreachable, ModelError
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import AGENT, Result
 from gangline.runs.cluster import Host
@@ -242,3 +242,20 @@ def test_a_single_file_is_brought_too(tmp_path: Path, folder: Path) -> None:
     file = folder / "config.json"
     assert sorted(bring(cargo_of(file), targets).served) == ["pc1", "pc2"]
     assert Path(targets[0].path).read_text() == "{}"
+
+
+class HangingTransport(HostTransport):
+    """A host whose disk hangs."""
+
+    def run(self, argv: Sequence[str], **options: object) -> Result:
+        if argv[0] == "mkdir":
+            raise TimeoutError(f"{self.host}: mkdir did not end within 600 s")
+        return super().run(argv, **options)
+
+
+def test_a_disk_that_hangs_is_a_host_that_does_not_get_on(tmp_path: Path, folder: Path) -> None:
+    first, second = spots(tmp_path, {"pc1": ["pc2"], "pc2": []})
+    second = dataclasses.replace(second, transport=HangingTransport(second.host))
+    with pytest.raises(HostUnreachable, match="pc2 does not get on") as caught:
+        bring(cargo_of(folder), [first, second])
+    assert "mkdir did not end" in caught.value.seen

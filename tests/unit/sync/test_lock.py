@@ -133,3 +133,10 @@ def test_ganglines_own_lock_has_one_version_of_each_package_for_every_python(ver
     names = [pin.name for pin in own_lock().pins_for(version, "x86_64")]
     assert len(names) == len(set(names))
     assert "torch" in names
+
+
+def test_other_hashes_of_the_same_versions_are_another_environment() -> None:
+    one = read_lock("a==1 --hash=sha256:abc1 --hash=sha256:def2", "lock")
+    assert read_lock("a==1 --hash=sha256:def2 --hash=sha256:abc1", "lock").hash == one.hash
+    assert read_lock("a==1 --hash=sha256:abc1", "lock").hash != one.hash
+    assert read_lock("a==1", "lock").hash != one.hash

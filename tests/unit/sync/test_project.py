@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gangline.errors import CheckFailed
-from gangline.sync.project import Project, foresee_project, place_project, verify_project
+from gangline.errors import CheckFailed, RunFailed
+from gangline.sync.project import Laid, Project, foresee_project, lay_out, place_project, verify_project
 from tests.unit.sync.hosts import Lines, kennel
 
 
@@ -140,3 +141,72 @@ def test_the_record_knows_the_project_again(tmp_path: Path, folder: Path) -> Non
     assert again == project
     verify_project(again, cluster, transports)
     assert "canary" not in json.dumps(project.to_json())
+
+
+# The working folder of a run
+
+
+def workplace(tmp_path: Path, name: str, run: str = "calm-otter-7") -> Path:
+    return tmp_path / name / "runs" / run / "project"
+
+
+def test_every_run_has_a_folder_of_its_own_on_every_host(tmp_path: Path, folder: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    project = place_project(folder, cluster, transports)
+    for run in ("calm-otter-7", "bold-lynx-8"):
+        assert lay_out(project, run, cluster, transports) == Laid()
+    for host in ("pc1", "pc2"):
+        first, second = (workplace(tmp_path, host, run) for run in ("calm-otter-7", "bold-lynx-8"))
+        (first / "lib" / "model.py").write_text("layers = 3")
+        assert (second / "lib" / "model.py").read_text() == "layers = 2"
+        assert (second / "latest.py").readlink() == Path("lib/model.py")
+        assert (second / "start.sh").stat().st_mode & 0o777 == 0o700
+    verify_project(project, cluster, transports)  # a script that rewrites its own files keeps nobody else from starting
+
+
+def test_on_resume_what_changed_is_laid_over_what_the_script_wrote(tmp_path: Path, folder: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    (folder / "old.py").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    lay_out(place_project(folder, cluster, transports), "calm-otter-7", cluster, transports)
+    there = workplace(tmp_path, "pc1")
+    (there / "outputs").mkdir()
+    (there / "outputs" / "checkpoint.pt").write_bytes(b"weights")
+    (there / "lib" / "model.py").write_text("written by the script")
+    (there / "notes.txt").write_text("the script's")
+    (folder / "train.py").write_text("import lib")
+    (folder / "old.py").unlink()
+    (folder / "notes.txt").unlink()
+    project = place_project(folder, cluster, transports)
+    laid = lay_out(project, "calm-otter-7", cluster, transports)
+    assert laid == Laid(changed=("train.py",), removed=("old.py",), kept=("notes.txt",))
+    assert laid.lines(1) == [
+        "project    train.py changed since attempt 1",
+        "project    old.py gone since attempt 1",
+        "project    notes.txt gone here, and kept as the run left it since attempt 1",
+    ]
+    assert (there / "train.py").read_text() == "import lib"
+    assert not (there / "old.py").exists()
+    assert (there / "outputs" / "checkpoint.pt").read_bytes() == b"weights"
+    assert (there / "lib" / "model.py").read_text() == "written by the script"
+    assert (there / "notes.txt").read_text() == "the script's"
+    assert lay_out(project, "calm-otter-7", cluster, transports) == Laid()
+
+
+def test_a_host_that_missed_an_attempt_gets_what_changed_before_it(tmp_path: Path, folder: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    alone = dataclasses.replace(cluster, hosts=cluster.hosts[:1])
+    lay_out(place_project(folder, cluster, transports), "calm-otter-7", cluster, transports)
+    (folder / "train.py").write_text("import lib")
+    lay_out(place_project(folder, alone, transports), "calm-otter-7", alone, transports)
+    lay_out(place_project(folder, cluster, transports), "calm-otter-7", cluster, transports)
+    assert (workplace(tmp_path, "pc2") / "train.py").read_text() == "import lib"
+
+
+def test_what_was_damaged_on_the_host_is_not_laid(tmp_path: Path, folder: Path) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    project = place_project(folder, cluster, transports)
+    (Path(project.folder(cluster.head)) / "train.py").write_text("import canary")
+    with pytest.raises(RunFailed, match=r"train\.py is not what was brought"):
+        lay_out(project, "calm-otter-7", cluster, transports)
+    assert list(workplace(tmp_path, "pc1").parent.iterdir()) == []

@@ -20,6 +20,9 @@ from gangline.worker.data.formats import Part, Render, RowError
 
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
+FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a template may end with: it is a program, if one in a sandbox."""
+
 Spans = list[tuple[int, int]]
 
 
@@ -38,7 +41,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, *, model: str) -> Render:
     def render(messages: list[dict[str, Any]]) -> tuple[Part, ...]:
         try:
             text, spans = (_tagged if tagged else _by_prefix)(tokenizer, template, messages)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except FAULTS as error:
             raise RowError(f"the chat template refuses the messages: {str(error)[:200]!r}") from error
         return _parts(text, _with_end(text, spans, tokenizer.eos_token))
 

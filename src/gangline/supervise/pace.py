@@ -1,0 +1,34 @@
+"""How often the supervisor looks, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gangline.supervise.board import Limits
+from gangline.supervise.clean import VERIFY_S
+from gangline.supervise.heartbeat import STALL_S
+from gangline.supervise.presence import NOTICE_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often the supervisor looks, and how long it waits."""
+
+    poll_s: float = 0.3
+    failure_grace_s: float = 15.0
+    """What is left of a gang that failed may take this long to leave by itself."""
+    silence_s: float = 30.0
+    """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
+    abandon_s: float = 120.0
+    """The same after an order of the user, where no host has ended yet; and for a guard that does not get on."""
+    notice_s: float = NOTICE_S
+    stall_s: float = STALL_S
+    trouble_s: float = 60.0
+    """How long looks may fail before the supervisor gives up."""
+    verify_s: float = VERIFY_S
+    """How long what is left after the end may take to go."""
+    disk_s: float = 60.0
+    """How long a file that cannot be written is tried again."""
+    lock_s: float = 2.0
+    """A look at the lock by somebody else is no reason to refuse."""
+    start: Limits = field(default_factory=Limits)

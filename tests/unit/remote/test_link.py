@@ -1,0 +1,82 @@
+"""The connection of a transport: one time limit for a host that is dead, another try for one that comes back."""
+
+import pytest
+
+from gangline.errors import HostUnreachable
+from gangline.remote import link
+from gangline.remote.link import Link
+from gangline.runs.cluster import Host
+
+
+class Lane:
+    """A connection that is lost at once."""
+
+    is_open = False
+
+    @property
+    def channel(self):
+        return self
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture
+def tries(monkeypatch):
+    """What each try to connect comes to; the rest finds nobody."""
+    tries = []
+    answers = []
+
+    def connect(*_words, **_more):
+        tries.append(1)
+        if answers:
+            return answers.pop(0)
+        raise HostUnreachable("pc1 does not answer", seen="timed out", fix="ping", reason="unreachable")
+
+    monkeypatch.setattr(link, "connect", connect)
+    return tries, answers
+
+
+@pytest.fixture
+def way():
+    return Link(Host(name="pc1", workdir="/w", python=""), "", lambda: b"", None)
+
+
+def ask(way):
+    with pytest.raises(HostUnreachable) as caught:
+        way.connection()
+    return caught.value
+
+
+def test_a_dead_host_costs_one_time_limit_and_its_reason_is_kept(tries, way):
+    first, second = ask(way), ask(way)
+    assert len(tries[0]) == 1
+    assert first is not second
+    assert (second.what, second.seen, second.fix, second.reason) == (
+        "pc1 does not answer",
+        "timed out",
+        "ping",
+        "unreachable",
+    )
+
+
+def test_after_a_while_it_is_tried_again(tries, way, monkeypatch):
+    ask(way)
+    monkeypatch.setattr(link, "REPEAT_S", 0.0)
+    ask(way)
+    assert len(tries[0]) == 2
+
+
+def test_after_close_it_is_tried_again(tries, way):
+    ask(way)
+    way.close()
+    ask(way)
+    assert len(tries[0]) == 2
+
+
+def test_a_host_that_was_there_may_be_back_any_moment(tries, way):
+    tries[1].append(Lane())
+    way.connection()
+    ask(way)
+    ask(way)
+    assert len(tries[0]) == 3
