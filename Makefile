@@ -12,10 +12,10 @@ help: ## show this list
 demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume, tune, export, generate
 	$(BIN)/gangline demo
 
-test: .venv/dev.stamp ## unit tests, lab tests with real hosts, and training tests with real ranks
-	$(BIN)/python -m pytest $(TESTS)
+test: .venv/dev.stamp ## unit tests, the quick lab tests with real hosts, and training tests with real ranks
+	$(BIN)/python -m pytest -m "not (lab and slow)" $(TESTS)
 
-lab: .venv/dev.stamp ## only the tests with real hosts in namespaces, see docs/lab.md
+lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones too, see docs/lab.md
 	$(BIN)/python -m pytest tests/lab
 
 lint: .venv/dev.stamp ## style, types and the direction of imports

@@ -2,9 +2,9 @@
 
     python -m benchmarks.safety --out safety.jsonl --rounds 5
 
-Every round is a story of tests/lab/secret_story.py on three hosts, and one of `gangline train`: dry run, start, a rank
-that is killed, resume, stop, resume, export. One JSON line per story is added to the file: what was counted, where every
-count but those of `commands`, `looks`, `probes` and `hostile_words` should be 0.
+Every round is a story of tests/lab/secret_story.py on three hosts, and one of `gangline train`: dry run, start, a
+rank that is killed, resume, stop, resume, export. One JSON line per story is added to the file: what was counted,
+where every count but `commands`, `looks`, `probes` and `hostile_words` should be 0.
 """
 
 from __future__ import annotations

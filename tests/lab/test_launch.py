@@ -123,6 +123,7 @@ def test_cutting_every_ssh_connection_changes_nothing(three):
     assert_nothing_left(three, folder=gang.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_host_that_is_cut_off_for_a_while_is_told_of_and_the_run_goes_on(three):
     gang = Gang(three)
@@ -140,6 +141,7 @@ def test_a_host_that_is_cut_off_for_a_while_is_told_of_and_the_run_goes_on(three
     assert_nothing_left(three, folder=gang.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_host_that_has_lost_power_is_named_as_not_verified(three):
     gang = Gang(three)
@@ -154,6 +156,7 @@ def test_a_host_that_has_lost_power_is_named_as_not_verified(three):
     assert_nothing_left(three, folder=gang.folder, skip={"h2"})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_what_a_host_went_on_with_while_it_was_cut_off_is_ended_by_a_second_stop(three):
     gang = Gang(three)
@@ -198,6 +201,7 @@ def test_a_run_that_wants_slots_in_use_is_told_whose_they_are(three):
     assert_nothing_left(three, folder=first.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_of_a_hundred_who_want_the_same_slots_exactly_one_gets_them(three):
     said = three.user.call("tests.lab.cases_launch:compete", hosts=Gang(three).hosts(), num_runs=100)
@@ -217,6 +221,7 @@ def waiting(gang, words, *, within_s):
     return time.monotonic() - begun
 
 
+@pytest.mark.slow
 def test_a_port_that_is_dropped_is_named_by_the_start_board(three):
     three.hosts[0].faults.drop(port=29500, peer=three.hosts[2].address)
     gang = Gang(three)
@@ -240,6 +245,7 @@ def test_data_ports_that_are_dropped_are_named_by_the_start_board(three):
     assert_nothing_left(three, folder=gang.folder)
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_keeps_the_gang_from_being_started(three):
     gang = Gang(three)
     hosts = gang.hosts()

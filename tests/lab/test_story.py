@@ -25,7 +25,10 @@ def describe(user, hosts):
     user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text).replace("slots: 1", "slots: 2", 1))
 
 
-@pytest.mark.parametrize("meshed", [True, False], ids=["kept_by_the_head", "kept_by_the_desk"])
+@pytest.mark.parametrize(
+    "meshed",
+    [pytest.param(True, id="kept_by_the_head"), pytest.param(False, id="kept_by_the_desk", marks=pytest.mark.slow)],
+)
 def test_a_job_on_three_hosts_lives_through_what_happens_to_it(lab, model, meshed):
     made = lab(3, binds=lab_folders(), meshed=meshed, disk="8g", shm="2g")
     user = NewUser(made.user)

@@ -15,7 +15,8 @@ from tests.unit.launch.gang import wait_until
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIG"
 SLOW = """#!{python}
 import json, os, subprocess, sys
-child = subprocess.Popen(["sleep", "20"])  # as ssh
+nothing = {{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}}
+child = subprocess.Popen(["sleep", "60"], **nothing)  # as ssh
 open({place!r}, "w").write(json.dumps(child.pid))
 child.wait()
 """
