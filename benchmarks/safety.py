@@ -25,7 +25,7 @@ from tests.lab.secret_story import TOKENS, Story, digest
 from tests.lab.user import JOB, TEXT, make_model
 
 MADE = ("gangline", ".local")
-STEPS = 40
+STEPS = 600
 
 
 def main() -> None:
@@ -92,13 +92,12 @@ def _train(story: Story) -> None:
     story.types("plan", "job.yaml")
     story.types("train", "job.yaml", "--dry-run")
     run = story.types("train", "job.yaml", "--detach", timeout_s=300).strip()
-    _await_step(story, run, 6)
-    story.types("ps", "--json")
-    story.types("logs", run)
+    _await_step(story, run, 30)
     story.kills(story.lab.hosts[2], "[g]angline.worker train")
     story.types("attach", run, code=5, timeout_s=300)
+    story.types("logs", run)
     story.types("resume", run, "--detach", timeout_s=300)
-    _await_step(story, run, 12)
+    _await_step(story, run, 60)
     story.types("stop", run, timeout_s=300)
     story.types("resume", run, timeout_s=600)
     story.types("logs", run, "--console")
