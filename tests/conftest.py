@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
@@ -9,6 +10,11 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A shell without job control starts what it puts into the background with Ctrl-C ignored, which every program below
+# would take over; tests press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

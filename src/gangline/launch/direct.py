@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -71,6 +71,7 @@ class DirectBackend:
         request.require_whole()
         asked = {"epoch": epoch, "secrets": dict(secrets or {})}
         begun: list[str] = []
+        silent: set[str] = set()
         try:
             for names in (request.names[:1], request.names[1:]):
                 begun += names
@@ -78,9 +79,10 @@ class DirectBackend:
                     request.on(names), lambda part: _start_guard(part, transports[part.host], asked), START_TIMEOUT_S
                 )
                 if problems := _problems(outcomes):
+                    silent = {host for host, problem in problems.items() if _is_silence(problem)}
                     raise _as_one(problems)
         except BaseException as error:  # all or nothing
-            left = self._end(request.on(begun), transports, epoch=epoch)
+            left = self._end(request.on(begun), transports, epoch=epoch, silent=silent)
             if left and isinstance(error, GanglineError):
                 error.seen = "\n".join([error.seen, *(f"left on {each.host}: {each.what}" for each in left)])
             raise
@@ -109,23 +111,31 @@ class DirectBackend:
                 found += outcome.get()
         return found
 
-    def _end(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[Leftover]:
-        """Kill what was started and wait until it is gone; what is not. A host that cannot be told is asked once."""
+    def _end(
+        self, request: Request, transports: Mapping[str, Transport], *, epoch: int, silent: Collection[str]
+    ) -> list[Leftover]:
+        """Kill what was started and wait until it is gone; what is not. silent: nobody waits for these hosts again."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        silent = self.stop(request, transports, now=True, epoch=epoch)
         request = request.on(set(request.names) - set(silent))
+        silent = {*silent, *self.stop(request, transports, now=True, epoch=epoch)}
+        request = request.on(set(request.names) - silent)
         while time.monotonic() < deadline:
             if all(status.phase != "running" for status in self.poll(request, transports)):
                 break
             time.sleep(PAUSE_S)
         self.stop(request, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
-        unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in silent]
+        unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in sorted(silent)]
         return [*self.verify(request, transports), *unknown]
 
 
 def _on_each(request: Request, work: Callable[[HostRequest], Value], timeout_s: float) -> dict[str, Outcome[Value]]:
     """What `work` gives or raises for each part, all at once. The transport's own time limit comes first."""
     return fan_out(work, {part.host: part for part in request.hosts}, timeout_s=timeout_s + MARGIN_S)
+
+
+def _is_silence(problem: Exception) -> bool:
+    """Whether a host has just been waited for in vain; one that is slow is another matter."""
+    return isinstance(problem, HostUnreachable) and not isinstance(problem.__cause__, TimeoutError)
 
 
 def _problems(outcomes: Mapping[str, Outcome[Value]]) -> dict[str, Exception]:

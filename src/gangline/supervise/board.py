@@ -48,6 +48,8 @@ class Row:
     """Stage -> seconds after the start at which it was first seen."""
     signs: tuple[RankSigns, ...] = ()
     waits_for: tuple[str, ...] = ()
+    is_silent: bool = False
+    """The host does not answer now."""
 
     @property
     def stage(self) -> str | None:
@@ -71,6 +73,7 @@ class Row:
 
     def note(self, status: HostStatus, seconds: float) -> None:
         """Take in what the host says now."""
+        self.is_silent = status.phase == "unreachable"
         if status.signs is not None:
             self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
             if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
@@ -202,19 +205,13 @@ def sentence(board: Board, *, meet: str, places: Mapping[str, str], probes: Mapp
     meet: where launchers meet. places: address -> name of a host. probes: host -> what a probe on it said.
     """
     whole = board.to_json(sentence=None)
-    lagging = board.lagging
-    names = _listed([row.host for row in lagging])
+    silent = [row for row in board.rows.values() if row.is_silent and row.stage is not None]
+    lagging = [row for row in board.lagging if not row.is_silent]
     said = [f"{whole['joined']} of {whole['ranks']} ranks have joined after {board.seconds:.0f} s"]
-    does = {
-        "ssh": f"{names} {_verb(lagging, 'does', 'do')} not answer",
-        "agent": f"the guard on {names} has not come up",
-        "launcher": f"torchrun on {names} still imports torch",
-        "port": f"torchrun on {names} does not reach {meet}",
-        "python": f"the launchers have met, but the ranks of {names} have not started",
-        "torch": f"{_ranks(lagging)} still {_verb(lagging, 'imports', 'import')} torch",
-        "joined": f"{_ranks(lagging)} {_verb(lagging, 'has', 'have')} not joined",
-    }
-    said.append(does[board.stage or "joined"])
+    if silent:
+        said.append(f"{_listed([row.host for row in silent])} {'does' if len(silent) == 1 else 'do'} not answer")
+    if lagging:
+        said.append(_behind(board.stage or "joined", lagging, meet=meet))
     said += [
         f"{row.host} gets no answer from {', '.join(_place(each, places) for each in row.waits_for[:3])}"
         for row in lagging
@@ -222,6 +219,21 @@ def sentence(board: Board, *, meet: str, places: Mapping[str, str], probes: Mapp
     ]
     said += [probes[row.host] for row in lagging if row.host in probes]
     return "; ".join(said)
+
+
+def _behind(stage: str, rows: Sequence[Row], *, meet: str) -> str:
+    """What hosts that do answer have not reached."""
+    names = _listed([row.host for row in rows])
+    does = {
+        "ssh": f"nothing is known yet of {names}",
+        "agent": f"the guard on {names} has not come up",
+        "launcher": f"torchrun on {names} still imports torch",
+        "port": f"torchrun on {names} does not reach {meet}",
+        "python": f"the launchers have met, but the ranks of {names} have not started",
+        "torch": f"{_ranks(rows)} still {_verb(rows, 'imports', 'import')} torch",
+        "joined": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not joined",
+    }
+    return does[stage]
 
 
 def _ranks(rows: Sequence[Row]) -> str:

@@ -119,7 +119,7 @@ class Start:
 
     def _news(self) -> tuple[str | None, tuple[str, ...]]:
         """What makes a sentence another one, unlike its seconds."""
-        hosts = [f"{row.host} {self._probing.said.get(row.host, '')}" for row in self.board.lagging]
+        hosts = [f"{row.host} {row.is_silent} {self._probing.said.get(row.host, '')}" for row in self.board.lagging]
         return self.board.stage, tuple(hosts)
 
     def _say(self) -> str:
@@ -152,6 +152,8 @@ class Start:
         return {row.host for row in self.board.lagging}
 
     def _targets(self, row: Row) -> list[tuple[str, int]]:
+        if row.is_silent:
+            return []
         if self.board.stage == "port" and self._meet:
             return [self._meet]
         if self.board.stage != "joined":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -171,6 +172,29 @@ def test_a_bug_is_one_message_that_says_where_the_traceback_is(
     assert "ZeroDivisionError" in (home / "last-traceback.txt").read_text(encoding="utf-8")
     assert main(["--debug", "ps"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_traceback_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(ValueError("pc1 said \x1b[2J\x9b31mhello\x07"), monkeypatch)
+    assert main(["--debug", "ps"]) == 1
+    text = capsys.readouterr().err
+    assert "pc1 said 31mhello" in text
+    assert text.replace("\n", "").isprintable()
+
+
+def test_what_a_command_writes_is_for_its_owner_whatever_the_umask_of_the_shell(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raising(ZeroDivisionError(), monkeypatch)
+    before = os.umask(0o000)
+    try:
+        main(["ps"])
+        assert os.umask(0o000) == 0o000
+    finally:
+        os.umask(before)
+    assert (home.stat().st_mode & 0o777, (home / "last-traceback.txt").stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 def test_ps_lists_runs_as_a_table_and_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,10 @@ def test_a_sentence_comes_after_a_quarter_of_a_minute_and_not_when_all_is_well(b
 
 
 CASES = {
+    "silence": (
+        [status("pc1", met=False), HostStatus(host="pc2", phase="unreachable"), status("pc3", met=False)],
+        "pc2 does not answer",
+    ),
     "guard": ([HostStatus(host="pc2", phase="starting")], "the guard on pc2 has not come up"),
     "import of the launcher": (
         [status("pc2", launcher=False, met=False), status("pc3", launcher=False, met=False)],
@@ -129,6 +133,16 @@ def test_the_sentence_names_who_is_behind_and_what_is_seen(board, clock, name):
     clock.now = 15.0
     assert words in said(board)
     assert said(board).startswith("0 of 4 ranks have joined after 15 s; ")
+
+
+def test_a_host_that_has_gone_is_told_before_what_others_have_not_reached(board, clock):
+    board.note([status("pc1"), status("pc2"), status("pc3", met=False)])
+    board.note([HostStatus(host="pc2", phase="unreachable")])
+    assert "; pc2 does not answer; torchrun on pc3 does not reach" in said(board)
+    board.note([HostStatus(host="pc3", phase="unreachable")])
+    assert said(board).endswith("; pc2 and pc3 do not answer")
+    board.note([status("pc2"), status("pc3", met=False)])
+    assert "answer" not in said(board)
 
 
 def test_a_probe_has_the_last_word(board, clock):
