@@ -58,6 +58,7 @@ def lab_user():
         yield user
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_another_key_stops_every_verb_and_both_fingerprints_are_named(lab_user):
     user, (h0, h1) = lab_user, lab_user.lab.hosts

@@ -121,6 +121,7 @@ def test_nothing_that_hosts_say_of_themselves_steers_the_terminal(user):
     json.loads(user.run(["gangline", "check", "--json"], timeout_s=60).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_nothing_that_a_run_says_steers_the_terminal(user):
     user.lab.hosts[1].check(["rm", "/usr/local/bin/nvidia-smi"], as_root=True)
