@@ -21,9 +21,10 @@ READY, GO = "/tmp/ready", "/tmp/go"
 PORT = 29500
 DATA_PORTS = "32768-60999"
 
-Moment = Literal["checked", "handed over", "standing", "ready"]
+Moment = Literal["checked", "handed over", "standing", "started", "ready"]
 """checked: all checks have passed. handed over: the head has got the plan of the start. standing: every host has its
-guard, torchrun imports torch. ready: every rank has imported torch and waits at init_process_group."""
+guard, torchrun imports torch. started: the supervisor knows it. ready: every rank has imported torch and waits at
+init_process_group."""
 
 SCRIPT = f"""\
 import os, pathlib, sys, time
@@ -187,19 +188,27 @@ CASES = [
         named=("h2", "does not answer|no answer|lost"),
     ),
     Case(
-        name="dies",
-        words="a host loses power once its guard stands",
+        name="dies-early",
+        words="a host loses power as soon as its guard stands",
         alone=HANGS,
         after=lambda stage: stage["h2"].power_off(),
         moment="standing",
         named=("h2", "not answer"),
     ),
     Case(
+        name="dies",
+        words="a host loses power once all guards stand",
+        alone=HANGS,
+        after=lambda stage: stage["h2"].power_off(),
+        moment="started",
+        named=("h2", "not answer"),
+    ),
+    Case(
         name="crashes",
-        words="a host crashes once its guard stands",
+        words="a host crashes once all guards stand",
         alone=HANGS,
         after=lambda stage: stage["h2"].kill(),
-        moment="standing",
+        moment="started",
         named=("h2", "not answer"),
     ),
     Case(

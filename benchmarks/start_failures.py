@@ -11,8 +11,8 @@ Each row (start_cases.py) is tried twice, in a lab of three hosts of its own wit
     from the fault, or from when the ranks begin to join if that is later. Rows without such a sentence have to work in
     spite of the fault.
 
-One JSON line per row; rows that the file has already are passed over. Exit code 0 if every row was found by the check
-or named in time.
+One JSON line per row; rows that the file has already are passed over, but for those that did not come to it. Exit
+code 0 if every row was found by the check or named in time.
 """
 
 from __future__ import annotations
@@ -23,35 +23,23 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.start_cases import CASES, GO, PROJECT, PYTHON, READY, ROOT, SCRIPT, Case, Stage
+from benchmarks.start_cases import CASES, PROJECT, ROOT, SCRIPT, Case, Stage
+from benchmarks.start_moments import RUNS, Console, GaveUp, plant_late
 from tests.lab.hosts import Lab, lab_folders
-from tests.lab.machine import LabHost
 from tests.lab.namespaces import end
 
 BAR_S = 30.0
 CHECK_S = 120.0
-MOMENT_S = 180.0
-"""Until the moment of the fault has come: checks, and imports on a busy machine."""
 NAME_S = 90.0
 """How long a sentence is waited for."""
 END_S = 20.0
 """How long the run may then take to end by itself, before it is told to."""
-RUNS = ".local/state/gangline/runs"
-JOINING = """\
-import pathlib, struct, sys, time
-folder = pathlib.Path.home() / "gangline" / "runs"
-while not any(len(data := path.read_bytes()) == 32 and struct.unpack("<qqqd", data)[1] >= 1
-              for path in folder.glob("*/attempts/1/rank-*.phase")):
-    time.sleep(0.05)
-"""
-"""Ends once a rank of our trainer begins to join."""
 JOB = """\
 name: tiny
 model: ./model
@@ -65,49 +53,10 @@ steps: 5
 Line = dict[str, Any]
 
 
-class GaveUp(Exception):
-    """What was waited for did not come."""
-
-
-class Console:
-    """A command on the user's computer, and what it prints, with the time of every line."""
-
-    def __init__(self, desk: LabHost, argv: list[str]) -> None:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        self.process = desk.popen(argv, cwd=desk.home / PROJECT, **pipes)
-        self.lines: list[tuple[float, str]] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with suppress(ValueError):
-            for text in self.process.stdout:
-                self.lines.append((time.time(), text.rstrip("\n")))
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the command is over and all was read."""
-        return self.process.poll() is not None and not self._reader.is_alive()
-
-    def sentences(self) -> list[tuple[float, str, str]]:
-        """When, who says it, and what: lines of the board, and the error at the end as one."""
-        texts = [text for _, text in self.lines]
-        first = next((index for index, text in enumerate(texts) if text.startswith("error: ")), len(texts))
-        said = [(when, "board", text) for when, text in self.lines[:first]]
-        if first < len(texts):
-            said.append((self.lines[-1][0], "error", "\n".join(texts[first:])))
-        return said
-
-    def text(self) -> str:
-        """All of it."""
-        return "\n".join(text for _, text in self.lines)
-
-
 def main() -> int:
     """Try every row that the file does not have."""
     arguments = _arguments()
-    done = read(arguments.out)
+    done = {name for name, line in read(arguments.out).items() if "problem" not in line["start"]}
     for case in CASES:
         if case.name in done or (arguments.only and case.name not in arguments.only):
             continue
@@ -170,54 +119,6 @@ def try_start(case: Case) -> Line:
         finally:
             end(console.process)
         return {**line, "exit": console.process.returncode, "said": console.text()[-6000:]}
-
-
-def plant_late(stage: Stage, case: Case, console: Console) -> float:
-    """Wait for the moment, make it go wrong, let the ranks join; from when on the seconds count."""
-    until = Until(console)
-    if case.moment != "ready":
-        for host in stage.hosts:
-            host.write(GO, "")
-    if case.moment == "checked":
-        until.exists(stage.desk, f"{RUNS}/*/findings.json")
-    elif case.moment == "handed over":
-        until.exists(stage["h0"], "gangline/runs/*/attempts/1/request.json")
-    else:
-        for host in stage.hosts:
-            pattern = f"gangline/runs/*/attempts/1/{host.name}/guard.json" if case.moment == "standing" else READY
-            until.exists(host, pattern)
-    begun = time.time()
-    if case.after:
-        case.after(stage)
-    if case.moment == "ready":
-        for host in stage.hosts:
-            host.write(GO, "")
-    elif case.program == "train":
-        with suppress(GaveUp):  # it fails before
-            until.ends(stage["h0"].popen([PYTHON, "-I", "-c", JOINING]))
-            begun = time.time()
-    return begun
-
-
-class Until:
-    """Waits on hosts, as long as the command runs."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def exists(self, host: LabHost, pattern: str) -> None:
-        """Until a file is there."""
-        script = f'until set -- {pattern}; [ -e "$1" ]; do sleep 0.03; done'
-        self.ends(host.popen(["sh", "-c", script]))
-
-    def ends(self, process: subprocess.Popen[bytes]) -> None:
-        """Until a command there has ended; raises GaveUp."""
-        deadline = time.monotonic() + MOMENT_S
-        while process.poll() is None:
-            if self._console.has_ended or time.monotonic() > deadline:
-                end(process)
-                raise GaveUp("the command ended before" if self._console.has_ended else "the moment did not come")
-            time.sleep(0.02)
 
 
 def _listen(case: Case, console: Console, begun: float) -> Line:

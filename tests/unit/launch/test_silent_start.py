@@ -22,7 +22,9 @@ class Silent(FakeTransport):
 
 
 def test_it_is_waited_for_once_and_named(tmp_path):
-    parts = [HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}) for host in ("pc1", "pc2")]
+    parts = [
+        HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}) for host in ("pc1", "pc2")
+    ]
     nothing = '{"processes": [], "ports": [], "leases": [], "gpus": []}'
     answers = FakeTransport("pc1", answer=lambda _call: Scripted(stdout=nothing))
     silent = Silent("pc2")
