@@ -7,10 +7,13 @@ import os
 import select
 import subprocess
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from gangline.agent.request import Request
 from gangline.agent.wire import MAX_DATA_BYTES
+
+if TYPE_CHECKING:
+    from gangline.agent.forked import Forked
 
 DRAIN_S = 0.2
 """How long output may still come after the command ended: what it left running may hold its pipes for ever."""
@@ -20,6 +23,11 @@ LEAVE_S = 1.0
 PIECE_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """The most that a pipe holds: what a command wrote before it ended is not longer."""
+ALONE = (["guard"], ["python"])
+"""Verbs that get a Python of their own: they go on when the channel has gone, or become another program."""
+
+if TYPE_CHECKING:
+    Process = Union["subprocess.Popen[bytes]", "Forked"]
 
 
 def to_bytes(word: str) -> bytes:
@@ -29,19 +37,9 @@ def to_bytes(word: str) -> bytes:
 
 def run(request: Request, asked: dict[str, Any], *, program: list[str], keep: tuple[int, ...]) -> None:
     """Run `asked["argv"]` and answer. program: what stands for the agent's own name; keep: descriptors it needs."""
-    argv = [to_bytes(word) for word in asked["argv"]]
     own = asked.get("agent", False)
     try:
-        process = subprocess.Popen(
-            [*map(os.fsencode, program), *argv[1:]] if own else argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environb, **{to_bytes(name): to_bytes(value) for name, value in asked["env"].items()}},
-            cwd=to_bytes(asked["cwd"]) if asked.get("cwd") else None,
-            start_new_session=True,
-            pass_fds=keep if own else (),
-        )
+        process = _start(asked, program=program, keep=keep)
     except OSError as error:  # as a shell would answer
         request.end({"returncode": 127}, f"{asked['argv'][0]}: {error.strerror}".encode("utf-8", "surrogateescape"))
         return
@@ -59,10 +57,32 @@ def run(request: Request, asked: dict[str, Any], *, program: list[str], keep: tu
     request.end(answer, command.stderr_tail())
 
 
+def _start(asked: dict[str, Any], *, program: list[str], keep: tuple[int, ...]) -> Process:
+    argv = [to_bytes(word) for word in asked["argv"]]
+    own = asked.get("agent", False)
+    env = {to_bytes(name): to_bytes(value) for name, value in asked["env"].items()}
+    cwd = to_bytes(asked["cwd"]) if asked.get("cwd") else None
+    if own and cwd is None and asked["argv"][1:2] not in ALONE:
+        from gangline.agent.__main__ import main
+        from gangline.agent.forked import Forked
+
+        return Forked(lambda: main(asked["argv"][1:]), env=env, keep=keep)
+    return subprocess.Popen(
+        [*map(os.fsencode, program), *argv[1:]] if own else argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environb, **env},
+        cwd=cwd,
+        start_new_session=True,
+        pass_fds=keep if own else (),
+    )
+
+
 class _Command:
     """One running command."""
 
-    def __init__(self, process: subprocess.Popen[bytes], request: Request, deadline: float) -> None:
+    def __init__(self, process: Process, request: Request, deadline: float) -> None:
         self._process = process
         self._request = request
         self._deadline = deadline

@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import time
+from typing import TYPE_CHECKING
 
 from gangline.agent import processes
+
+if TYPE_CHECKING:
+    from gangline.agent.forked import Forked
 
 END_S = 5.0
 """How long processes may take to go after SIGKILL; one that hangs in the kernel is left to it."""
 
 
-def end_family(process: subprocess.Popen[bytes]) -> None:
+def end_family(process: subprocess.Popen[bytes] | Forked) -> None:
     """SIGKILL a command that leads a session, with its family, and wait until they are gone."""
     # Stopped first, so that nothing forks between the look and the kill.
     for pid in members(process.pid):

@@ -1,6 +1,7 @@
 """The channel on a host: what it refuses, when it leaves, and what it takes along."""
 
 import contextlib
+import itertools
 import json
 import os
 import struct
@@ -185,3 +186,58 @@ def test_a_command_stops_when_nobody_takes_its_output(peer):
     peer.say({"id": 1, "ack": 1000})
     header, data = peer.hear()
     assert (header["id"], len(data)) == (1, 1000)
+
+
+NUMBERS = itertools.count(100)
+
+
+def ask(peer, *words, stdin=b"", env=()):
+    """Run a verb of the agent; its exit code, what it wrote to stdout and to stderr."""
+    asked = {"op": "run", "argv": ["gangline-agent", *words], "agent": True, "env": dict(env), "timeout_s": 30}
+    peer.say({"id": next(NUMBERS), "in": False, **asked}, stdin)
+    written = b""
+    while "end" not in (heard := peer.hear())[0]:
+        written += heard[1]
+    return heard[0]["returncode"], written, heard[1].decode()
+
+
+def test_a_verb_has_its_own_streams_environment_and_session_and_no_other_descriptor(peer):
+    program = (
+        "import json, os; print(json.dumps([os.environ['COLOUR'], sorted(map(int, os.listdir('/proc/self/fd'))),"
+        " os.getsid(0), os.getppid(), input()]))"
+    )
+    argv = [sys.executable, "-S", "-c", program]
+    peer.say(sleeper(number=7))  # its pipes are nobody else's
+    peer.hear()
+    asked = json.dumps({"argv": argv, "seconds": 20}).encode()
+    assert ask(peer, "attached", stdin=asked, env={"COLOUR": "gr\udce4n"})[0] == 1, "input() finds no input"
+    program = program.replace(", input()", "")
+    asked = json.dumps({"argv": [*argv[:-1], program], "seconds": 20}).encode()
+    code, written, _ = ask(peer, "attached", stdin=asked, env={"COLOUR": "gr\udce4n"})
+    assert code == 0
+    colour, descriptors, session, parent = json.loads(written.splitlines()[-1])
+    assert (colour, descriptors, session) == ("gr\udce4n", [0, 1, 2, 3], parent)
+    assert parent != peer.process.pid
+
+
+def test_a_verb_that_fails_says_why_and_harms_nobody(peer):
+    code, written, complaint = ask(peer, "facts", stdin=b"{no json")
+    assert (code, written) == (1, b"")
+    assert "JSONDecodeError" in complaint
+    code, _, complaint = ask(peer, "dance")
+    assert code == 2
+    assert complaint.startswith("usage: gangline.agent VERB")
+    assert json.loads(ask(peer, "facts")[1])["system"]
+
+
+def test_a_verb_that_was_killed_says_so(peer):
+    words = {"op": "run", "argv": ["gangline-agent", "facts"], "agent": True, "env": {}, "timeout_s": 30}
+    peer.say({"id": 2, "in": True, **words})  # it waits for the rest of its input
+    tasks = Path(f"/proc/{peer.process.pid}/task")
+
+    def children():
+        return [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+
+    wait_until(children, "it runs")
+    os.kill(*children(), 9)
+    assert peer.hear()[0] == {"id": 2, "end": True, "returncode": -9}
