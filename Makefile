@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests/unit tests/lab tests/train
 
+# Hundreds of short commands: what was compiled once is kept, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lab lint format bench clean
 
