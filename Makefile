@@ -1,8 +1,8 @@
 # The same verbs for people and for CI. Each makes .venv first, if it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-TESTS ?= tests/unit tests/lab tests/train
 
+# Unit tests mostly wait, so four at once; those with real hosts and ranks have the cores for themselves.
 # Hundreds of short commands: what was compiled once is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -16,7 +16,14 @@ demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume
 	$(BIN)/gangline demo
 
 test: .venv/dev.stamp ## unit tests, the quick lab tests with real hosts, and training tests with real ranks
+ifdef TESTS
 	$(BIN)/python -m pytest -m "not (lab and slow)" $(TESTS)
+else
+	@status=0; \
+	$(BIN)/python -m pytest -n 4 tests/unit || status=1; \
+	$(BIN)/python -m pytest -m "not (lab and slow)" tests/lab tests/train || status=1; \
+	exit $$status
+endif
 
 lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones too, see docs/lab.md
 	$(BIN)/python -m pytest tests/lab

@@ -94,7 +94,7 @@ def _refuse_bare_hostfile(checked: Checked[ClusterWords], hosts: Sequence[Host])
         ("hosts", away[0], "name"),
         seen=f"{listed(names)} {are}, and a hostfile has neither addresses nor host keys",
         expected="a cluster.yaml that has them",
-        fix=f"gangline init --hostfile {printable(checked.document.source)}",
+        fix=f"gangline init --hostfile {printable(checked.document.source, limit=4096)}",
     )
 
 
