@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+DURATION = re.compile(r"([0-9]{1,9}(?:[.][0-9]{1,3})?) ?(s|m|min|h)")
+SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
 
 def format_bytes(num_bytes: float) -> str:
     """Binary units, three significant digits: 1536 -> "1.5 KiB"."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
+        if abs(value) < (1024 if unit == "B" else 999.5):  # four digits would be shown as 1.02e+03
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"
@@ -24,11 +29,19 @@ def format_duration(duration_s: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def parse_duration(text: str) -> float:
+    """Seconds of "90s", "10m", "10 min" or "1.5h"; raises ValueError for anything else."""
+    match = DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration")
+    return float(match[1]) * SECONDS[match[2]]
+
+
 def format_count(count: float) -> str:
     """Decimal units: 5_030_000 -> "5.03 M"."""
     value = float(count)
     for unit in ("", " k", " M", " G"):
-        if abs(value) < 1000:
+        if abs(value) < (1000 if not unit else 999.5):
             return f"{value:.0f}" if not unit else f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.3g} T"

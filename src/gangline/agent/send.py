@@ -29,6 +29,8 @@ from gangline.agent.digests import say
 
 CONNECT_S = 6
 TAIL_LINES = 5
+_ECHOES = ("rsync: connection unexpectedly closed", "rsync error: ")
+"""What rsync says after ssh has said why."""
 _PROGRESS = re.compile(r"\s*([0-9][0-9,.']*)\s+[0-9]+%")
 
 
@@ -42,7 +44,7 @@ def main(_argv: Sequence[str]) -> int:
 def _sent(request: Dict[str, Any]) -> Dict[str, Any]:
     missing = [name for name in ("rsync", "ssh") if shutil.which(name) is None]
     if missing:
-        return {"sent": False, "why": "there is no {} here".format(" and no ".join(missing))}
+        return {"sent": False, "why": "it has no {}".format(" and no ".join(missing))}
     base = tempfile.gettempdir()
     plain = re.match(r"/[A-Za-z0-9_/.+-]*$", base)
     folder = Path(tempfile.mkdtemp(prefix="gangline-send-", dir=base if plain else "/tmp"))  # noqa: S108  (0700)
@@ -119,7 +121,8 @@ def _run(request: Dict[str, Any], folder: Path) -> Dict[str, Any]:
         process.stderr.close()
     if code == 0:
         return {"sent": True}
-    return {"sent": False, "why": "; ".join(words) or "rsync ended with exit code {}".format(code)}
+    own = [word for word in words if not word.startswith(_ECHOES)]
+    return {"sent": False, "why": "; ".join(own or words) or "rsync ended with exit code {}".format(code)}
 
 
 def _end(group: int) -> None:

@@ -44,11 +44,20 @@ def told_if_kept(layout: RunLayout, talk: Talk) -> Iterator[None]:
         yield
     except BaseException:
         if layout.job.exists() and layout.cluster.exists():
-            talk.say(
-                f"kept as {layout.run_id}, which is {read_record(layout).phase}: gangline resume {layout.run_id} once "
-                "the cause is gone; for a mistake in the job, correct it and start anew: gangline train"
-            )
+            talk.say(_kept(layout.run_id, read_record(layout).phase))
         raise
+
+
+def _kept(name: str, phase: str) -> str:
+    if phase in {"running", "stopping", "finished", "lost"}:  # it was broken off while its supervisor came up
+        return (
+            f"kept as {name}, which may be running: gangline ps asks; if it is running, gangline attach {name} follows "
+            f"it and gangline stop {name} ends it; if it is lost, gangline resume {name} starts it"
+        )
+    return (
+        f"kept as {name}, which is {phase}: gangline resume {name} once the cause is gone; for a mistake in the job, "
+        "correct it and start anew: gangline train"
+    )
 
 
 def _unprepared(state: RunState, error: BaseException) -> RunState:
@@ -74,6 +83,7 @@ def bring_inputs(
         job = reads.localised(decision.job, host)
         place_documents(alone, means.transports, run_id, {"job": job.to_json()})
     secrets = means.secrets if cluster.head.transport == "ssh" else None
+    talk.tick(f"getting ready to tokenise on {cluster.head.name}")  # torch is imported there
     inputs = prepare_inputs(
         cluster,
         means.transports,

@@ -85,7 +85,7 @@ def bring(
     scratch: a folder of this computer for what has to pass through it.
     """
     targets = [target for target in targets if not same_place(target, cargo.source)]
-    trees = look_everywhere(targets, REMEMBERED, tell=tell)
+    trees = look_everywhere(targets, dataclasses.replace(REMEMBERED, what=cargo.what), tell=tell)
     lacking = [target for target, tree in zip(targets, trees, strict=True) if tree.hash != cargo.tree.hash]
     for target, tree in zip(targets, trees, strict=True):
         if target in lacking and tree.free_bytes is not None and tree.free_bytes < cargo.tree.num_bytes:

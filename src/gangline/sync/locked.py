@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,7 +18,7 @@ from gangline.sync.pythons import Choice, Site, choose
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Spot, here, spot_on
 from gangline.sync.wheelhouse import NoWheels, Wheelhouse, gather_wheels
-from gangline.units import format_bytes
+from gangline.units import format_bytes, format_duration
 
 SLACK = 1.1
 """Folders and half-filled blocks take room, too."""
@@ -36,8 +38,13 @@ def place_locked(sites: Sequence[Site], *, home: Path, shared: Sequence[str] = (
     for choice in lacking:
         _require_room(choice, houses[choice.site.host.name])
     _bring_wheels(lacking, houses, shared=shared, tell=tell)
-    once = {_place_of(choice, shared): choice for choice in reversed(lacking)}
-    built = in_parallel(lambda choice: _build(choice, houses[choice.site.host.name], tell=tell), list(once.values()))
+    once: dict[tuple[str, PurePath], Choice] = {}
+    for choice in lacking:
+        once.setdefault(_place_of(choice, shared), choice)
+    builders = _Builders([choice.site.host.name for choice in once.values()], tell=tell)
+    built = in_parallel(lambda choice: _build(choice, houses[choice.site.host.name], builders), list(once.values()))
+    for line in _built_lines(list(zip(once.values(), built, strict=True)), builders.passed_s):
+        tell.say(line)
     made = dict(zip(once, built, strict=True))
     there |= {choice.site.host.name: made[_place_of(choice, shared)] for choice in lacking}
     _clear_wheels(lacking, houses)
@@ -116,7 +123,7 @@ def _bring_wheels(
 ) -> None:
     for house in {house.folder: house for house in houses.values()}.values():
         targets = [_wheels(choice, house) for choice in lacking if houses[choice.site.host.name] is house]
-        cargo = Cargo(what=f"packages {house.tag}", source=here(house.folder), tree=house.tree, kind=RunFailed)
+        cargo = Cargo(what=f"packages for {house.python}", source=here(house.folder), tree=house.tree, kind=RunFailed)
         bring(cargo, targets, shared=shared, tell=tell)
 
 
@@ -152,9 +159,55 @@ def _require_room(choice: Choice, house: Wheelhouse) -> None:
         )
 
 
-def _build(choice: Choice, house: Wheelhouse, *, tell: Tell) -> Packages:
+class _Builders:
+    """Hosts that build at the same time, in one line."""
+
+    def __init__(self, names: Sequence[str], *, tell: Tell) -> None:
+        self._at_work = dict.fromkeys(names, "")
+        self._begun_s = time.monotonic()
+        self._lock = threading.Lock()
+        self._tell = tell
+
+    @property
+    def passed_s(self) -> float:
+        """How long they have been at it."""
+        return time.monotonic() - self._begun_s
+
+    def at(self, name: str, what: str) -> None:
+        """One of them says what it does."""
+        with self._lock:
+            changed = self._at_work[name] != what
+            self._at_work[name] = what
+            first = next(iter(self._at_work)) == name
+            if changed or first:
+                self._tell.tick(self._line())
+
+    def whole(self, name: str) -> None:
+        """One of them is ready."""
+        with self._lock:
+            del self._at_work[name]
+            if self._at_work:
+                self._tell.tick(self._line())
+
+    def _line(self) -> str:
+        waiting = [f"{name} ({shown(what)})" if "wait" in what else name for name, what in self._at_work.items()]
+        return f"building the environment on {' '.join(waiting)}: {self.passed_s:.0f} s"
+
+
+def _built_lines(built: Sequence[tuple[Choice, Packages]], passed_s: float) -> list[str]:
+    """One line for all hosts whose environments are alike."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for choice, packages in built:
+        alike.setdefault((str(choice.folder), len(packages)), []).append(choice.site.host.name)
+    return [
+        f"environment built on {' '.join(names)}: {num_packages} packages in {format_duration(passed_s)}, {folder}"
+        for (folder, num_packages), names in alike.items()
+    ]
+
+
+def _build(choice: Choice, house: Wheelhouse, builders: _Builders) -> Packages:
     name = choice.site.host.name
-    tell.tick(f"{name}: building the environment")
+    builders.at(name, "begun")
     request = {
         "do": "build",
         "folder": str(choice.folder),
@@ -166,11 +219,11 @@ def _build(choice: Choice, house: Wheelhouse, *, tell: Tell) -> Packages:
     }
 
     def on_progress(record: dict[str, Any]) -> None:
-        tell.tick(f"{name}: {record.get('what')}, {record.get('seconds')} s")
+        builders.at(name, str(record.get("what")))
 
     answer = ask_agent(choice.site.transport, "environment", request, on_progress=on_progress)
+    builders.whole(name)
     packages: Packages = answer["packages"]
-    tell.say(f"environment built on {name}: {len(packages)} packages, {choice.folder}")
     return packages
 
 

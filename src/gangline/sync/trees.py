@@ -89,6 +89,8 @@ class How:
     """Names of files and folders that are passed over."""
     names: tuple[str, ...] | None = None
     """Only these files count."""
+    what: str = ""
+    """What it is called while it is hashed; "": its own name."""
 
     def request(self, spot: Spot) -> dict[str, Any]:
         """What the agent is asked."""
@@ -114,7 +116,7 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Tell = SILENT) -> Tree:
             files.update({name: (int(mark[0]), str(mark[1])) for name, mark in record["files"].items()})
         elif total := record.get("total_bytes"):
             percent = 100 * record["done_bytes"] // total
-            tell.tick(f"hashing {spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}")
+            tell.tick(f"hashing {how.what or spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}")
         if len(files) > NAMES_LIMIT:
             raise ValueError(f"more than {NAMES_LIMIT} files")
 

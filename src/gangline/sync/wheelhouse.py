@@ -18,15 +18,21 @@ from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Host
 from gangline.runs.files import write_atomic
+from gangline.sync.gathering import Gathering, size_of
 from gangline.sync.lock import Lock, Pin
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Tree, look
 from gangline.sync.trees import here as spot_here
+from gangline.units import format_bytes
 
 DOWNLOAD_S = 4 * 3600.0
 REQUIREMENTS = "requirements.txt"
 WHOLE = "whole"
 """Written last."""
+NO_CPU_BUILD = (
+    "pip finds no CPU build of torch {version}: the one for GPUs is taken, which is larger by gigabytes; an "
+    "extra-index-url with CPU builds (pip config) avoids that"
+)
 LEGACY = {(2, 17): "manylinux2014", (2, 12): "manylinux2010", (2, 5): "manylinux1"}
 """Names that glibc versions had before they were called by their number."""
 
@@ -46,6 +52,16 @@ class Kind:
     def tag(self) -> str:
         """What environments for it are called by: cp311-x86_64-cpu."""
         return f"{self.python_tag}-{self.machine}-{'gpu' if self.has_gpu else 'cpu'}"
+
+    @property
+    def words(self) -> str:
+        """The kind for people: Python 3.11 without a GPU."""
+        return f"{self.python} {'with' if self.has_gpu else 'without'} a GPU"
+
+    @property
+    def python(self) -> str:
+        """Its Python: Python 3.11."""
+        return f"Python {self.version[0]}.{self.version[1]}"
 
     @property
     def python_tag(self) -> str:
@@ -74,8 +90,8 @@ class Wheelhouse:
     tree: Tree
     pip: str
     """The wheel of pip itself."""
-    tag: str
-    """Of the hosts that it is for."""
+    python: str
+    """What it is for: Python 3.11."""
 
     @property
     def installed_bytes(self) -> int:
@@ -104,7 +120,7 @@ def gather_wheels(lock: Lock, kind: Kind, *, home: Path, tell: Tell = SILENT) ->
     tree = look(spot_here(folder, home=home))
     pip = next(path.name for path in sorted(folder.glob("pip-*.whl")))
     requirements = (folder / REQUIREMENTS).read_text("utf-8")
-    return Wheelhouse(folder=folder, requirements=requirements, tree=tree, pip=pip, tag=kind.tag)
+    return Wheelhouse(folder=folder, requirements=requirements, tree=tree, pip=pip, python=kind.python)
 
 
 def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
@@ -119,9 +135,12 @@ def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
                 break
             if choice is pins or "torch==" not in _last_words(result) or _is_cut_off(result):
                 raise _failed(result, kind)
+            tell.say(NO_CPU_BUILD.format(version=choice[0].version.partition("+")[0]))
         (fresh / REQUIREMENTS).write_text("".join(f"{pin.line}\n" for pin in choice), encoding="utf-8")
         (fresh / WHOLE).touch()
+        size = format_bytes(size_of(fresh))
         _keep(fresh, folder)
+        tell.say(f"{len(choice)} packages for {kind.words} gathered: {size}")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -167,7 +186,6 @@ def wanted_texts(pins: Sequence[Pin], lock: Lock) -> list[str]:
 
 
 def _download(pins: list[Pin], lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> Result:
-    tell.tick(f"wheels for {kind.tag}: asking pip for {len(pins)} packages")
     for text in wanted_texts(pins, lock):
         result = _run_pip(text, kind, folder, num_packages=len(pins), tell=tell)
         if result.returncode != 0:
@@ -177,20 +195,17 @@ def _download(pins: list[Pin], lock: Lock, kind: Kind, folder: Path, *, tell: Te
 
 def _run_pip(text: str, kind: Kind, folder: Path, *, num_packages: int, tell: Tell) -> Result:
     here = LocalTransport(Host(name="this computer", workdir="", python=sys.executable))
-    seen: set[str] = set()
-
-    def on_line(line: str) -> None:
-        if found := re.match(r"\s*(?:Collecting|Processing|Requirement already satisfied:) ([A-Za-z0-9._/+-]+)", line):
-            name = found[1].rpartition("/")[2].partition("-")[0] if "/" in found[1] else found[1]
-            seen.add(name)
-            tell.tick(f"wheels for {kind.tag}: {shown(name)}, {min(len(seen), num_packages)} of {num_packages}")
-
-    wanted = folder.with_name(f"{folder.name}.txt")
+    wanted, begun = folder.with_name(f"{folder.name}.txt"), folder.with_name(f"{folder.name}.begun")
+    begun.mkdir(mode=0o700, exist_ok=True)  # pip would take /tmp, which may be memory, for gigabytes
+    watch = Gathering(kind.words, begun, num_packages=num_packages, tell=tell)
     write_atomic(wanted, text.encode())
     try:
-        return here.run(download_argv(wanted, kind, folder), timeout_s=DOWNLOAD_S, on_line=on_line)
+        with watch.beating():
+            argv = download_argv(wanted, kind, folder)
+            return here.run(argv, env={"TMPDIR": str(begun)}, timeout_s=DOWNLOAD_S, on_line=watch.hear)
     finally:
         wanted.unlink()
+        shutil.rmtree(begun, ignore_errors=True)
 
 
 def _last_words(result: Result) -> str:
@@ -211,7 +226,8 @@ def _failed(result: Result, kind: Kind) -> GanglineError:
             seen=f"{sys.executable}: {shown(words)}",
             fix=f"{sys.executable} -m ensurepip, or install pip into that environment",
         )
-    seen = "pip says:\n" + "\n".join(f"    {shown(line)}" for line in words.splitlines())
+    said = [re.sub(r"<pip\._vendor[^>]*>: ", "", line) for line in words.splitlines()]
+    seen = "pip says:\n" + "\n".join(f"    {shown(line)}" for line in said)
     if _is_cut_off(result):
         return GanglineError(
             "pip on this computer does not reach an index that it is told to use",
@@ -226,10 +242,10 @@ def _failed(result: Result, kind: Kind) -> GanglineError:
         )
     if "No matching distribution" in words or "ResolutionImpossible" in words:
         return NoWheels(
-            f"no wheels for a host of the kind {kind.tag} (Python {kind.version[0]}.{kind.version[1]})",
+            f"not all packages have a wheel for {kind.words} on {kind.machine}",
             seen=seen,
             fix="see that pip on this computer finds these packages (pip config, or an --extra-index-url in your lock)",
         )
     return GanglineError(
-        f"the packages for {kind.tag} cannot be gathered", seen=seen, fix="put that right, and start again"
+        f"the packages for {kind.words} cannot be gathered", seen=seen, fix="put that right, and start again"
     )

@@ -60,3 +60,18 @@ def test_what_takes_too_long_is_ended_with_its_ssh(monkeypatch, tmp_path):
     assert said == {"sent": False, "why": "rsync ended with exit code -9"}
     child = json.loads(place.read_text())
     wait_until(lambda: ProcessId.of(child) is None, "its ssh is gone")
+
+
+def test_why_it_was_refused_is_what_ssh_says_without_the_echo_of_rsync(monkeypatch, tmp_path):
+    refusal = "anna@10.0.0.2: Permission denied (publickey)."
+    echoes = "rsync: connection unexpectedly closed (0 bytes received so far) [sender]\\nrsync error: (code 255)"
+    for name, text in (
+        ("rsync", f"#!/bin/sh\nprintf '{refusal}\\n{echoes}\\n' >&2\nexit 255\n"),
+        ("ssh", "#!/bin/sh\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert send._sent(request(tmp_path)) == {"sent": False, "why": refusal}
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert send._sent(request(tmp_path)) == {"sent": False, "why": "it has no rsync and no ssh"}

@@ -25,6 +25,7 @@ from gangline.sync.environment import (
     place_environments,
     require_equal,
 )
+from gangline.sync.gathering import Gathering
 from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
@@ -112,7 +113,12 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
         program = folder / "bin" / "tiny_a"
         assert program.read_text().splitlines()[0] == f"#!{folder}/bin/python"
         assert list((Path(host.workdir) / "wheelhouse").iterdir()) == []
-    assert sum(line.startswith("environment built on pc") for line in lines.said) == 2
+    built = [line for line in lines.said if line.startswith("environment built on ")]
+    assert [line.partition(":")[0] for line in built] == ["environment built on pc1", "environment built on pc2"]
+    kind = f"Python {sys.version_info[0]}.{sys.version_info[1]} without a GPU"
+    assert any(line.startswith(f"2 packages for {kind} gathered: ") for line in lines.said)
+    assert any(line.startswith(f"packages for {kind}: 2 of 2, ") for line in lines.ticked)
+    assert any(line.startswith("building the environment on ") for line in lines.ticked)
     assert compare_environments(placed, transports) == ()
     shutil.copytree(tmp_path / "home" / "wheelhouse", gathered, dirs_exist_ok=True)
     for folder in (shop, tmp_path / "home"):  # nobody needs them any more
@@ -175,7 +181,7 @@ def test_the_same_lock_with_other_packages_on_two_hosts_is_refused() -> None:
 def test_a_package_without_a_wheel_is_told_as_pip_tells_it(tmp_path: Path, shop: Path, lock: Path) -> None:
     lock.write_text("tiny-a==1.0\ntiny_b==2.0\nnobody-has==3.0\n")
     cluster, transports = kennel(tmp_path, "pc1")
-    with pytest.raises(NoWheels, match=r"no wheels for a host of the kind cp3") as caught:
+    with pytest.raises(NoWheels, match=r"not all packages have a wheel for Python 3\.") as caught:
         place(locked(cluster, lock), transports, tmp_path)
     assert "nobody-has==3.0" in caught.value.seen
     assert list((tmp_path / "home" / "wheelhouse").iterdir()) == []
@@ -208,7 +214,10 @@ def test_an_index_out_of_reach_is_no_missing_wheel(tmp_path: Path, shop: Path, m
 def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> None:
     make_wheel(shop, "torch", "2.13.0")
     kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
-    assert gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path).requirements == "torch==2.13.0\n"
+    lines = Lines()
+    house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path, tell=lines)
+    assert house.requirements == "torch==2.13.0\n"
+    assert lines.said[0].startswith("pip finds no CPU build of torch 2.13.0: ")
 
 
 def test_the_password_of_an_index_is_in_no_argv_and_not_kept(tmp_path: Path, shop: Path) -> None:
@@ -232,6 +241,41 @@ def test_a_lock_with_hashes_takes_no_other_wheel(tmp_path: Path, shop: Path, is_
     else:
         with pytest.raises(GanglineError, match="a package is not the one that the lock names"):
             gather_wheels(own, kind, home=tmp_path)
+
+
+def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() -> None:
+    lines = Lines()
+    builders = locked_module._Builders(["pc1", "pc2"], tell=lines)
+    builders.at("pc1", "packages")
+    builders.at("pc2", "wait for another start that builds the same")
+    builders.at("pc2", "wait for another start that builds the same")
+    builders.whole("pc1")
+    builders.whole("pc2")
+    assert lines.ticked == [
+        "building the environment on pc1 pc2: 0 s",
+        "building the environment on pc1 pc2 (wait for another start that builds the same): 0 s",
+        "building the environment on pc2 (wait for another start that builds the same): 0 s",
+    ]
+
+
+def test_hosts_with_the_same_environment_are_told_in_one_line() -> None:
+    choices = pythons.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    (line,) = locked_module._built_lines([(choice, {"torch": []}) for choice in choices], 75.0)
+    assert line == f"environment built on pc1 pc2: 1 packages in 1 min 15 s, {choices[0].folder}"
+
+
+def test_a_download_says_how_much_is_there(tmp_path: Path) -> None:
+    lines = Lines()
+    gathering = Gathering("Python 3.11 with a GPU", tmp_path, num_packages=58, tell=lines)
+    with gathering.beating():
+        (tmp_path / "pip-unpack").mkdir()
+        (tmp_path / "pip-unpack" / "torch.whl").write_bytes(b"x" * 2048)
+        gathering.hear("Collecting torch==2.13.0")
+        gathering.hear("  Downloading torch-2.13.0.whl (800 MB)")
+    assert lines.ticked == [
+        "packages for Python 3.11 with a GPU: asking pip, 0 s",
+        "packages for Python 3.11 with a GPU: 1 of 58, torch, 2 KiB, 0 s",
+    ]
 
 
 def test_a_gpu_that_nobody_can_use_is_told(tmp_path: Path, shop: Path) -> None:
