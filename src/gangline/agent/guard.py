@@ -33,6 +33,7 @@ from gangline.agent.leases import TAG, Leases, Taken, forget
 from gangline.agent.orders import Orders
 from gangline.agent.ranks import Ranks, reported_exits, tail
 from gangline.agent.signs import Signs
+from gangline.agent.silence import Silence
 from gangline.agent.status import Status
 
 TICK_S = 0.1
@@ -71,6 +72,7 @@ class Guard:
         self._leases = leases
         self._orders = Orders(self.folder, epoch=epoch, complain=_log)
         self._signs = Signs(request, self.ranks)
+        self._silence = Silence(request, self.ranks)
         self._failures: List[Dict[str, Any]] = []
         self._started = time.monotonic()
         self._deadline = float("inf")
@@ -129,13 +131,14 @@ class Guard:
             self._obey()
             if self._status.is_due():
                 self._signs.look(self.command)
+                self._silence.look()
                 self._expire()
             self._status.tell(self._facts())
         self._finish()
 
     def _facts(self) -> Dict[str, Any]:
         facts = {"epoch": self._orders.epoch, "order": self.order, "failures": self._failures}
-        return dict(facts, start=self._signs.seen, leases=self._leases.slots)
+        return dict(facts, start=self._signs.seen, silence=self._silence.seen, leases=self._leases.slots)
 
     def _obey(self) -> None:
         """Take a step towards what was ordered: ranks first, then torchrun, then everything."""

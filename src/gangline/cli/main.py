@@ -65,8 +65,17 @@ def _main(words: list[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug becomes a line, not a screenful)
-        _say_bug(error, words, debug=debug)
-        return 1
+        return _say_unforeseen(error, words, debug=debug)
+
+
+def _say_unforeseen(error: Exception, words: list[str], *, debug: bool) -> int:
+    from gangline.runs.full_disk import full_disk
+
+    if (known := full_disk(error)) is not None:
+        _say_error(known)
+        return known.exit_code
+    _say_bug(error, words, debug=debug)
+    return 1
 
 
 def _dispatch(words: list[str]) -> int:

@@ -43,6 +43,7 @@ def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
         "job": state.name if state else "",
         "phase": record.phase,
         "silent": record.silent,
+        "quiet_since": state.quiet_since if state and record.phase == "running" else None,
         "attempt": state.attempt if state else None,
         "step": last.get("step"),
         "steps": last.get("steps"),
@@ -59,6 +60,8 @@ def _text(name: str, row: dict[str, Any], now: datetime) -> str:
         return "-"
     if name == "phase" and row["silent"]:
         return f"{value}? ({row['silent']})"
+    if name == "phase" and row["quiet_since"] is not None:
+        return f"{value} (quiet for {age(str(row['quiet_since']), now=now).removesuffix(' ago')})"
     if name == "step":
         return f"{value}/{row['steps']}"
     if name in {"created", "updated"}:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, follow_to_the_end, print_data
+from gangline.errors import UsageError
+from gangline.units import parse_duration
+
+SHORTEST_STALL_S = 10.0
+"""Guards look once a second, and hosts may answer slowly."""
+LONGEST_STALL_S = 30 * 86400.0
 
 
-def command(
+class OnStall(str, enum.Enum):
+    """What is done once no rank prints any more."""
+
+    tell = "tell"
+    stop = "stop"
+
+
+def command(  # noqa: PLR0913  (options of a command line)
     words: Annotated[
         list[str],
         typer.Argument(metavar="-- CMD...", help="what every rank runs: train.py --lr 1e-4", show_default=False),
@@ -29,12 +43,20 @@ def command(
         str | None,
         typer.Option(metavar="WORDS", help="added to CMD by gangline resume, such as --resume", show_default=False),
     ] = None,
+    stall_after: Annotated[
+        str, typer.Option(metavar="TIME", help="how long no rank prints when the run counts as stalled: 30m, 2h; none")
+    ] = "10m",
+    on_stall: Annotated[
+        OnStall | None,
+        typer.Option(help="tell: say so, and go on; the default. stop: end the run as failed", show_default=False),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
     """Run your own script on every host: torchrun starts the ranks, the run goes on when you leave.
 
-    What holds for it: the start board, logs of every rank, stop without orphans, resume with your own flag.
+    What holds for it: the start board, logs of every rank, stop without orphans, resume with your own flag, and a word
+    once no rank prints any more.
     """
     order = app.Command(
         home=app.default_home(),
@@ -42,6 +64,8 @@ def command(
         folder=folder,
         cluster=app.cluster_file(cluster),
         resume_flag=resume_flag,
+        stall_after_s=_stall_after_s(stall_after, on_stall),
+        on_stall=_action(on_stall),
     )
     talk = Terminal()
     if dry_run:
@@ -52,3 +76,25 @@ def command(
     if not detach:
         with app.opened(layout.run_id, home=order.home) as opened:
             follow_to_the_end(opened.view())
+
+
+def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:
+    if words == "none":
+        if on_stall is not None:
+            raise UsageError("--on-stall does nothing with --stall-after none", fix="leave one of them out")
+        return None
+    try:
+        after_s = parse_duration(words)
+    except ValueError:
+        after_s = -1.0
+    if not SHORTEST_STALL_S <= after_s <= LONGEST_STALL_S:
+        raise UsageError(
+            f"--stall-after {words!r} is no time to wait for",
+            seen="expected a number and s, m or h, from 10s to 720h, or none",
+            fix="gangline run --stall-after 30m -- CMD",
+        )
+    return after_s
+
+
+def _action(on_stall: OnStall | None) -> Literal["tell", "stop"]:
+    return "tell" if on_stall is None else on_stall.value

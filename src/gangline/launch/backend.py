@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gangline.errors import RunFailed
-from gangline.launch.program import Program
+from gangline.launch.program import Program, StallWatch
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -64,6 +64,8 @@ class Request:
     hosts: tuple[HostRequest, ...]
     world_size: int | None = None
     """Ranks that the plan says; None: as many as the hosts have."""
+    stall: StallWatch | None = None
+    """What is done once no rank prints any more; None: nobody looks."""
 
     def on(self, names: Collection[str]) -> Request:
         """The part of it that is for some hosts."""
@@ -122,6 +124,20 @@ class StartSigns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSilence:
+    """How long one rank has printed nothing, as its guard sees it."""
+
+    rank: int
+    silent_s: float
+    """Since its last output; since it was first seen where there was none."""
+    age_s: float
+    """Since it was first seen."""
+    has_printed: bool
+    line: str
+    """The last that it printed; "" until it has been silent for a few seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
     """How one host's part of the gang is doing."""
 
@@ -144,6 +160,8 @@ class HostStatus:
     """The highest epoch that the guard has seen."""
     signs: StartSigns | None = None
     """How far the start has come; None where nobody says."""
+    silence: tuple[RankSilence, ...] = ()
+    """Ranks of the user's own program."""
     why: str = ""
     """unreachable: what was tried, and what came of it."""
     since: float | None = None

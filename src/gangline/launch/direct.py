@@ -16,6 +16,7 @@ from gangline.launch.look import Looks, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
 from gangline.remote.fanout import Outcome, fan_out
+from gangline.remote.said import NONSENSE
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -26,8 +27,15 @@ VERIFY_TIMEOUT_S = 30.0
 MARGIN_S = 30.0
 """How much later than its command a host counts as not answering: connecting takes time, too."""
 PAUSE_S = 0.05
-UNUSABLE = (GanglineError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+UNUSABLE = (GanglineError, OSError, *NONSENSE)
 """No answer of a host, or one that cannot be understood."""
+
+UNSAID = {
+    "what": "the guard did not start",
+    "seen": "expected a guard that stands and holds its slots",
+    "fix": "put that right on this host, then start again; gangline check looks at its disk and its slots",
+}
+"""What is said in the place of a guard that does not say it."""
 
 Value = TypeVar("Value")
 
@@ -80,11 +88,13 @@ class DirectBackend:
                 )
                 if problems := _problems(outcomes):
                     silent = {host for host, problem in problems.items() if _is_silence(problem)}
+                    for part in request.on(silent).hosts:
+                        self._looks.lost(part)
                     raise _as_one(problems)
         except BaseException as error:  # all or nothing
             left = self._end(request.on(begun), transports, epoch=epoch, silent=silent)
             if left and isinstance(error, GanglineError):
-                error.seen = "\n".join([error.seen, *(f"left on {each.host}: {each.what}" for each in left)])
+                error.seen = _lines(error.seen, *(f"left on {each.host}: {each.what}" for each in left))
             raise
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
@@ -117,13 +127,13 @@ class DirectBackend:
         """Kill what was started and wait until it is gone; what is not. silent: nobody waits for these hosts again."""
         deadline = time.monotonic() + END_TIMEOUT_S
         request = request.on(set(request.names) - set(silent))
-        silent = {*silent, *self.stop(request, transports, now=True, epoch=epoch)}
-        request = request.on(set(request.names) - silent)
+        missed = self.stop(request, transports, now=True, epoch=epoch)
+        told = request.on(set(request.names) - set(missed))
         while time.monotonic() < deadline:
-            if all(status.phase != "running" for status in self.poll(request, transports)):
+            if all(status.phase != "running" for status in self.poll(told, transports)):
                 break
             time.sleep(PAUSE_S)
-        self.stop(request, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
+        self.stop(told, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
         unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in sorted(silent)]
         return [*self.verify(request, transports), *unknown]
 
@@ -166,8 +176,8 @@ def _words(stdout: str) -> dict[str, str] | None:
     """What the guard itself says of why it does not stand."""
     try:
         words = json.loads(stdout.strip().splitlines()[-1])
-        return {name: str(words[name]) for name in ("what", "seen", "fix")}
-    except (IndexError, ValueError, KeyError, TypeError):
+        return {name: str(words[name]) or unsaid for name, unsaid in UNSAID.items()}
+    except NONSENSE:
         return None
 
 
@@ -180,8 +190,12 @@ def _as_one(problems: Mapping[str, Exception]) -> Exception:
         for host, problem in problems.items()
     ]
     if others and isinstance(first, GanglineError):
-        first.seen = "\n".join([first.seen, *(str(other).splitlines()[0] for other in others)])
+        first.seen = _lines(first.seen, *(str(other).splitlines()[0] for other in others))
     return first
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:

@@ -59,7 +59,8 @@ class FakeBackend:
             )
             for name in gang.hosts
         )
-        return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=gang.world_size)
+        size, stall = gang.world_size, (program or WORKER).stall
+        return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=size, stall=stall)
 
     def start(
         self,

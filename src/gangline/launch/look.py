@@ -12,14 +12,19 @@ from pathlib import PurePath
 from typing import Any
 
 from gangline.errors import HostUnreachable
-from gangline.launch.backend import HostRequest, HostStatus, RankSigns, Request, StartSigns
+from gangline.launch.backend import HostRequest, HostStatus, RankSigns, RankSilence, Request, StartSigns
+from gangline.remote.said import understood, whole
 from gangline.remote.transport import Transport
 from gangline.runs.process import parse_stat
 
 AT_ONCE = 32
 PATIENCE_S = 5.0
 """How long a host that answered the last time may take before it counts as unreachable."""
+LONGEST_S = 1e9
+"""No rank runs for longer: 30 years."""
+LINE_LETTERS = 200
 RANK_PID = re.compile(r"rank-\d+\.pid")
+ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
 
 _Key = tuple[str, str]
 
@@ -50,6 +55,10 @@ class Looks:
         for part in request.hosts:
             self._await(_key(part), deadline)
         return [self._status(part) for part in request.hosts]
+
+    def lost(self, part: HostRequest) -> None:
+        """Somebody else has just waited for this host in vain: it is not waited for again."""
+        self._answers[_key(part)] = False
 
     def _await(self, key: _Key, deadline: float) -> None:
         _, future = self._begun[key]
@@ -84,48 +93,61 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
     folder = PurePath(part.folder)
     record = _read(transport, folder / "exit.json")
     if record is None:
-        said = _read(transport, folder / "status.json") or _read(transport, folder / "guard.json")
+        said = _read(transport, folder / "status.json")
+        if said is None:
+            said = _read(transport, folder / "guard.json")
         if said is None:
             return HostStatus(host=part.host, phase="starting")
         if _runs(transport, said):
-            return _running(part.host, said)
+            return _running(part, said)
         # It may have ended between the two looks.
         record = _read(transport, folder / "exit.json")
         if record is None:
-            return replace(_running(part.host, said), phase="lost")
+            return replace(_running(part, said), phase="lost")
     return HostStatus(
         host=part.host,
         phase="ended",
-        returncode=int(record["returncode"]),
-        error=record["error"],
-        reason=record["reason"],
+        returncode=whole(record["returncode"]),
+        error=_error(record["error"]),
+        reason=_text(record["reason"]),
         failures=tuple(map(_failure, record["failures"])),
         console_tail=tuple(map(str, record["console_tail"])),
-        epoch=record.get("epoch"),
+        epoch=_count(record.get("epoch")),
     )
 
 
 def outlives_guard(part: HostRequest, transport: Transport) -> bool:
-    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone."""
+    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone.
+
+    Raises GanglineError for files that do not say what a guard does.
+    """
+    with understood(part.host, "whether ranks outlive their guard"):
+        return _outlives_guard(part, transport)
+
+
+def _outlives_guard(part: HostRequest, transport: Transport) -> bool:
     if look(part, transport).phase != "lost":
         return False
-    guard = _read(transport, PurePath(part.folder) / "guard.json") or {}
-    torchrun = {"pid": guard.get("torchrun_pid"), "start_ticks": guard.get("torchrun_start_ticks")}
+    guard = _read(transport, PurePath(part.folder) / "guard.json")
+    guard = {} if guard is None else guard
+    pid, ticks = guard.get("torchrun_pid"), guard.get("torchrun_start_ticks")
+    torchrun = [] if pid is None else [{"pid": pid, "start_ticks": ticks}]
     folder = PurePath(part.rank_files)
     wanted = {f"rank-{rank}.pid" for rank in part.ranks}
     names = [name for name in transport.names(folder) if name in wanted or (not wanted and RANK_PID.fullmatch(name))]
     ranks = [record for name in names if (record := _read(transport, folder / name)) is not None]
-    return any(_runs(transport, record) for record in [torchrun, *ranks])
+    return any(_runs(transport, record) for record in [*torchrun, *ranks])
 
 
-def _running(host: str, said: Mapping[str, Any]) -> HostStatus:
+def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
     return HostStatus(
-        host=host,
+        host=part.host,
         phase="running",
         failures=tuple(map(_failure, said.get("failures", ()))),
-        beat=said.get("beat"),
-        epoch=said.get("epoch"),
+        beat=_count(said.get("beat")),
+        epoch=_count(said.get("epoch")),
         signs=_signs(said["start"]) if "start" in said else None,
+        silence=tuple(_silence(part, rank, row) for rank, row in said.get("silence", {}).items()),
     )
 
 
@@ -151,29 +173,50 @@ def _error(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**said, **texts}
 
 
+def _count(value: object) -> int | None:
+    return None if value is None else whole(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _signs(start: Mapping[str, Any]) -> StartSigns:
     ranks = [
-        RankSigns(rank=int(rank), phase=row["phase"], has_torch=row["torch"], has_met=row["met"])
+        RankSigns(rank=int(rank), phase=_text(row["phase"]), has_torch=row["torch"] is True, has_met=row["met"] is True)
         for rank, row in start["ranks"].items()
     ]
     ranks.sort(key=lambda row: row.rank)
+    waits_for = tuple(each for each in start["waits_for"] if ENDPOINT.fullmatch(each))
     return StartSigns(
-        launcher=start["launcher"], met=start["met"], ranks=tuple(ranks), waits_for=tuple(start["waits_for"])
+        launcher=start["launcher"] is True, met=start["met"] is True, ranks=tuple(ranks), waits_for=waits_for
     )
+
+
+def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilence:
+    """How long a rank has printed nothing; raises LookupError, TypeError, ValueError."""
+    number, silent_s, age_s = int(rank), whole(row["silent_s"]), whole(row["age_s"])
+    if part.ranks and number not in part.ranks:
+        raise ValueError(f"rank {rank[:20]} is not one of {part.host}")
+    if not 0 <= silent_s <= age_s <= LONGEST_S:
+        raise ValueError(f"rank {number} was silent for {silent_s} of {age_s} s")
+    has_printed, line = row["printed"] is True, " ".join(str(row["line"])[:LINE_LETTERS].split())
+    return RankSilence(rank=number, silent_s=silent_s, age_s=age_s, has_printed=has_printed, line=line)
 
 
 def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
     """Whether the process of a record with "pid" and "start_ticks" runs there."""
+    pid, start_ticks = whole(record["pid"]), whole(record["start_ticks"])
     try:
-        stat = transport.read(PurePath(f"/proc/{record['pid']}/stat"), limit=4096)
+        stat = transport.read(PurePath(f"/proc/{pid}/stat"), limit=4096)
     except (FileNotFoundError, PermissionError):  # the second: its number was given to a process of another user
         return False
-    process = parse_stat(record["pid"], stat) if stat else None
-    return process is not None and process.start_ticks == record["start_ticks"]
+    process = parse_stat(pid, stat) if stat else None
+    return process is not None and process.start_ticks == start_ticks
 
 
 def _read(transport: Transport, path: PurePath) -> Any:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
+from gangline.remote.said import understood, whole
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 
@@ -33,11 +34,13 @@ def free_port(cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
         ) from error
     if result.returncode:
         raise HostUnreachable(f"{head.host}: no port can be looked for", seen=result.stderr[-2000:])
-    port = json.loads(result.stdout)["port"]
+    with understood(head.host, "which port is free"):
+        port = json.loads(result.stdout)["port"]
+        port = None if port is None else whole(port)
     if port is None:
         raise RunFailed(
             f"{head.host}: no port is free from {low} to {high}",
             seen="all are listened on, or were given to runs that are about to start",
             fix="end what listens there, or write another range in cluster.yaml: ports",
         )
-    return int(port)
+    return port

@@ -35,6 +35,18 @@ SHIM = "rank_start.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StallWatch:
+    """What is done once no rank of the user's own program prints any more."""
+
+    after_s: float
+    """How long no rank has printed anything then."""
+    action: Literal["tell", "stop"] = "tell"
+    """tell: it is said. stop: the run is ended, and has failed."""
+    can_resume: bool = False
+    """The user has said how the program goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What every rank runs."""
 
@@ -46,6 +58,8 @@ class Program:
     """command: where it runs, a folder on every host; one that is not absolute lies in the host's work folder."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables on top of those of the host."""
+    stall: StallWatch | None = None
+    """command: None: nobody looks whether it prints."""
 
 
 WORKER = Program()

@@ -28,7 +28,8 @@ def render(
     for name in gang.hosts:
         env = rank_env(cluster, hosts[name], network=networks.get(name), program=program, num_cpus=num_cpus)
         parts.append(_part(cluster, gang, hosts[name], port=port, env=env, program=program))
-    return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=tuple(parts), world_size=gang.world_size)
+    size, stall = gang.world_size, program.stall
+    return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=tuple(parts), world_size=size, stall=stall)
 
 
 def _part(

@@ -20,7 +20,7 @@ from gangline.remote.wire import MAX_DATA_BYTES, FrameReader, Nonsense, frame
 KEEPALIVE_S = 10.0
 """How often the agent hears of us at least; it leaves after a minute of silence."""
 WRITE_S = 30.0
-"""How long a pipe may take nothing: ssh itself gives a dead host up after 20 s."""
+"""How long a pipe may take nothing: ssh itself gives a dead host up after 15 s."""
 CANCEL_S = 10.0
 CLOSE_S = 1.0
 END_S = 5.0

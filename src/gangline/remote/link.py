@@ -129,7 +129,8 @@ class Link:
 
     def _raise_error(self, answer: dict[str, Any], body: dict[str, Any]) -> None:
         if type(answer.get("errno")) is int:
-            raise OSError(answer["errno"], printable(str(answer.get("text")))[:300], body.get("path"))
+            text = f"{self.host.name}: {printable(str(answer.get('text')))[:300]}"
+            raise OSError(answer["errno"], text, body.get("path"))
         if "error" in answer:
             raise GanglineError(
                 f"{self.host.name}: the agent cannot {body['op']}", seen=printable(str(answer["error"]))[:300]

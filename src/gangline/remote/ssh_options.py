@@ -14,9 +14,9 @@ from gangline.errors import UsageError
 from gangline.runs.cluster import Host
 
 CONNECT_TIMEOUT_S = 10
-ALIVE_INTERVAL_S = 5
-ALIVE_COUNT = 3
-"""A host that falls silent is given up after 15 to 20 s."""
+ALIVE_INTERVAL_S = 3
+ALIVE_COUNT = 4
+"""ssh asks a host that is silent four times, and gives it up after 15 s without a word: once more than it asks."""
 
 _USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?"

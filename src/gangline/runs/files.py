@@ -29,8 +29,10 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a disk that is full while we write does not say where
         raise
     sync_folder(path.parent)
 

@@ -31,6 +31,8 @@ class RunState:
     """Counts the supervisors of the run; of two that look after it, the one with the higher number is in charge."""
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of what ended the run."""
+    quiet_since: str | None = None
+    """While it runs: since when no rank has printed anything, if that was told."""
 
     def save(self, layout: RunLayout) -> None:
         """Write state.json, with the time of now."""

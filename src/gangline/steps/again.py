@@ -51,7 +51,12 @@ def resumable(run: Opened, seams: Seams) -> RunState:
 def next_state(ended: RunState) -> RunState:
     """The state while the next attempt is prepared by this process."""
     return dataclasses.replace(
-        ended, attempt=ended.attempt + 1, phase="preparing", error=None, supervisor=ProcessId.current()
+        ended,
+        attempt=ended.attempt + 1,
+        phase="preparing",
+        error=None,
+        quiet_since=None,
+        supervisor=ProcessId.current(),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster
@@ -48,7 +48,8 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     try:
         if keeping.host is None:
             keeping.save(layout)
-            means.seams.spawn(layout.folder, number, secrets=means.secrets)
+            with _in_doubt(layout):
+                means.seams.spawn(layout.folder, number, secrets=means.secrets)
         else:
             _spawn_there(layout, cluster, number, keeping, means)
     except RunFailed:
@@ -67,17 +68,49 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
     with _kept_by(layout, cluster, keeping):
         try:
-            means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
+            with _in_doubt(layout):
+                means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
         except HostUnreachable:
-            # nobody knows whether it has come up: what the head says from now on counts
-            replace(RunState.load(layout), phase="running").save(layout)
             raise
         except GanglineError:
-            with contextlib.suppress(HostUnreachable):
+            with contextlib.suppress(GanglineError):
                 copy_records(layout, there, keeper)  # its own words say more
             raise
-    with contextlib.suppress(HostUnreachable):
+    try:
         copy_records(layout, there, keeper)
+    except GanglineError:  # it runs, and is asked again by who follows it
+        _believe_running(layout)
+
+
+@contextlib.contextmanager
+def _in_doubt(layout: RunLayout) -> Iterator[None]:
+    """Around the start of a supervisor. If it is broken off, nobody here knows whether it has come up: from now on it
+    counts what the supervisor says, or that there is none. Who shows another key has heard nothing.
+    """
+    try:
+        yield
+    except HostKeyRefused:
+        raise
+    except HostUnreachable as error:
+        _believe_running(layout)
+        name = layout.run_id
+        raise HostUnreachable(
+            f"{error.what}: it is not known whether {name} has started",
+            seen=error.seen,
+            fix=f"{error.fix or 'bring that host back'}; then gangline ps says whether {name} is running: if so, "
+            f"gangline attach {name}; if it is lost, gangline resume {name}",
+            reason=error.reason,
+        ) from error
+    except KeyboardInterrupt:
+        _believe_running(layout)
+        raise
+
+
+def _believe_running(layout: RunLayout) -> None:
+    """Until its supervisor is asked; where there is none, the run counts as lost."""
+    state = RunState.load(layout)
+    if state.phase == "preparing":
+        replace(state, phase="running").save(layout)
 
 
 @contextlib.contextmanager
@@ -88,11 +121,11 @@ def _kept_by(layout: RunLayout, cluster: Cluster, keeping: Keeping) -> Iterator[
     keeping.save(layout)
     try:
         yield
-    except HostUnreachable:
-        raise
-    except BaseException:
-        write_atomic(layout.cluster, before[1])
-        before[0].save(layout)
+    except BaseException as error:
+        may_be_up = isinstance(error, HostUnreachable | KeyboardInterrupt) and not isinstance(error, HostKeyRefused)
+        if not may_be_up:
+            write_atomic(layout.cluster, before[1])
+            before[0].save(layout)
         raise
 
 

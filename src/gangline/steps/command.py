@@ -6,10 +6,10 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from gangline.errors import UsageError
-from gangline.launch.program import Program, require_runnable
+from gangline.launch.program import Program, StallWatch, require_runnable
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
@@ -22,6 +22,7 @@ from gangline.sync.place import write_documents
 from gangline.sync.project import foresee_project, lay_out, place_project, verify_project
 
 COMMAND_FILE = "command.json"
+STALL_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,9 @@ class Command:
     cluster: Path | None = None
     resume_flag: str | None = None
     """Words added when it is started again."""
+    stall_after_s: float | None = STALL_AFTER_S
+    """How long no rank has printed anything when the run counts as stalled; None: it never does."""
+    on_stall: Literal["tell", "stop"] = "tell"
 
     @property
     def name(self) -> str:
@@ -54,10 +58,22 @@ class CommandRecord:
     """Where it came from, on this computer."""
     project: dict[str, Any]
     """What was copied: commit, whether it was changed, the hash of all files."""
+    stall_after_s: float | None = STALL_AFTER_S
+    """How long no rank has printed anything when the run counts as stalled; None: it never does."""
+    on_stall: Literal["tell", "stop"] = "tell"
+    """What is done then: it is said, or the run is ended as failed."""
 
     def words_of(self, attempt: int) -> tuple[str, ...]:
         """The command of one attempt."""
         return self.words if attempt == 1 else (*self.words, *(self.resume_words or ()))
+
+    @property
+    def stall(self) -> StallWatch | None:
+        """What is done once no rank prints any more."""
+        if self.stall_after_s is None:
+            return None
+        can_resume = self.resume_words is not None
+        return StallWatch(after_s=self.stall_after_s, action=self.on_stall, can_resume=can_resume)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for command.json."""
@@ -81,6 +97,8 @@ def draft(order: Command) -> CommandRecord:
         resume_words=None if flag is None else _split(flag),
         folder=str(order.folder.absolute()),
         project={},
+        stall_after_s=order.stall_after_s,
+        on_stall=order.on_stall,
     )
 
 
@@ -120,7 +138,7 @@ def foresee_project_of(record: CommandRecord, *, talk: Talk) -> CommandRecord:
 def program_of(record: CommandRecord, gang: Gang) -> Program:
     """What every rank of an attempt runs, and where: in the run's own folder, below the work folder of its host."""
     folder = RunLayout(Path(), gang.run_id).project
-    return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder))
+    return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall)
 
 
 def require_resumable(run_id: str, record: CommandRecord) -> None:

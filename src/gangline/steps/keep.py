@@ -12,17 +12,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
+from gangline.remote.said import understood, whole
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic, write_json
+from gangline.runs.job import build
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId, parse_stat
 from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
-from gangline.runs.state import RunState
+from gangline.runs.state import Phase, RunState
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
 from gangline.sync.place import host_layout
@@ -199,12 +201,15 @@ def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> No
 
 
 def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
-    """Renew this computer's copy; raises HostUnreachable. What the keeper does not have is left as it is."""
+    """Renew this computer's copy; what the keeper does not have is left as it is. Raises HostUnreachable, and
+    GanglineError for what is no state of a run.
+    """
     state = _read(keeper, there.state)
     if state is None:
         return
-    said = json.loads(state)
-    number = int(said.get("attempt", 0))
+    with understood(keeper.host, f"where {here.run_id} stands"):
+        said = json.loads(state)
+        number = _attempt_in(said)
     if said.get("phase") == "preparing" or number < _attempt_here(here):
         return  # what was handed over, or is about to be: this computer knows more
     write_atomic(here.state, state)
@@ -212,6 +217,20 @@ def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
     for name in ATTEMPT_FILES:
         if (data := _read(keeper, there.attempt(number) / name)) is not None:
             write_atomic(here.attempt(number) / name, data)
+
+
+def _attempt_in(said: dict[str, Any]) -> int:
+    """The attempt of a state; raises TypeError or ValueError for one that this computer could not read again."""
+    state = build(RunState, said)
+    texts = (state.name, state.created, state.updated)
+    if state.phase not in get_args(Phase) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("no state of a run")
+    if state.supervisor is not None:
+        whole(state.supervisor.pid)
+    if not isinstance(state.error, dict | None):
+        raise TypeError("an error that is none")
+    whole(state.epoch)
+    return whole(state.attempt)
 
 
 def _attempt_here(here: RunLayout) -> int:
@@ -235,7 +254,8 @@ def runs_there(keeper: Transport, process: ProcessId) -> bool:
         stat = keeper.read(PurePath(f"/proc/{process.pid}/stat"), limit=4096)
     except FileNotFoundError:
         return False
-    return bool(stat) and parse_stat(process.pid, stat) == process
+    with understood(keeper.host, f"whether process {process.pid} runs"):
+        return bool(stat) and parse_stat(process.pid, stat) == process
 
 
 def _is_prepared_here(layout: RunLayout) -> bool:

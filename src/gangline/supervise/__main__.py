@@ -20,6 +20,8 @@ from typing import NoReturn
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
+from gangline.runs.cluster import Cluster
+from gangline.runs.full_disk import full_disk
 from gangline.runs.layout import RunLayout
 from gangline.supervise.lock import supervisor_lock
 from gangline.supervise.loop import Supervisor
@@ -105,12 +107,22 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     except Exception as error:
+        known = full_disk(error, here=_our_name(layout, attempt))
         bug = RunFailed(
             f"{type(error).__name__}: {error}", fix="this is a bug of gangline: supervisor.log has the rest"
         )
-        _say(ready, {"error": bug.to_json()})
+        _say(ready, {"error": (known or bug).to_json()})
         raise
     return 1 if outcome.result == "failed" else 0
+
+
+def _our_name(layout: RunLayout, attempt: int) -> str:
+    """What the user calls the computer on which we are: the head, unless it is reached from here."""
+    with suppress(OSError, ValueError, TypeError, LookupError):
+        head = Cluster.of_attempt(layout, attempt).head
+        if head.transport == "local":
+            return head.name
+    return "this computer"
 
 
 def _say(descriptor: int | None, words: Mapping[str, object]) -> None:

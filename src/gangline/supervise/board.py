@@ -31,6 +31,8 @@ class Limits:
 
     sentence_s: float = 15.0
     """From then on it is said who is behind."""
+    silence_s: float = 5.0
+    """A host that answers again within this time is not told of, as in presence.py."""
     import_s: float = 300.0
     stage_s: float = 90.0
     """Every other stage, from when the last host has reached the one before."""
@@ -48,8 +50,10 @@ class Row:
     """Stage -> seconds after the start at which it was first seen."""
     signs: tuple[RankSigns, ...] = ()
     waits_for: tuple[str, ...] = ()
+    silent_since: float | None = None
+    """Since when the host does not answer, in seconds after the start; None: it answers."""
     is_silent: bool = False
-    """The host does not answer now."""
+    """The host does not answer now, and has not for a while."""
 
     @property
     def stage(self) -> str | None:
@@ -71,9 +75,13 @@ class Row:
         }.get(self.stage or "", set())
         return [rank for rank in self.ranks if rank not in ready]
 
-    def note(self, status: HostStatus, seconds: float) -> None:
+    def note(self, status: HostStatus, seconds: float, *, silence_s: float) -> None:
         """Take in what the host says now."""
-        self.is_silent = status.phase == "unreachable"
+        if status.phase != "unreachable":
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = seconds
+        self.is_silent = self.silent_since is not None and seconds - self.silent_since >= silence_s
         if status.signs is not None:
             self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
             if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
@@ -157,7 +165,7 @@ class Board:
     def note(self, statuses: Sequence[HostStatus]) -> None:
         """Take in what the hosts say now."""
         for status in statuses:
-            self.rows[status.host].note(status, self.seconds)
+            self.rows[status.host].note(status, self.seconds, silence_s=self.limits.silence_s)
         if self.stage != self._stage:
             self._stage, self._stage_since = self.stage, self._clock()
 

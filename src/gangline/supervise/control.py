@@ -35,7 +35,8 @@ def _reason(host: Host) -> str | None:
     try:
         transport.home()
     except GanglineError as error:
-        return " ".join([error.what, *error.seen.splitlines()[:1]])
+        seen = error.seen.splitlines()[:1]
+        return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])
     finally:
         transport.close()
     return None

@@ -17,6 +17,7 @@ from gangline.launch.look import outlives_guard
 from gangline.launch.registry import backend
 from gangline.remote.connect import connect_all
 from gangline.remote.local import LocalTransport, our_python
+from gangline.remote.said import NONSENSE, understood
 from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
@@ -72,7 +73,7 @@ def _require_started(result: Result, run_folder: Path, attempt: int) -> None:
     if result.returncode == 0:
         return
     log = RunLayout.of(run_folder).attempt(attempt) / "supervisor.log"
-    said = GanglineError.from_json(error) if (error := _last_words(result).get("error")) else None
+    said = _error_in(_last_words(result), result.host)
     raise RunFailed(
         f"the supervisor of {run_folder.name} did not start",
         seen=str(said) if said else f"{result.stderr[-2000:].strip() or 'it ended without a word'}; its log is {log}",
@@ -83,7 +84,8 @@ def _require_started(result: Result, run_folder: Path, attempt: int) -> None:
 def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
     """Whether anything of the run is going on: its supervisor, a guard on any host, or what a killed one has left."""
     if keeper is not None:
-        return bool(ask_keeper(layout, keeper, "alive")["alive"])
+        with understood(keeper.host, f"whether {layout.run_id} is alive"):
+            return bool(ask_keeper(layout, keeper, "alive")["alive"])
     if has_supervisor(layout):
         return True
     with suppress(FileNotFoundError):
@@ -94,7 +96,8 @@ def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
 def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str, ...]:
     """Hosts that did not answer when the run ended there: something of it may be left. `stop_run` looks again."""
     if keeper is not None:
-        return tuple(ask_keeper(layout, keeper, "alive")["unfinished"])
+        with understood(keeper.host, f"what is left of {layout.run_id}"):
+            return tuple(map(str, ask_keeper(layout, keeper, "alive")["unfinished"]))
     return earlier.unfinished(layout)
 
 
@@ -131,33 +134,46 @@ def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
     version = _run(keeper, (AGENT, "python", "-c", "import sys; print(*sys.version_info[:2])"), head)
-    if version.returncode or tuple(map(int, version.stdout.split())) < (3, 10):
-        return [f"the Python of {head.name} is older than 3.10 ({'.'.join(version.stdout.split()) or 'unknown'})"]
+    if version.returncode or _version(version.stdout) < (3, 10):
+        said = ".".join(version.stdout.split())[:20]
+        return [f"the Python of {head.name} is older than 3.10 ({said or 'unknown'})"]
     stdin = json.dumps(cluster.to_json()).encode()
     words = (AGENT, "python", "-m", "gangline.supervise.control", "reach")
     result = _run(keeper, words, head, stdin=stdin)
     try:
         return [str(reason) for reason in json.loads(result.stdout)["reasons"]]
-    except (ValueError, KeyError):
+    except NONSENSE:
         return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
+
+
+def _version(said: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, said.split()))
+    except ValueError:
+        return ()
 
 
 def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any]:
     """Have a verb of gangline.supervise.control done where the run is kept; raises HostUnreachable, RunFailed."""
+    with understood(keeper.host, f"the hosts of {layout.run_id}"):
+        head = _cluster_there(layout, keeper).head
+    words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
+    result = _run(keeper, words, head)
+    said = _last_words(result)
+    if problem := _error_in(said, keeper.host):
+        raise problem
+    if result.returncode:
+        raise RunFailed(f"{keeper.host} cannot be asked about {layout.run_id}", seen=result.stderr[-2000:].strip())
+    return said
+
+
+def _cluster_there(layout: RunLayout, keeper: Transport) -> Cluster:
     try:
-        cluster = Cluster.from_json(json.loads(keeper.read(layout.cluster)))
+        return Cluster.from_json(json.loads(keeper.read(layout.cluster)))
     except FileNotFoundError as error:
         raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
     except TimeoutError as error:
         raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
-    words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
-    result = _run(keeper, words, cluster.head)
-    said = _last_words(result)
-    if problem := said.get("error"):
-        raise GanglineError.from_json(problem)
-    if result.returncode:
-        raise RunFailed(f"{keeper.host} cannot be asked about {layout.run_id}", seen=result.stderr[-2000:].strip())
-    return said
 
 
 def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> Result:
@@ -173,9 +189,17 @@ def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes 
 def _last_words(result: Result) -> dict[str, Any]:
     try:
         words = json.loads(result.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+    except NONSENSE:
         return {}
     return words if isinstance(words, dict) else {}
+
+
+def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
+    """The error that a command of ours tells of."""
+    if not words.get("error"):
+        return None
+    with understood(host, "why it went wrong"):
+        return GanglineError.from_json(words["error"])
 
 
 def _runs_somewhere(layout: RunLayout) -> bool:

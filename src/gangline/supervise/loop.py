@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -16,6 +17,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, read_order
+from gangline.supervise.aside import Aside
 from gangline.supervise.cause import first_cause, gather_failures
 from gangline.supervise.clean import clean
 from gangline.supervise.commit import Committer
@@ -24,6 +26,7 @@ from gangline.supervise.heartbeat import Heartbeats
 from gangline.supervise.pace import Pace
 from gangline.supervise.presence import Presence
 from gangline.supervise.records import Records
+from gangline.supervise.stall import Stall
 from gangline.supervise.start import Start
 from gangline.supervise.troubles import Troubles
 
@@ -53,13 +56,16 @@ class Supervisor:
         self._transports = connect(self._cluster)
         self._records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
         self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
-        self._committer = Committer(
+        committer = Committer(
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
+        self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
         self._presence = Presence(notice_s=self._pace.notice_s)
         self._heartbeats = Heartbeats(stall_s=self._pace.stall_s)
         self._troubles = Troubles(self._records, patience_s=self._pace.trouble_s)
         self._start = Start(self.request, self._cluster, self._transports, limits=self._pace.start)
+        is_quiet = RunState.load(layout).quiet_since is not None
+        self._stall = Stall(self.request.stall, run_id=layout.run_id, is_told=is_quiet)
         self._user_order: Order | None = None
         """What the user ordered and was passed on."""
         self._order: Order | None = None
@@ -71,7 +77,7 @@ class Supervisor:
         self._failed_at: float | None = None
         """When a failure was first seen (monotonic)."""
         self._failure: GanglineError | None = None
-        """Why the start was given up."""
+        """Why the start was given up, or a run that stood still was ended."""
 
     @property
     def epoch(self) -> int:
@@ -146,7 +152,7 @@ class Supervisor:
         statuses = self._poll()
         self._require_charge(statuses)
         news = (*self._presence.note(statuses), *self._heartbeats.note(statuses), *self._follow_start(statuses))
-        for event, details in news:
+        for event, details in (*news, *self._follow_output(statuses)):
             self._records.event(event, **details)
         self._pass_on_order()
         self._end_failed(statuses)
@@ -155,7 +161,7 @@ class Supervisor:
         if not self._is_over(statuses):
             return None
         left = self._clean_up(statuses)
-        self._commit(statuses)
+        self._commit(statuses, last=True)
         return self._judge(statuses, left)
 
     def _poll(self) -> list[HostStatus]:
@@ -169,6 +175,15 @@ class Supervisor:
         events = list(self._start.note(statuses))
         if self._start.is_due() or events:
             self._records.board(self._start.to_json())
+        return events
+
+    def _follow_output(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
+        """Whether the user's own program prints; ranks that were told to leave may be silent."""
+        if self._order is not None:
+            return []
+        events = list(self._stall.note(statuses, joined=self._start.done))
+        for _, details in events:
+            self._records.set_quiet(details.get("since"))
         return events
 
     def _pass_on_order(self) -> None:
@@ -185,12 +200,14 @@ class Supervisor:
         if self._user_order == "kill":
             return
         if self._failed_at is None:
-            self._failure = None if self._order else self._start.failure()
-            if self._failure is None and not any(_has_failed(status) for status in statuses):
+            late = None if self._order else self._start.failure()
+            has_failed = any(_has_failed(status) for status in statuses)
+            self._failure = late or (None if self._order or has_failed else self._stall.failure())
+            if self._failure is None and not has_failed:
                 return
             self._failed_at = time.monotonic()
             # Ranks that wait for each other to join, or do not run yet, have nothing to save.
-            self._give("kill" if self._failure or self._start.board.is_before_ranks else "stop")
+            self._give("kill" if late or self._start.board.is_before_ranks else "stop")
             self._records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
             self._records.set_phase("stopping")
         elif self._order != "kill" and time.monotonic() > self._failed_at + self._pace.failure_grace_s:
@@ -213,11 +230,12 @@ class Supervisor:
             missed = self._backend.stop(part, self._transports, now=self._order == "kill", epoch=self.epoch)
         self._untold -= reachable - set(missed)
 
-    def _commit(self, statuses: Sequence[HostStatus]) -> None:
+    def _commit(self, statuses: Sequence[HostStatus], *, last: bool = False) -> None:
         if any(status.phase == "unreachable" for status in statuses):
             return  # it takes all hosts, and asking one that is silent takes long
         try:
-            for commit in self._committer.sweep():
+            found = self._committing.finish() if last else [self._committing.do() or []]
+            for commit in chain.from_iterable(found):
                 self._records.event("committed", step=commit.step, hosts=sorted(commit.parts))
         except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
             self._records.complain(f"cannot commit: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gangline.launch.look import PATIENCE_S
 from gangline.supervise.board import Limits
 from gangline.supervise.clean import VERIFY_S
 from gangline.supervise.heartbeat import STALL_S
@@ -15,6 +16,8 @@ class Pace:
     """How often the supervisor looks, and how long it waits."""
 
     poll_s: float = 0.3
+    patience_s: float = PATIENCE_S
+    """How long a commit may keep us from looking: a host may die meanwhile."""
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
     silence_s: float = 30.0

@@ -52,6 +52,15 @@ class Records:
         changed = replace(state, phase=phase, attempt=self._attempt, epoch=self.epoch, **changes)  # type: ignore[arg-type]
         self.persist(lambda: changed.save(self._layout))
 
+    def set_quiet(self, since: str | None) -> None:
+        """Say since when no rank has printed anything; None: they print. On a full disk only the event tells."""
+        state = RunState.load(self._layout)
+        self.require_charge(state.epoch)
+        try:
+            replace(state, quiet_since=since).save(self._layout)
+        except OSError as error:
+            self.complain(f"cannot write that the ranks are quiet: {error}")
+
     def require_charge(self, epoch: int | None) -> None:
         """Raise Superseded if somebody has seen a higher epoch than ours."""
         if epoch is not None and epoch > self.epoch:

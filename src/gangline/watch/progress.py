@@ -42,6 +42,9 @@ class Progress:
             self.history.add(record)
         if last := self.history.last_step:
             self._step(last)
+        state = update.run.state
+        if state is not None and update.run.phase == "running" and state.quiet_since is not None:
+            self._line(f"quiet  no rank has printed anything since {state.quiet_since}")
 
     def show(self, update: Update) -> None:
         """Show what is new."""

@@ -58,7 +58,7 @@ def peer():
 
 
 def sleeper(number=1, **more):
-    program = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    program = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
     argv = [sys.executable, "-S", "-c", program]
     return {"id": number, "op": "run", "argv": argv, "env": {}, "timeout_s": 600, "in": False, **more}
 

@@ -134,6 +134,27 @@ def test_a_program_of_the_user_is_waited_for_as_long_as_its_log_grows(guarded):
     assert Path(host_part.rank_files, "saved-0").exists()
 
 
+def test_how_long_a_program_of_the_user_was_silent_is_told_by_the_second(guarded):
+    host_part = guarded("0=plain", program="command")
+    rank_pid(host_part, 0)
+    row = wait_until(lambda: status(host_part)["silence"].get("0"), "the guard has looked")
+    assert (row["printed"], row["line"]) == (True, "")
+    row = wait_until(lambda: (now := status(host_part)["silence"]["0"])["silent_s"] >= 2 and now, "time goes by")
+    assert row["age_s"] >= row["silent_s"]
+    with Path(host_part.rank_files, "rank-0.log").open("a") as log:
+        log.write("step 2\n")
+    wait_until(lambda: status(host_part)["silence"]["0"]["silent_s"] < 2, "the output is seen")
+    let_go(host_part, 0)
+    assert exit_record(host_part)["reason"] == "finished"
+
+
+def test_nothing_is_said_of_the_log_of_our_worker(guarded):
+    host_part = guarded("0=plain")
+    rank_pid(host_part, 0)
+    wait_until(lambda: status(host_part)["start"]["ranks"], "the guard has looked")
+    assert status(host_part)["silence"] == {}
+
+
 def test_the_log_of_our_worker_is_no_sign_of_progress(guarded):
     host_part = guarded("0=talking", grace_s=0.7)
     rank_pid(host_part, 0)
@@ -171,7 +192,8 @@ def test_what_outlives_torchrun_is_ended(guarded):
 
 def test_the_first_error_of_a_rank_is_kept_with_the_end_of_its_log(guarded):
     host_part = guarded("0=plain", "1=fail:the loss is not finite")
-    rank_pid(host_part, 1)
+    for rank in (0, 1):
+        rank_pid(host_part, rank)
     let_go(host_part, 1)
     ended = exit_record(host_part)
     assert ended["returncode"] == 1
@@ -192,8 +214,8 @@ def test_an_error_is_told_while_the_rest_still_runs(guarded):
 
 def test_a_rank_killed_by_the_kernel_is_named_with_its_signal(guarded):
     host_part = guarded("0=plain", "1=plain")
-    os.kill(rank_pid(host_part, 1), signal.SIGKILL)
     rank_pid(host_part, 0)
+    os.kill(rank_pid(host_part, 1), signal.SIGKILL)
     failures = exit_record(host_part)["failures"]
     assert {failure["rank"]: failure["exit"] for failure in failures}[1] == -9
 

@@ -178,6 +178,74 @@ def test_an_open_way_is_measured():
     assert said["throughput"]["retransmits"] is not None
 
 
+def carry(source, target, delay_s):
+    """What comes from one socket goes to the other, later."""
+    with contextlib.suppress(OSError):
+        while piece := source.recv(1 << 16):
+            time.sleep(delay_s)
+            target.sendall(piece)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def distance(port, delay_s):
+    """A port that leads to another one far away."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = door.accept()
+                far = socket.create_connection((HERE, port))
+                ends.extend((near, far))
+                for pair in ((near, far), (far, near)):
+                    carriers.append(threading.Thread(target=carry, args=(*pair, delay_s)))
+                    carriers[-1].start()
+
+    ends, carriers = [], []
+    with socket.create_server((HERE, 0)) as door:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield door.getsockname()[1]
+        door.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for each in carriers:
+        each.join()
+    for end in ends:
+        end.close()
+
+
+def test_a_host_that_is_far_away_is_seen_to_be_so():
+    with listening(ports=[0]) as first, distance(first["ports"][0]["port"], 0.006) as port:
+        first["ports"][0]["port"] = port
+        said = ask(first, measure=["time"])
+    assert 0.012 <= said["latency_min_s"] < 1
+
+
+class Queue:
+    """A way in which something stands for the first answers."""
+
+    def __init__(self, *seconds):
+        self.seconds = list(seconds)
+
+    def ask_time(self):
+        seconds = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
+        return {"round_trip_s": seconds, "ahead_s": seconds}
+
+
+def test_the_quickest_round_trip_counts_and_after_a_slow_one_there_is_a_pause(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(path.time, "sleep", pauses.append)
+    assert path.round_trips(Queue(0.03, 0.03, 0.0002)) == {
+        "latency_min_s": 0.0002,
+        "latency_median_s": 0.0002,
+        "ahead_s": 0.0002,
+    }
+    assert pauses == [path.PAUSE_S] * 2
+    assert path.round_trips(Queue(0.02))["latency_min_s"] == 0.02
+
+
 def test_only_what_was_asked_for_is_measured():
     with listening() as first:
         assert set(ask(first)) == {"host", "doors", "source", "interface", "neighbours"}

@@ -279,6 +279,11 @@ def test_a_host_that_is_far_away():
     assert "12.0 ms there and back" in findings[0].evidence
 
 
+def test_a_way_that_is_slow_in_one_direction_only_was_disturbed():
+    busy = changed(healthy(*THREE), lambda *pair: pair[0] == "pc3", latency_min_s=0.012)
+    assert judged(busy) == []
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "severity"), [(1.5, None), (2.5, "warn"), (90.0, "warn"), (-90.0, "warn"), (-86400.0, "fail")]
 )

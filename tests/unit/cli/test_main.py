@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from gangline.cli import main as cli
 from gangline.cli.main import VERBS, command_of, help_text, main
 from gangline.errors import CheckFailed, DoesNotFit, GanglineError, HostUnreachable, RunFailed, SpecError
+from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 
@@ -159,6 +162,63 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     raising(KeyboardInterrupt(), monkeypatch)
     assert main([]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "todo"),
+    [
+        (errno.ENOSPC, "its disk is full", "make room there"),
+        (errno.EDQUOT, "your quota there is used up", "make room there"),
+        (errno.EROFS, "its file system is read-only", "look at its disk"),
+    ],
+)
+@pytest.mark.parametrize("host", ["", "h2: "])
+def test_a_disk_that_takes_nothing_more_is_no_bug_and_is_named(
+    number: int,
+    words: str,
+    todo: str,
+    host: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raising(OSError(number, f"{host}{os.strerror(number)}", "/w/runs/x/state.json"), monkeypatch)
+    assert main(["ps"]) == RunFailed.exit_code
+    what, seen, fix = capsys.readouterr().err.splitlines()
+    assert what == f"error: {host or 'this computer: '}{os.strerror(number)}"
+    assert seen == f"  seen  expected room for /w/runs/x/state.json; {words}"
+    assert todo in fix
+    assert ("`workdir` of that host" in fix, "GANGLINE_HOME" in fix) == (bool(host), not host)
+
+
+def test_a_full_disk_that_does_not_say_where_still_has_three_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), monkeypatch)
+    assert main(["ps"]) == RunFailed.exit_code
+    assert "  seen  expected room for a file; its disk is full" in capsys.readouterr().err
+
+
+def test_a_file_of_ours_on_a_full_disk_is_named(tmp_path: Path) -> None:
+    """A write, unlike an open, does not say which file it was."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_atomic(tmp_path / "state.json", b"more than one byte")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert caught.value.filename == str(tmp_path / "state.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_error_of_the_system_stays_a_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(PermissionError(errno.EACCES, "Permission denied", "/w"), monkeypatch)
+    assert main(["ps"]) == 1
+    assert "this is a bug in gangline" in capsys.readouterr().err
 
 
 def test_a_bug_is_one_message_that_says_where_the_traceback_is(

@@ -14,6 +14,7 @@ from gangline.inventory.ask import CannotAsk, ask
 from gangline.inventory.blame import blame, examples
 from gangline.inventory.ears import listening
 from gangline.inventory.facts import HostFailure, Inventory
+from gangline.inventory.near import far, with_quicker
 from gangline.inventory.outside import is_member, own_address, probe_outsider
 from gangline.inventory.pairs import Clock, Pair, PortTry, say_tries
 from gangline.inventory.probe import Probe, askable, clocks, median_of, probe_pairs, suspects
@@ -288,6 +289,67 @@ def test_a_slow_first_mebibyte_is_looked_into():
     assert suspects([*fast, *slow]) == [("c", "a"), ("a", "c"), ("a", "b")]
     assert suspects([way("a", "b", burst_mbps=30_000.0), way("b", "a", burst_mbps=2_000.0)]) == []
     assert suspects([]) == []
+
+
+class Asked(Probe):
+    """Hosts whose round trips are what a test has laid down, look after look."""
+
+    def __init__(self, **trips):
+        super().__init__(ears=None, transports={})
+        self.trips = {tuple(ordered.split("_")): list(seconds) for ordered, seconds in trips.items()}
+        self.asked = []
+
+    def _measure(self, pair, measure, seconds=1.0):
+        assert tuple(measure) == ("time",)
+        self.asked.append((pair.source, pair.target))
+        seconds = self.trips[pair.source, pair.target].pop(0)
+        return dataclasses.replace(pair, latency_min_s=seconds, latency_median_s=seconds, ahead_s=seconds)
+
+
+def both(seconds, back):
+    return [way("a", "b", latency_min_s=seconds, ahead_s=9.0), way("b", "a", latency_min_s=back, ahead_s=9.0)]
+
+
+def trips(pairs):
+    return [pair.latency_min_s for pair in pairs]
+
+
+def test_hosts_are_near_if_one_round_trip_of_either_was_quick():
+    probe = Asked()
+    assert trips(probe.looked_again(both(0.03, 0.0002))) == [0.03, 0.0002]
+    assert probe.asked == []
+    assert far(both(0.03, 0.0002)) == []
+
+
+def test_what_seems_far_is_tried_again_alone_and_the_quickest_counts():
+    probe = Asked(a_b=[0.02, 0.0003])
+    again = probe.looked_again(both(0.03, 0.04))
+    assert trips(again) == [0.0003, 0.04]
+    assert again[0].ahead_s == 0.0003  # the clock as the quickest saw it
+    assert probe.asked == [("a", "b")] * 2
+    assert far(again) == []
+
+
+def test_what_is_far_stays_so_and_is_not_tried_for_ever():
+    probe = Asked(a_b=[0.013, 0.05])
+    again = probe.looked_again(both(0.03, 0.04))
+    assert trips(again) == [0.013, 0.04]
+    assert len(probe.asked) == 2
+    assert far(again) == again
+
+
+def test_what_could_not_be_timed_is_neither_near_nor_far():
+    assert far([way("a", "b"), way("b", "a")]) == []
+    assert far([way("a", "b"), way("b", "a", latency_min_s=0.02)]) == [way("a", "b"), way("b", "a", latency_min_s=0.02)]
+
+
+def test_a_look_while_data_is_sent_does_not_make_a_pair_slower():
+    better = way("a", "b", latency_min_s=0.0002, latency_median_s=0.0003, ahead_s=1.0)
+    worse = way("a", "b", latency_min_s=0.03, latency_median_s=0.04, ahead_s=2.0, throughput_mbps=95.0)
+    assert with_quicker(worse, better) == dataclasses.replace(better, throughput_mbps=95.0)
+    assert with_quicker(better, worse) == better
+    assert with_quicker(way("a", "b"), better) == better
+    assert with_quicker(better, way("a", "b")) == better
 
 
 def test_the_clock_of_the_quicker_way_counts():

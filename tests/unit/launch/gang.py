@@ -1,5 +1,6 @@
 """A gang without torch: small scripts in the place of torchrun and of the ranks, and a look at what is left of them."""
 
+import contextlib
 import json
 import os
 import sys
@@ -201,4 +202,5 @@ def kill_left(*parts: HostRequest) -> None:
             if ProcessId(pid=guard["pid"], start_ticks=guard["start_ticks"]).is_alive:
                 pids.append(guard["pid"])
         for pid in pids:
-            os.kill(pid, 9)
+            with contextlib.suppress(ProcessLookupError):  # it has left meanwhile
+                os.kill(pid, 9)

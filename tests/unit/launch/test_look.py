@@ -8,10 +8,10 @@ from pathlib import PurePath
 
 import pytest
 
-from gangline.errors import HostUnreachable
+from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.backend import HostRequest, Request
 from gangline.launch.direct import DirectBackend
-from gangline.launch.look import Looks, look
+from gangline.launch.look import Looks, look, outlives_guard
 from gangline.remote.fake import FakeTransport, Scripted
 
 PARTS = tuple(
@@ -64,6 +64,16 @@ def test_a_host_that_hangs_is_unreachable_until_it_answers_and_the_others_are_no
     assert phases(looks, hosts) == ["starting", "starting"]
 
 
+def test_a_host_that_somebody_else_has_waited_for_is_not_waited_for_again(hosts):
+    looks = Looks(patience_s=20)
+    assert phases(looks, hosts) == ["starting", "starting"]
+    hosts["pc2"].gate.clear()
+    looks.lost(PARTS[1])
+    begun = time.monotonic()
+    assert phases(looks, hosts) == ["starting", "unreachable"]
+    assert time.monotonic() - begun < 5
+
+
 def test_since_when_it_is_silent_does_not_change_with_every_look(hosts):
     looks = Looks(patience_s=0.2)
     phases(looks, hosts)
@@ -103,6 +113,104 @@ def test_what_the_guard_says_is_taken_over(hosts):
     assert (status.phase, status.beat, status.epoch) == ("running", 7, 2)
     assert [(sign.rank, sign.phase) for sign in status.signs.ranks] == [(9, None), (10, "joining")]
     assert status.signs.waits_for == ("10.77.0.10:51116",)
+
+
+DEEP = b"[" * 10**5
+HOSTILE = {
+    "a list": b"[1]",
+    "a number": b"7",
+    "a text": b'"pid"',
+    "true": b"true",
+    "nested deeply": DEEP + b"]" * 10**5,
+    "nested deeply without an end": DEEP,
+    "nested deeply inside": b'{"pid": ' + DEEP + b"]" * 10**5 + b"}",
+    "no pid": b"{}",
+    "a text for a pid": b'{"pid": "x", "start_ticks": 99}',
+    "a path for a pid": b'{"pid": "../../etc/passwd\\u0000", "start_ticks": 99}',
+    "a very long pid": b'{"pid": "' + b"9" * 10**5 + b'", "start_ticks": 99}',
+    "a list for a pid": b'{"pid": [4711], "start_ticks": 99}',
+    "a fraction for a pid": b'{"pid": 4711.0, "start_ticks": 99}',
+    "endless for a pid": b'{"pid": Infinity, "start_ticks": 99}',
+    "no ticks": b'{"pid": 4711}',
+    "a list for a beat": b'{"pid": 4711, "start_ticks": 99, "beat": [1]}',
+    "a text for an epoch": b'{"pid": 4711, "start_ticks": 99, "epoch": "99"}',
+    "failures that are a number": b'{"pid": 4711, "start_ticks": 99, "failures": 7}',
+    "a start that is a list": b'{"pid": 4711, "start_ticks": 99, "start": []}',
+    "ranks that are a list": b'{"pid": 4711, "start_ticks": 99, "start": {"launcher": 1, "met": 1, "ranks": [], "waits_for": []}}',
+}  # fmt: skip
+STAT = " ".join(["4711", "(a)", "S", *["0"] * 18, "99", "0"]).encode()
+
+
+@pytest.fixture(params=HOSTILE)
+def hostile(request, hosts):
+    """What a host says that is no status of a guard."""
+    hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
+    return HOSTILE[request.param]
+
+
+def test_a_hostile_status_is_unreachable_and_the_others_are_not(hosts, hostile):
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), hostile)
+    fine, lying = Looks().at(REQUEST, hosts)
+    assert fine.phase == "starting"
+    assert lying.phase == "unreachable"
+    assert lying.why.startswith("what it says cannot be understood")
+
+
+def test_a_hostile_status_does_not_tell_whether_ranks_outlive_their_guard(hosts, hostile):
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), hostile)
+    with pytest.raises(GanglineError, match="what pc2 says cannot be understood") as caught:
+        outlives_guard(PARTS[1], hosts["pc2"])
+    assert caught.value.seen
+    assert caught.value.fix
+
+
+def test_a_hostile_record_of_a_rank_is_told_by_its_host(hosts, hostile):
+    gone = {"pid": 1, "start_ticks": 1}
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), json.dumps(gone).encode())
+    hosts["pc2"].write(PurePath("/srv/rank-0.pid"), hostile)
+    assert look(PARTS[1], hosts["pc2"]).phase == "lost"
+    if b"99, " in hostile:  # pid and ticks are right, what else it says is not asked for
+        assert outlives_guard(PARTS[1], hosts["pc2"])
+        return
+    with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
+        outlives_guard(PARTS[1], hosts["pc2"])
+
+
+@pytest.mark.parametrize("stat", [b"4711", b"4711 (a) S 0 0", b")", b"4711 (a) S " + b"x " * 40])
+def test_a_process_that_cannot_be_understood_is_told_by_its_host(hosts, stat):
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 4711, "start_ticks": 99}')
+    hosts["pc2"].write(PurePath("/proc/4711/stat"), stat)
+    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+    with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
+        outlives_guard(PARTS[1], hosts["pc2"])
+
+
+@pytest.mark.parametrize("guard", [b"[1]", b"7", DEEP, b'{"torchrun_pid": "x"}', b'{"torchrun_pid": 5}'])
+def test_a_hostile_guard_is_told_by_its_host(hosts, guard):
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 1, "start_ticks": 1}')
+    hosts["pc2"].write(PurePath("/srv/pc2/guard.json"), guard)
+    with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
+        outlives_guard(PARTS[1], hosts["pc2"])
+
+
+def test_a_file_that_cannot_be_read_is_told_by_its_host(hosts):
+    def read(*_words, **_how):
+        raise PermissionError(13, "pc2: Permission denied", "/srv/pc2/status.json")
+
+    hosts["pc2"].read = read
+    with pytest.raises(GanglineError, match="pc2") as caught:
+        outlives_guard(PARTS[1], hosts["pc2"])
+    assert "/srv/pc2/status.json" in caught.value.seen
+
+
+def test_a_rank_that_outlives_its_guard_is_seen(hosts):
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 1, "start_ticks": 1}')
+    hosts["pc2"].write(PurePath("/srv/pc2/guard.json"), b'{"pid": 1, "start_ticks": 1, "torchrun_pid": null}')
+    assert not outlives_guard(PARTS[1], hosts["pc2"])
+    hosts["pc2"].write(PurePath("/srv/rank-0.pid"), b'{"pid": 4711, "start_ticks": 99}')
+    assert not outlives_guard(PARTS[1], hosts["pc2"])
+    hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
+    assert outlives_guard(PARTS[1], hosts["pc2"])
 
 
 @pytest.mark.parametrize(

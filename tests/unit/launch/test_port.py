@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gangline.errors import HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.port import free_port
 from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
@@ -42,3 +42,10 @@ def test_a_head_that_does_not_get_on_is_named(head):
     slow = FakeTransport("pc1", answer=lambda _call: Scripted(duration_s=600.0))
     with pytest.raises(HostUnreachable, match="pc1: no port can be looked for"):
         free_port(Cluster(name="home", hosts=(head,)), slow)
+
+
+@pytest.mark.parametrize("said", ["", "[1]", "7", "{}", '{"port": "x"}', '{"port": 1.5}', "[" * 10**5])
+def test_a_head_that_does_not_say_a_port_is_named(head, said):
+    lying = FakeTransport("pc1", answer=lambda _call: Scripted(stdout=said))
+    with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
+        free_port(Cluster(name="home", hosts=(head,)), lying)

@@ -1,5 +1,7 @@
 """The connection of a transport: one time limit for a host that is dead, another try for one that comes back."""
 
+import errno
+
 import pytest
 
 from gangline.errors import HostUnreachable
@@ -9,9 +11,14 @@ from gangline.runs.cluster import Host
 
 
 class Lane:
-    """A connection that is lost at once."""
+    """A connection that is lost at once, unless it has an answer."""
 
-    is_open = False
+    def __init__(self, **answer):
+        self.answer = answer
+        self.is_open = bool(answer)
+
+    def ask(self, _body, **_more):
+        return self.answer, b""
 
     @property
     def channel(self):
@@ -80,3 +87,15 @@ def test_a_host_that_was_there_may_be_back_any_moment(tries, way):
     ask(way)
     ask(way)
     assert len(tries[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, OSError), (errno.ENOENT, FileNotFoundError), (errno.EACCES, PermissionError)]
+)
+def test_what_the_system_of_a_host_says_names_the_host_and_the_path(tries, way, number, kind):
+    tries[1].append(Lane(errno=number, text="no\x1b[2J luck"))
+    with pytest.raises(kind) as caught:
+        way.ask({"op": "write", "path": "/w/a"})
+    assert type(caught.value) is kind
+    assert (caught.value.errno, caught.value.strerror) == (number, "pc1: no?[2J luck")
+    assert caught.value.filename == "/w/a"

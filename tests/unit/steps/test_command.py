@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UsageError
+from gangline.launch.backend import Request
+from gangline.launch.direct import DirectBackend
+from gangline.launch.program import StallWatch
 from gangline.runs.cluster import Cluster, Host
-from gangline.steps.command import Command, command_gang, draft, program_of
+from gangline.runs.files import write_json
+from gangline.runs.layout import RunLayout
+from gangline.steps.command import COMMAND_FILE, Command, CommandRecord, command_gang, draft, program_of
 
 CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w", python="/p", slots=2),))
 
@@ -36,3 +41,39 @@ def test_a_resume_flag_whose_quotes_do_not_close_is_refused() -> None:
         draft(order("--x 'y"))
     assert "--x 'y: No closing quotation" in caught.value.seen
     assert "close its quotes" in caught.value.fix
+
+
+def kept(folder: Path, record: dict) -> CommandRecord:
+    layout = RunLayout(folder, "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    write_json(layout.folder / COMMAND_FILE, record)
+    loaded = CommandRecord.load(layout)
+    assert loaded is not None
+    return loaded
+
+
+def test_what_is_done_about_a_stall_is_kept_for_every_attempt(tmp_path: Path) -> None:
+    asked = dataclasses.replace(order("--resume last"), stall_after_s=1800.0, on_stall="stop")
+    record = kept(tmp_path, draft(asked).to_json())
+    stall = StallWatch(after_s=1800.0, action="stop", can_resume=True)
+    for attempt in (1, 2):
+        program = program_of(record, gang(attempt))
+        request = DirectBackend(num_cpus=1).render(CLUSTER, gang(attempt), port=29511, program=program)
+        assert Request.from_json(request.to_json()).stall == stall
+
+
+def test_nobody_looks_for_a_stall_where_the_user_said_so(tmp_path: Path) -> None:
+    record = kept(tmp_path, draft(dataclasses.replace(order(None), stall_after_s=None)).to_json())
+    assert program_of(record, gang(1)).stall is None
+
+
+def test_a_run_from_before_there_was_a_choice_is_told_of_after_ten_minutes(tmp_path: Path) -> None:
+    old = draft(order(None)).to_json()
+    del old["stall_after_s"], old["on_stall"]
+    assert kept(tmp_path, old).stall == StallWatch(after_s=600.0, action="tell", can_resume=False)
+
+
+def test_a_request_from_before_there_was_a_choice_asks_for_nothing() -> None:
+    request = DirectBackend(num_cpus=1).render(CLUSTER, gang(1), port=29511).to_json()
+    del request["stall"]
+    assert Request.from_json(request).stall is None

@@ -7,7 +7,7 @@ from pathlib import PurePath
 import pytest
 
 from gangline import app
-from gangline.errors import HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.fake import FakeBackend
 from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
@@ -141,3 +141,44 @@ def test_the_head_keeps_a_run_unless_one_of_the_hosts_is_this_computer(world):
     assert "laptop is this computer" in keeping.why_not[0]
     with pytest.raises(RunFailed, match="cannot look after"):
         who_keeps(dataclasses.replace(mixed, supervisor="head"), world.means)
+
+
+DEEP = b"[" * 10**5
+STATE = {"name": "job", "phase": "running", "attempt": 1, "created": "", "updated": "", "epoch": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[1]",
+        b"7",
+        b"null",
+        DEEP,
+        b"{}",
+        json.dumps(STATE | {"attempt": "1"}).encode(),
+        json.dumps(STATE | {"attempt": float("inf")}).encode(),
+        json.dumps(STATE | {"phase": ["running"]}).encode(),
+        json.dumps(STATE | {"supervisor": 7}).encode(),
+        json.dumps(STATE | {"supervisor": {"pid": "x", "start_ticks": 1}}).encode(),
+        json.dumps(STATE | {"error": "x"}).encode(),
+        json.dumps(STATE | {"created": 7}).encode(),
+    ],
+)
+def test_a_state_that_is_none_is_not_written_down_and_names_who_said_it(world, text):
+    layout = world.run()
+    before = layout.state.read_bytes()
+    there = world.said_there(layout, phase="finished")
+    world.transports["pc1"].files[PurePath(there.state)] = text
+    with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
+        copy_records(layout, there, world.transports["pc1"])
+    assert layout.state.read_bytes() == before
+    (listed,) = app.records(world.home, seams=world.seams)
+    assert "what pc1 says cannot be understood" in listed.record.silent
+
+
+def test_a_state_with_all_it_may_have_is_taken_over(world):
+    layout = world.run()
+    there = world.said_there(layout, phase="failed", error={"what": "x"}, supervisor=ProcessId(pid=1, start_ticks=2))
+    copy_records(layout, there, world.transports["pc1"])
+    assert RunState.load(layout).error == {"what": "x"}

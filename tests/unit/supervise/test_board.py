@@ -131,17 +131,34 @@ def test_the_sentence_names_who_is_behind_and_what_is_seen(board, clock, name):
     board.note([each for each in all_at("joining") if each.host not in {status.host for status in statuses}])
     board.note(statuses)
     clock.now = 15.0
+    board.note(statuses)
     assert words in said(board)
     assert said(board).startswith("0 of 4 ranks have joined after 15 s; ")
 
 
 def test_a_host_that_has_gone_is_told_before_what_others_have_not_reached(board, clock):
     board.note([status("pc1"), status("pc2"), status("pc3", met=False)])
-    board.note([HostStatus(host="pc2", phase="unreachable")])
+    for now in (20.0, 25.0):
+        clock.now = now
+        board.note([HostStatus(host="pc2", phase="unreachable")])
     assert "; pc2 does not answer; torchrun on pc3 does not reach" in said(board)
-    board.note([HostStatus(host="pc3", phase="unreachable")])
+    for now in (26.0, 31.0):
+        clock.now = now
+        board.note([HostStatus(host="pc3", phase="unreachable")])
     assert said(board).endswith("; pc2 and pc3 do not answer")
     board.note([status("pc2"), status("pc3", met=False)])
+    assert "answer" not in said(board)
+
+
+def test_a_connection_that_is_soon_back_is_not_told(board, clock):
+    board.note([status("pc1"), status("pc2"), status("pc3", met=False)])
+    for now in (20.0, 24.9):
+        clock.now = now
+        board.note([HostStatus(host="pc2", phase="unreachable")])
+        assert "answer" not in said(board)
+    board.note([status("pc2")])
+    clock.now = 26.0
+    board.note([HostStatus(host="pc2", phase="unreachable")])
     assert "answer" not in said(board)
 
 

@@ -1,5 +1,7 @@
 """The supervisor as a process: it outlives who started it, and who kills it changes nothing."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 
 import gangline
 from gangline.agent.family import end_family
-from gangline.errors import HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.remote import local
 from gangline.remote.connect import connect_all
@@ -25,6 +27,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState
+from gangline.supervise import __main__ as program
 from gangline.supervise import detached
 from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn_there, stop_run, unfinished
 from gangline.supervise.lock import has_supervisor
@@ -532,8 +535,73 @@ def test_a_supervisor_that_breaks_says_so(make):
     assert "Traceback" in (lab.layout.attempt(1) / "supervisor.log").read_text()
 
 
+@pytest.mark.parametrize(("path", "words"), [("state.json", "pc1: No space left"), (None, "pc1: No space left")])
+def test_a_full_disk_of_the_head_is_no_bug_and_is_named(make, monkeypatch, path, words):
+    lab = make("plain", "plain")
+
+    def lock(_layout, *, timeout_s):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(program, "supervisor_lock", lock)
+    reader, writer = os.pipe()
+    with pytest.raises(OSError, match="No space"):
+        program._supervise(lab.layout, 1, secrets={}, ready=writer)
+    with os.fdopen(reader) as said:
+        error = json.load(said)["error"]
+    assert words in error["what"]
+    assert (path or "a file") in error["seen"]
+    assert "make room there" in error["fix"]
+
+
 def test_the_verbs_that_a_keeper_knows_are_few(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True
     )
     assert (done.returncode, done.stdout) == (2, b"")
+
+
+DEEP = b"[" * 10**5
+HOSTILE_CLUSTERS = [b"", b"[1]", b"7", b"null", b"{}", b'{"name": "lan", "hosts": []}', b'{"hosts": 7}', b"\xff", DEEP]
+
+
+@pytest.mark.parametrize("text", HOSTILE_CLUSTERS)
+@pytest.mark.parametrize("ask", [is_alive, unfinished, lambda layout, keeper: stop_run(layout, keeper, now=True)])
+def test_a_keeper_whose_records_cannot_be_understood_is_named(tmp_path, text, ask):
+    layout = RunLayout(tmp_path, RUN_ID)
+    keeper = FakeTransport("pc1")
+    keeper.write(layout.cluster, text)
+    with pytest.raises(GanglineError, match="what pc1 says cannot be understood") as caught:
+        ask(layout, keeper)
+    assert caught.value.seen
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("said", ["", "[1]", "7", "null", "{}", '{"error": [1]}', '{"error": "x"}', DEEP.decode()])
+def test_a_keeper_whose_answer_cannot_be_understood_is_named(make, said):
+    lab = make("plain", "plain")
+    head = as_kept(lab)
+    keeper = FakeTransport("pc1", answer=lambda _call: Scripted(stdout=said))
+    keeper.write(lab.layout.cluster, lab.layout.cluster.read_bytes())
+    for ask in (is_alive, unfinished):
+        with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
+            ask(lab.layout, keeper)
+    (reason,) = cannot_supervise(Cluster(name="home", hosts=(head,)), keeper)
+    assert "pc1" in reason
+
+
+@pytest.mark.parametrize(
+    "record", [b"[1]", b"7", b'{"pid": "x", "start_ticks": 1}', b'{"pid": 5}', DEEP, b'{"pid": Infinity}']
+)
+def test_a_host_that_lies_about_its_ranks_is_named_when_a_run_may_be_alive(make, monkeypatch, record):
+    lab = make("plain", "plain")
+    gone = b'{"pid": 1, "start_ticks": 1}'
+    hosts = {host: FakeTransport(host) for host in HOSTS}
+    for host_part in lab.parts:
+        hosts[host_part.host].write(Path(host_part.folder, "status.json"), gone)
+    rank = lab.parts[1].ranks[0] if lab.parts[1].ranks else 1
+    hosts["pc2"].write(Path(lab.parts[1].rank_files, f"rank-{rank}.pid"), record)
+    monkeypatch.setattr(detached, "connect_all", lambda _cluster: hosts)
+    with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
+        is_alive(lab.layout)
+    hosts["pc2"].write(Path(lab.parts[1].folder, "status.json"), record)
+    assert not is_alive(lab.layout)  # as of a host that does not answer

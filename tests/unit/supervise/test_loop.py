@@ -325,6 +325,32 @@ def test_a_host_that_is_silent_for_a_while_is_told_of_and_the_run_goes_on(make):
     assert lab.backend.orders == []
 
 
+def test_a_host_that_dies_while_a_checkpoint_is_committed_is_told_of_soon(make):
+    lab = make()
+    gate, names = threading.Event(), lab.transports["pc2"].names
+    gate.set()
+
+    def hang(folder):
+        gate.wait(20)
+        return names(folder)
+
+    lab.transports["pc2"].names = hang
+
+    def script():
+        gate.clear()  # it hangs till ssh gives the host up
+        lab.backend.silent = {"pc2"}
+        wait_until(lambda: "unreachable" in lab.events(), "the silence is told of")
+        gate.set()
+        lab.backend.silent = set()
+        wait_until(lambda: "reachable" in lab.events(), "the return is told of")
+        for host in HOSTS:
+            save_part(lab.transports[host], lab.folder / host, 100, hosts=HOSTS)
+        lab.finish()
+
+    assert lab.run(script, patience_s=0.05).result == "finished"
+    assert lab.events() == ["started", "unreachable", "reachable", "committed", "finished"]
+
+
 def test_all_hosts_may_be_silent_for_long_and_nothing_is_given_up(make):
     lab = make()
 

@@ -295,3 +295,11 @@ def test_all_that_was_written_is_read_before_the_last_update(tmp_path: Path, mon
     updates = list(follow(run.view))
     assert [update.last for update in updates] == [*[False] * (len(updates) - 1), True]
     assert [record["step"] for update in updates for record in update.records] == [1, 2]
+
+
+def test_who_comes_back_to_a_run_that_prints_no_more_is_told_so(run: Run) -> None:
+    state = RunState(name="tiny", phase="running", supervisor=ProcessId.current(), quiet_since="2026-01-01T12:00:00Z")
+    state.save(run.layout)
+    stream = io.StringIO()
+    Progress(stream, live=False, width=lambda: 100).skip(next(follow(run.view)))
+    assert stream.getvalue() == "quiet  no rank has printed anything since 2026-01-01T12:00:00Z\n"

@@ -37,6 +37,12 @@ def test_an_event_says_what_without_saying_that_it_does() -> None:
     assert event_line(record) == "step-skipped  step 3  rank 0 on pc1 ended"
 
 
+def test_a_run_that_prints_no_more_is_one_line_whatever_else_is_known_of_it() -> None:
+    details = {"since": "2026-01-01T00:00:00Z", "last": [{"host": "pc1", "rank": 0}], "first": [], "line": "step 1"}
+    record = {"source": "supervisor", "event": "quiet", "what": "no rank has printed anything", **details}
+    assert event_line(record) == "quiet  no rank has printed anything"
+
+
 def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:
     secrets = dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "MY_SECRET", "db_password", "TOKEN"), "canary")
     part = HostRequest(

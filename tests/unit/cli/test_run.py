@@ -1,0 +1,89 @@
+"""`gangline run`: what the user says of a stall."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gangline import app
+from gangline.cli.main import main
+from gangline.errors import RunFailed, UsageError
+from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
+from gangline.runs.registry import RunRecord
+from gangline.runs.state import RunState
+from gangline.steps.keep import Listed
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[app.Command]:
+    """What reaches the main path."""
+    orders: list[app.Command] = []
+
+    def run(order: app.Command, **_means: object) -> RunLayout:
+        orders.append(order)
+        raise RunFailed("nothing is started here")
+
+    monkeypatch.setattr(app, "run", run)
+    return orders
+
+
+@pytest.mark.parametrize(
+    ("words", "after_s", "action"),
+    [
+        ([], 600.0, "tell"),
+        (["--stall-after", "90s"], 90.0, "tell"),
+        (["--stall-after", "1.5h", "--on-stall", "tell"], 5400.0, "tell"),
+        (["--stall-after", "30 min", "--on-stall", "stop"], 1800.0, "stop"),
+        (["--on-stall", "stop"], 600.0, "stop"),
+        (["--stall-after", "none"], None, "tell"),
+    ],
+)
+def test_the_choice_is_the_users(asked: list[app.Command], words: list[str], after_s: float, action: str) -> None:
+    assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
+    (order,) = asked
+    assert (order.stall_after_s, order.on_stall, order.words) == (after_s, action, ("train.py",))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--stall-after", "10"],
+        ["--stall-after", "soon"],
+        ["--stall-after", "-5m"],
+        ["--stall-after", "9s"],
+        ["--stall-after", "721h"],
+        ["--stall-after", "999999999h"],
+        ["--stall-after", "nan s"],
+        ["--stall-after", ""],
+        ["--stall-after", "none", "--on-stall", "stop"],
+    ],
+)
+def test_what_is_no_time_is_refused_before_anything_happens(
+    asked: list[app.Command], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *words, "--", "train.py"]) == UsageError.exit_code
+    assert asked == []
+    assert "--stall-after" in capsys.readouterr().err
+
+
+def test_ps_says_since_when_a_run_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GANGLINE_HOME", str(tmp_path))
+    state = RunState(
+        name="tiny", phase="running", supervisor=ProcessId.current(), quiet_since="2026-01-01T12:00:00.000Z"
+    )
+    states = {"calm-otter-7": state, "pale-heron-2": dataclasses.replace(state, phase="stopped")}
+    listed = [Listed(record=RunRecord(id=run, state=each), last=None) for run, each in states.items()]
+    monkeypatch.setattr(app, "records", lambda _home: listed)
+    assert main(["ps"]) == 0
+    _, running, stopped = capsys.readouterr().out.splitlines()
+    assert "running (quiet for " in running
+    assert "quiet" not in stopped
+    assert main(["ps", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["quiet_since"] for row in rows] == ["2026-01-01T12:00:00.000Z", None]

@@ -1,0 +1,47 @@
+"""A host whose disk is full: the start says so in three parts, and not that a host which answers does not."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from gangline.errors import RunFailed
+from gangline.launch.backend import HostRequest, Request
+from gangline.launch.direct import DirectBackend
+from gangline.remote.fake import FakeTransport, Scripted
+
+NOTHING = {"processes": [], "ports": [], "leases": [], "gpus": []}
+REFUSED = {"what": "slots cannot be claimed: [Errno 28] No space left on device", "seen": "", "fix": ""}
+
+
+class Full(FakeTransport):
+    """Nothing can be written to it."""
+
+    def write(self, path, data):
+        del data
+        raise OSError(errno.ENOSPC, f"{self.host}: {os.strerror(errno.ENOSPC)}", str(path))
+
+
+def part(host):
+    return HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, guard_argv=("guard",))
+
+
+@pytest.mark.parametrize("left", [[], [{"pid": 7, "why": "its parent is the guard", "command": "python"}]])
+def test_a_guard_that_finds_no_room_is_named_with_what_to_do_and_what_is_left(left):
+    def answer(call):
+        if call.argv == ("guard",):
+            return Scripted(returncode=1, stdout=json.dumps(REFUSED))
+        return Scripted(stdout=json.dumps({**NOTHING, "processes": left}))
+
+    hosts = {
+        "pc1": FakeTransport("pc1", answer=lambda _call: Scripted(stdout=json.dumps(NOTHING))),
+        "pc2": Full("pc2", answer=answer),
+    }
+    with pytest.raises(RunFailed, match=r"pc2: slots cannot be claimed: .* No space left on device") as caught:
+        DirectBackend().start(Request(run_id="calm-otter-7", attempt=1, hosts=tuple(map(part, hosts))), hosts)
+    first, *more = caught.value.seen.splitlines()
+    assert first == "expected a guard that stands and holds its slots"
+    assert more == [f"left on pc2: process {each['pid']} ({each['why']}): {each['command']}" for each in left]
+    assert "does not answer" not in str(caught.value)
+    assert caught.value.fix
