@@ -40,6 +40,7 @@ NAME_S = 90.0
 """How long a sentence is waited for."""
 END_S = 20.0
 """How long the run may then take to end by itself, before it is told to."""
+BUG, TRACEBACK = "this is a bug in gangline", ".local/state/gangline/last-traceback.txt"
 JOB = """\
 name: tiny
 model: ./model
@@ -118,6 +119,8 @@ def try_start(case: Case) -> Line:
             line = {"right": False, "problem": str(problem)}
         finally:
             end(console.process)
+        if BUG in console.text():
+            line |= {"right": False, "problem": stage.desk.read(TRACEBACK).decode()}
         return {**line, "exit": console.process.returncode, "said": console.text()[-6000:]}
 
 

@@ -239,7 +239,7 @@ def disk(tmp_path):
         pytest.skip("only root can mount a file system of a given size")
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", "size=4g,mode=700", "tmpfs", folder]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
@@ -257,6 +257,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_saved(user, disk):
     write_cluster(user, "one", pc1={"workdir": str(disk), "slowdown": 30})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "one.yaml")
     run = watching.stdout.readline().strip()
+    assert run, watching.communicate()[1]  # it has ended before a run began
     records = disk / "runs" / run / "checkpoints"
     user.wait_until(lambda: list(records.glob("*/COMMITTED")))
     usage = shutil.disk_usage(disk)

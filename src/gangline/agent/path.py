@@ -16,6 +16,8 @@ from typing import Any
 from gangline.agent import hello
 
 PINGS, PINGS_S = 20, 0.3
+SLOW_S, PAUSE_S = 0.002, 0.02
+"""After a slow answer we wait: what is in the way, a queue or a busy core, may go."""
 SEGMENT_S = (1.5, 4.0)
 """The second try is for hosts that were too busy to answer."""
 PIECE_BYTES = 1 << 18
@@ -99,6 +101,8 @@ def round_trips(way: Way) -> dict[str, Any]:
     deadline = time.monotonic() + PINGS_S
     while len(answers) < PINGS and (len(answers) < 3 or time.monotonic() < deadline):
         answers.append(way.ask_time())
+        if answers[-1]["round_trip_s"] > SLOW_S and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
     trips = [answer["round_trip_s"] for answer in answers]
     quickest = min(answers, key=lambda answer: answer["round_trip_s"])
     return {

@@ -8,13 +8,12 @@ from gangline.checks.finding import Finding
 from gangline.checks.rule import Rule, Seen, apply
 from gangline.inventory.blame import Blame, blame, examples
 from gangline.inventory.facts import Inventory
+from gangline.inventory.near import far
 from gangline.inventory.pairs import Pair
 from gangline.runs.cluster import Cluster
 
 JUMBO_BYTES = 9000
 """Larger packets are not tried."""
-LATENCY_S = 0.005
-"""A switch adds microseconds, Wi-Fi 2 to 4 ms. Of 20 round trips the least counts: a busy host is not blamed."""
 LOSS_WARN, LOSS_FAIL = 0.01, 0.1
 """From 1 % TCP crawls. A few hundred packets are a small sample, so only what nobody could work with fails."""
 SLOW_TO_OTHERS = 1 / 3
@@ -130,7 +129,7 @@ def _lost(inventory: Inventory, low: float, high: float) -> Iterator[Seen]:
 
 
 def _far(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
-    for group in blame(pair for pair in _open(inventory) if (pair.latency_min_s or 0.0) > LATENCY_S):
+    for group in blame(far(_open(inventory))):
         yield _seen(group, lambda pair: f"{1000 * (pair.latency_min_s or 0.0):.1f} ms there and back")
 
 
