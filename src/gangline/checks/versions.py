@@ -226,7 +226,8 @@ RULES = (
         severity="warn",
         title="different versions of Python",
         meaning="the same lock file gives other packages there, and pickled objects may not be readable",
-        fix="set `python` of the hosts to one version",
+        fix="use one version everywhere: install it, or name it as `python`; "
+        "an environment that gangline builds takes, of those that a host has, the one that most hosts have",
         look=_all_differ_by(_python_minor),
     ),
     Rule(

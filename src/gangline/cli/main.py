@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     debug = words[:1] == ["--debug"]
     words = words[1:] if debug else words
+    terminals = signals.terminals()
     try:
         with signals.raising():
             return _dispatch(words)
@@ -65,6 +66,8 @@ def _main(words: list[str]) -> int:
         sys.stdout = None
         return 0
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug becomes a line, not a screenful)
+        if signals.is_hangup(error, terminals):
+            return signals.HUNG_UP
         return _say_unforeseen(error, words, debug=debug)
 
 

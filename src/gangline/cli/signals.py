@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from types import FrameType
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+HUNG_UP = 128 + signal.SIGHUP
+"""Exit code after the terminal was closed."""
 
 TOLD_TO_END = (signal.SIGHUP, signal.SIGTERM)
 
@@ -34,17 +37,27 @@ def say_interrupted() -> None:
         sys.stderr.write("\ninterrupted\n")
 
 
+def terminals() -> list[int]:
+    """Which of our output streams lead to a terminal."""
+    return [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+
+def is_hangup(error: Exception, before: list[int]) -> bool:
+    """Whether writing failed because a terminal that was there before has been closed: SIGHUP may come later."""
+    return isinstance(error, OSError) and error.errno == errno.EIO and terminals() != before
+
+
 @contextmanager
 def raising() -> Iterator[None]:
     """Raise ToldToEnd in here at the first SIGHUP or SIGTERM. One that was ignored (nohup) stays ignored."""
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    ours = terminals()
 
     def end(number: int, _frame: FrameType | None) -> None:
         # Terminal and shell both send SIGHUP: the second shall not interrupt what the first has us clean up.
         for each in caught:
             signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
-            _lead_nowhere(terminals)
+            _lead_nowhere(ours)
         raise ToldToEnd(number)
 
     caught = [number for number in TOLD_TO_END if signal.getsignal(number) is signal.SIG_DFL]

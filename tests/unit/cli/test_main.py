@@ -275,3 +275,31 @@ def test_a_reader_that_leaves_early_is_no_error(monkeypatch: pytest.MonkeyPatch)
     raising(BrokenPipeError(), monkeypatch)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert main(["ps"]) == 0
+
+
+WAITS = """
+import sys
+from gangline.cli import main as cli
+
+def help_text():
+    print("ready", flush=True)
+    sys.stdin.read()
+    return "help\\n"
+
+cli.help_text = help_text
+sys.exit(cli.main(["--help"]))
+"""
+
+
+def test_a_terminal_that_was_closed_is_no_bug(tmp_path):
+    master, slave = os.openpty()
+    environment = {**os.environ, "GANGLINE_HOME": str(tmp_path)}
+    command = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    assert os.read(master, 100).startswith(b"ready")
+    os.close(master)
+    command.communicate()
+    assert command.returncode == 128 + signal.SIGHUP
+    assert list(tmp_path.iterdir()) == []
