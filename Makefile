@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Unit tests mostly wait, so four at once; those with real hosts and ranks have the cores for themselves.
+# Unit tests mostly wait, so four at once; a file of tests with real ranks beside another one; those with real hosts
+# have the cores for themselves, because they count seconds.
 # Hundreds of short commands: what was compiled once is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,7 +22,8 @@ ifdef TESTS
 else
 	@status=0; \
 	$(BIN)/python -m pytest -n 4 tests/unit || status=1; \
-	$(BIN)/python -m pytest -m "not (lab and slow)" tests/lab tests/train || status=1; \
+	$(BIN)/python -m pytest -m "not slow" tests/lab || status=1; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/train || status=1; \
 	exit $$status
 endif
 
