@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ import time
 import weakref
 from pathlib import Path
 
+from gangline.remote.once import once
 from gangline.remote.ssh_options import SAFE_PATH, ssh_version
 
 KNOWN_HOSTS = "known_hosts"
@@ -66,7 +66,7 @@ def _base() -> Path:
     return Path(folder if short else "/tmp")  # noqa: S108  (mkdtemp makes a private folder in it)
 
 
-@functools.cache
+@once
 def _sweep(base: Path) -> None:
     """Remove what a process of ours that was killed has left: nobody holds its lock."""
     for folder in base.glob(f"{PREFIX}*"):

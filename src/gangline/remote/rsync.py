@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from gangline.errors import GanglineError
 from gangline.remote.connection import ssh_environment
+from gangline.remote.once import once
 from gangline.remote.ssh_options import SAFE_PATH, printable
 from gangline.remote.transport import Progress
 
@@ -45,7 +45,7 @@ def is_new_enough(said: str) -> bool:
     return found is not None and (int(found.group(1)), int(found.group(2))) >= LOWEST
 
 
-@functools.cache
+@once
 def is_here() -> bool:
     """Whether this computer has an rsync that is new enough."""
     try:

@@ -6,11 +6,11 @@ open a way back to the user's computer is set by us.
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 
 from gangline.errors import UsageError
+from gangline.remote.once import once
 from gangline.runs.cluster import Host
 
 CONNECT_TIMEOUT_S = 10
@@ -101,7 +101,7 @@ def key_algorithms(kind: str) -> str:
     return "rsa-sha2-512,rsa-sha2-256" if kind == "ssh-rsa" else kind
 
 
-@functools.cache
+@once
 def ssh_version() -> tuple[int, int]:
     """Of the ssh on this computer; (0, 0) if it does not say. Raises UsageError where there is none."""
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.resources
 import io
 import zipfile
 from collections.abc import Iterator
 from typing import Any
+
+from gangline.remote.once import once
 
 START = b"""import sys
 
@@ -19,7 +20,7 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The same files make the same bytes, whenever."""
 
 
-@functools.cache
+@once
 def agent_zipapp() -> bytes:
     """gangline/__init__.py and gangline/agent/ as a program for `python FILE VERB`, from the package's own files."""
     package = importlib.resources.files("gangline")

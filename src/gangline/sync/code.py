@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import gangline
+from gangline.remote.once import once
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.sync.archive import Plain, place_archive, read_plain, scratch_folder, write_archive
@@ -48,7 +48,7 @@ def _with_code(host: Host) -> Host:
     return dataclasses.replace(host, code=str(PurePath(host.workdir) / "code" / digest[:16]))
 
 
-@functools.cache
+@once
 def source_files() -> dict[str, Plain]:
     """Name in the code folder -> content, of all that is source. Read once: while gangline is being updated, hosts get
     what this process began with.
@@ -58,7 +58,7 @@ def source_files() -> dict[str, Plain]:
     return {f"gangline/{path.relative_to(package).as_posix()}": read_plain(path) for path in paths if path.is_file()}
 
 
-@functools.cache
+@once
 def source_tree() -> Tree:
     """What a code folder holds."""
     return tree_of({name: plain.mark for name, plain in source_files().items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.resources
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.errors import UsageError
+from gangline.remote.once import once
 from gangline.sync.markers import holds, linux_environment
 from gangline.sync.tell import shown
 
@@ -64,7 +64,7 @@ class Lock:
         return tuple(pin for pin in self.pins if not pin.marker or holds(pin.marker, environment))
 
 
-@functools.cache
+@once
 def own_lock() -> Lock:
     """The lock that comes with gangline: what its constraints pin of gangline[train]."""
     text = importlib.resources.files("gangline").joinpath("sync/lock.txt").read_text(encoding="utf-8")
