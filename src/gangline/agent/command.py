@@ -23,8 +23,10 @@ LEAVE_S = 1.0
 PIECE_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """The most that a pipe holds: what a command wrote before it ended is not longer."""
-ALONE = (["guard"], ["python"])
-"""Verbs that get a Python of their own: they go on when the channel has gone, or become another program."""
+ALONE = (["guard"], ["listen"], ["python"])
+"""Verbs that get a Python of their own: one goes on when the channel has gone, one opens ports, and who looks up whose
+they are (`ss -p`) shall see it in its command line, one becomes another program.
+"""
 
 if TYPE_CHECKING:
     Process = Union["subprocess.Popen[bytes]", "Forked"]

@@ -22,6 +22,9 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.supervise.detached import is_alive, stop_run, unfinished
 
+NO_KEY = "refuses your key"
+"""In what ssh's errors are called (gangline.remote.ssh_errors)."""
+
 
 def reasons(cluster: Cluster) -> list[str]:
     """Why hosts of the cluster cannot be reached from this one; tried all at once."""
@@ -35,6 +38,8 @@ def _reason(host: Host) -> str | None:
     try:
         transport.home()
     except GanglineError as error:
+        if NO_KEY in error.what:  # whoever reads it sits elsewhere
+            return f"{host.name} lets no key of mine in (to be typed here: {error.fix.partition(';')[0]})"
         seen = error.seen.splitlines()[:1]
         return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])
     finally:
