@@ -4,7 +4,8 @@
 
 Every round is a story of tests/lab/secret_story.py on three hosts, and one of `gangline train`: dry run, start, a
 rank that is killed, resume, stop, resume, export. One JSON line per story is added to the file: what was counted,
-where every count but `commands`, `looks`, `probes` and `hostile_words` should be 0.
+where every count but `commands`, `looks`, `probes` and `hostile_words` should be 0; `which_doors` are the sockets that
+listen elsewhere than allowed.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def counts(story: Story) -> dict[str, Any]:
         "secrets_in_command_lines": len(story.watch.of("word")),
         "secrets_in_files": len(story.found()),
         "doors": len(open_to_all),
+        "which_doors": open_to_all[:8],
         "for_others": sum(mode[0] != "l" and mode[4:] != "------" for mode, _, _ in rows),
     }
 
