@@ -67,6 +67,7 @@ def _main(words: list[str]) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug becomes a line, not a screenful)
         if signals.is_hangup(error, terminals):
+            signals.lead_nowhere(terminals)  # what is still to be written is tried again at exit
             return signals.HUNG_UP
         return _say_unforeseen(error, words, debug=debug)
 

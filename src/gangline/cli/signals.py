@@ -57,7 +57,7 @@ def raising() -> Iterator[None]:
         for each in caught:
             signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
-            _lead_nowhere(ours)
+            lead_nowhere(ours)
         raise ToldToEnd(number)
 
     caught = [number for number in TOLD_TO_END if signal.getsignal(number) is signal.SIG_DFL]
@@ -70,7 +70,7 @@ def raising() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _lead_nowhere(descriptors: list[int]) -> None:
+def lead_nowhere(descriptors: list[int]) -> None:
     """Writing to a terminal that is gone is an error, which would hide why we end."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
