@@ -1,6 +1,6 @@
 """A verb of the agent as a child of the channel: what that has loaded already need not be loaded again.
 
-A Python of its own would cost 40 ms of processor time, on each of many hosts that are asked a short question.
+That saves the start of a Python for every short question, on each of many hosts (benchmarks/RESULTS.md, fan-out).
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ class Forked:
         stderr, theirs_err = os.pipe()
         self.args = "gangline-agent"
         self.returncode: int | None = None
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:  # too many processes
+            for descriptor in (theirs_in, stdin, stdout, theirs_out, stderr, theirs_err):
+                os.close(descriptor)
+            raise
         if self.pid == 0:
             _become(work, (theirs_in, theirs_out, theirs_err), env=env, keep=keep)
         for descriptor in (theirs_in, theirs_out, theirs_err):

@@ -1,6 +1,7 @@
 """The channel on a host: what it refuses, when it leaves, and what it takes along."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.forked import Forked
 from gangline.remote.wire import MAGIC
 from gangline.runs.process import ProcessId
 from tests.unit.launch.gang import wait_until
@@ -241,3 +243,14 @@ def test_a_verb_that_was_killed_says_so(peer):
     wait_until(children, "it runs")
     os.kill(*children(), 9)
     assert peer.hear()[0] == {"id": 2, "end": True, "returncode": -9}
+
+
+def test_where_no_process_can_be_started_nothing_stays_open(monkeypatch):
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(BlockingIOError):
+        Forked(lambda: 0, env={}, keep=())
+    assert sorted(os.listdir("/proc/self/fd")) == before
