@@ -250,7 +250,7 @@ def test_where_no_process_can_be_started_nothing_stays_open(monkeypatch):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", fork)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(BlockingIOError):
         Forked(lambda: 0, env={}, keep=())
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
