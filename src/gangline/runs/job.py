@@ -35,7 +35,7 @@ class ModelJob:
 class MethodJob:
     """What is trained: every weight, or low-rank adapters (LoRA) over frozen ones."""
 
-    kind: Literal["full", "lora"] = "full"
+    kind: Literal["full", "lora", "qlora"] = "full"
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
@@ -162,6 +162,8 @@ class Job:
     report: ReportJob = ReportJob()
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
+    open: tuple[str, ...] = ()
+    """Keys that the plan decides on, among `micro_batch` and `activation_checkpointing`; none is left in a run."""
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:

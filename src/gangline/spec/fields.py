@@ -102,11 +102,13 @@ class OneOrMore:
 
 @dataclass(frozen=True, slots=True)
 class OrNone:
-    """`none` in place of YAML's `null`, which few people know."""
+    """`none`, or another word, in place of YAML's `null`, which few people know."""
+
+    word: str = "none"
 
     def expand(self, value: Any) -> Any:
         """None for the word."""
-        return None if value == "none" else value
+        return None if value == self.word else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
@@ -114,7 +116,7 @@ class OrNone:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         whole = handler(schema)
         kinds = whole.get("anyOf", [whole])
-        return {"anyOf": [*kinds, {"const": "none"}]}
+        return {"anyOf": [*kinds, {"const": self.word}]}
 
 
 def _bare(fragment: JsonSchemaValue) -> JsonSchemaValue:

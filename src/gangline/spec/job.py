@@ -53,7 +53,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         model=model,
         data=data,
         batch=words.batch,
-        micro_batch=words.micro_batch,
+        micro_batch=words.micro_batch or 1,
         method=MethodJob(
             kind=words.method.kind,
             rank=words.method.rank,
@@ -66,7 +66,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         seed=words.seed,
         precision=words.precision.compute,
         parameters=words.precision.parameters,
-        activation_checkpointing=words.activation_checkpointing,
+        activation_checkpointing=words.activation_checkpointing or False,
         optimizer=optimizer,
         schedule=ScheduleJob(
             kind=words.schedule.kind,
@@ -77,20 +77,22 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
         report=ReportJob(tensorboard=words.report.tensorboard, wandb_project=words.report.wandb),
         max_skipped_steps=words.max_skipped_steps,
+        open=tuple(key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None),
     )
 
 
 def _check_lengths(checked: Checked[JobWords]) -> None:
     words = checked.words
-    remainder = words.batch % words.micro_batch
+    micro_batch = words.micro_batch or 1
+    remainder = words.batch % micro_batch
     if remainder:
-        below, above = words.batch - remainder, words.batch - remainder + words.micro_batch
+        below, above = words.batch - remainder, words.batch - remainder + micro_batch
         near = f"{below} or {above}" if below else str(above)
         checked.report(
             ("batch",),
-            seen=f"{words.batch} samples, which is {words.batch / words.micro_batch:.3g} micro-batches",
-            expected=f"a whole number of micro-batches of {words.micro_batch}",
-            fix=f"write batch: {near}, or choose a micro_batch that divides {words.batch}",
+            seen=f"{words.batch} samples, which is {words.batch / micro_batch:.3g} micro-batches",
+            expected=f"a whole number of micro-batches of {micro_batch}",
+            fix=f"write batch: {near}, or choose a micro_batch that divides {words.batch}, or micro_batch: auto",
             reads=(("micro_batch",),),
         )
     if words.epochs is not None and words.steps is not None:

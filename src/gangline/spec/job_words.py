@@ -22,6 +22,7 @@ from gangline.spec.fields import (
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
 NONE = OrNone()
+AUTO = OrNone("auto")
 
 
 class ModelWords(Section):
@@ -42,8 +43,9 @@ class ModelWords(Section):
 class MethodWords(Section):
     """What is trained. `method: lora` is short for `method: {kind: lora}`."""
 
-    kind: Literal["full", "lora"] = "full"
-    """Every weight, or low-rank adapters (LoRA) over frozen weights."""
+    kind: Literal["full", "lora", "qlora"] = "full"
+    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 bits (`qlora`, which
+    `gangline plan` knows and `gangline train` does not yet)."""
     rank: Count = 16
     """Rank of the adapters (lora)."""
     alpha: Positive = 32.0
@@ -196,8 +198,9 @@ class JobWords(Section):
     """What the model reads."""
     batch: Annotated[Count, Field(examples=[32])]
     """Samples in one optimizer step, over all machines together."""
-    micro_batch: Count = 1
-    """Samples that one device computes at once; divides `batch`. More is faster and takes more memory."""
+    micro_batch: Annotated[Count | None, AUTO] = 1
+    """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
+    the plan finds fastest among those that fit."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
     steps: Count | None = None
@@ -206,8 +209,9 @@ class JobWords(Section):
     """Decides the order of samples, dropout and fresh weights."""
     precision: Annotated[PrecisionWords, Shorthand("compute")] = PrecisionWords()
     """Number formats: `bf16` and the like, or the keys below."""
-    activation_checkpointing: bool = False
-    """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    activation_checkpointing: Annotated[bool | None, AUTO] = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
+    plan finds it faster, or nothing fits without."""
     optimizer: OptimizerWords = OptimizerWords()
     """AdamW and its numbers."""
     schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()

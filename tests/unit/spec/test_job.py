@@ -89,14 +89,21 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split` and `evaluation_fraction` are reached by the next two tests
-    allowed = {"data.train.split", "data.evaluation_fraction", "schema_version"}
+    # `split`, `evaluation_fraction` and `open` are reached by the next tests
+    allowed = {"data.train.split", "data.evaluation_fraction", "open", "schema_version"}
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
 def test_a_fraction_of_the_training_rows_is_set_apart(folder):
     job = load(folder, MINIMAL, "data.eval=0.05")
     assert (job.data.evaluation, job.data.evaluation_fraction) == (None, 0.05)
+
+
+def test_what_the_plan_shall_decide_is_left_open(folder):
+    job = load(folder, MINIMAL, "micro_batch=auto", "activation_checkpointing=auto")
+    assert job.open == ("micro_batch", "activation_checkpointing")
+    assert (job.micro_batch, job.activation_checkpointing) == (1, False)
+    assert load(folder, MINIMAL, "batch=7", "micro_batch=auto").open == ("micro_batch",)
 
 
 @pytest.mark.parametrize(

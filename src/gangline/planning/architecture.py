@@ -1,0 +1,136 @@
+"""The shape of a model, as far as memory, traffic and time depend on it. Plain numbers, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One kind of `nn.Linear` inside a layer: what LoRA attaches to and what NF4 quantises."""
+
+    name: str
+    """The last part of the module's name, such as q_proj."""
+    inputs: int
+    outputs: int
+    part: Literal["attention", "mlp"]
+    bias: bool = False
+    number: int = 1
+    """How many of this shape a layer has (experts that are modules of their own)."""
+    active: float = 1.0
+    """How many of them one token passes through."""
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the matrices, without biases."""
+        return self.inputs * self.outputs * self.number
+
+    @property
+    def num_biases(self) -> int:
+        """Numbers in the bias vectors."""
+        return self.outputs * self.number if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Layers of one shape."""
+
+    count: int
+    """How many of them the model has."""
+    linears: tuple[Linear, ...]
+    heads: int
+    """Attention heads of the queries."""
+    kv_heads: int
+    head_dim: int
+    """Width of a head's queries and keys."""
+    value_dim: int
+    """Width of a head's values (differs in MLA)."""
+    width: int
+    """Of the activation between the MLP's matrices, per token: f for a dense one, top_k * f_e + shared for experts."""
+    gated: bool = True
+    """Whether the MLP multiplies two branches (SwiGLU)."""
+    window: int | None = None
+    """Tokens that attention looks back on; None: all."""
+    experts: int = 0
+    """Experts of a layer; 0: dense."""
+    top_k: int = 0
+    """Experts that a token passes through."""
+    fused_weights: int = 0
+    """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor NF4 knows them)."""
+    fused_active: int = 0
+    """How many of these one token uses."""
+    vectors: int = 0
+    """Numbers in norms, sinks and the like."""
+
+    @property
+    def linear_weights(self) -> int:
+        """Numbers in the layer's `nn.Linear` matrices."""
+        return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of one layer."""
+        return self.linear_weights + sum(each.num_biases for each in self.linears) + self.fused_weights + self.vectors
+
+    @property
+    def active_weights(self) -> float:
+        """Numbers that one token is multiplied with."""
+        return sum(each.inputs * each.outputs * each.active for each in self.linears) + self.fused_active
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A causal language model."""
+
+    model_type: str
+    hidden: int
+    vocabulary: int
+    tied: bool
+    """Whether the output head is the embedding table."""
+    layers: tuple[Layer, ...]
+    """In order; neighbours of one shape are one entry."""
+    extra_embeddings: int = 0
+    """Numbers in further tables (learned positions)."""
+    vectors: int = 0
+    """Numbers outside layers and tables (the last norm)."""
+    head_bias: bool = False
+    max_positions: int | None = None
+    source: Literal["config", "counted"] = "config"
+    """Read from config.json by closed form, or counted on the model itself."""
+
+    @property
+    def num_layers(self) -> int:
+        """Depth."""
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def embedding_weights(self) -> int:
+        """Numbers in the embedding tables, a tied head counted once."""
+        return self.hidden * self.vocabulary + self.extra_embeddings
+
+    @property
+    def head_weights(self) -> int:
+        """Numbers of an output head of its own; 0 where it is tied."""
+        return (0 if self.tied else self.hidden * self.vocabulary) + (self.vocabulary if self.head_bias else 0)
+
+    @property
+    def linear_weights(self) -> int:
+        """Numbers in `nn.Linear` matrices inside layers: what NF4 quantises."""
+        return sum(layer.count * layer.linear_weights for layer in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of the model."""
+        inside = sum(layer.count * layer.num_parameters for layer in self.layers)
+        return inside + self.embedding_weights + self.head_weights + self.vectors
+
+    @property
+    def active_weights(self) -> float:
+        """Numbers that one token is multiplied with, the output head among them (it is used once per token)."""
+        return sum(layer.count * layer.active_weights for layer in self.layers) + self.hidden * self.vocabulary
+
+    @property
+    def largest_layer(self) -> Layer:
+        """The layer with most numbers."""
+        return max(self.layers, key=lambda layer: layer.num_parameters)
