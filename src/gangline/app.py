@@ -43,11 +43,16 @@ from gangline.steps.command import (
 )
 from gangline.steps.decide import Decision, decide
 from gangline.steps.equip import claim, equip, foresee
+from gangline.steps.forecast import require_startable
+from gangline.steps.foretell import Foretold, WhatIf, foretell
 from gangline.steps.keep import Listed, Opened, all_records, kill_without_keeper
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
 from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached
 from gangline.steps.seams import REAL, Means, Seams, Talk, default_home
+from gangline.steps.told import plan_json, plan_lines, require_fit
+from gangline.steps.traced import Traced
+from gangline.steps.traced import trace as trace_finalists
 from gangline.supervise.lock import prepare_lock
 from gangline.sync.checkpoints import bring, survey_places
 from gangline.sync.place import create_folder, write_documents
@@ -57,11 +62,13 @@ __all__ = [
     "REAL",
     "Command",
     "Decision",
+    "Foretold",
     "Opened",
     "Seams",
     "Sight",
     "Start",
     "Talk",
+    "WhatIf",
     "Wish",
     "check",
     "cluster_file",
@@ -69,15 +76,19 @@ __all__ = [
     "load_cluster",
     "opened",
     "plan",
+    "plan_json",
+    "plan_lines",
     "reach",
     "records",
     "rehearse",
     "rehearse_command",
     "rehearse_resume",
     "rehearse_stop",
+    "require_fit",
     "resume",
     "run",
     "stop",
+    "trace",
     "train",
 ]
 
@@ -91,6 +102,7 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
+        require_startable(decision.job, decision.outlook)
         claim(cluster, means)
         layout = create_folder(start.home)
         state = RunState(name=job.name, supervisor=ProcessId.current())
@@ -143,6 +155,7 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
     layout = run.layout
     decision = decide(Job.load(layout.job), cluster, means)
     require(decision.findings)
+    require_startable(decision.job, decision.outlook)
     claim(cluster, means)
     with preparing(layout, next_state(ended), before=ended):
         ready = equip(decision.sight, means)
@@ -176,6 +189,7 @@ def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
+        require_startable(decision.job, decision.outlook)
         ready = foresee(decision.sight, means)
         return printed(render(ready, decision.plan.gang(new_id(run_ids(start.home)), 1), means))
 
@@ -203,6 +217,7 @@ def rehearse_resume(
                 return _rehearse_command_again(run, ended, record, cluster, means)
             decision = decide(Job.load(run.layout.job), cluster, means)
             require(decision.findings)
+            require_startable(decision.job, decision.outlook)
             ready = foresee(decision.sight, means)
             choice = choose(survey_places(places_of(run, ready, means), run.layout.run_id))
             step = max(choice.adoptable, default=choice.step)
@@ -221,11 +236,14 @@ def _rehearse_command_again(
     return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
 
 
-def plan(start: Start, *, talk: Talk, seams: Seams = REAL) -> Decision:
-    """What `train` would decide. Changes nothing."""
-    job, cluster = load(start)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        return decide(job, cluster, means)
+def plan(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams = REAL) -> Foretold:
+    """What `train` would decide, or what it would on other machines. Changes nothing."""
+    return foretell(start, what_if, talk=talk, seams=seams)
+
+
+def trace(foretold: Foretold, *, home: Path, talk: Talk, seams: Seams = REAL) -> list[Traced]:
+    """The trainer's own code on tensors without data, for what the plan has chosen. Changes nothing."""
+    return trace_finalists(foretold, Means(transports={}, home=home, talk=talk, seams=seams))
 
 
 def check(cluster_path: Path | None, *, home: Path, wish: Wish, talk: Talk, seams: Seams = REAL) -> Sight:

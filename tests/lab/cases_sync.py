@@ -5,14 +5,18 @@ import ensurepip
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
+from gangline.checks.building import check_pythons
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
+from gangline.inventory.gather import gather
 from gangline.remote.ssh import SshTransport
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
+from gangline.steps.building import with_building
 from gangline.sync import fanout
 from gangline.sync.code import place_code
 from gangline.sync.environment import compare_environments, place_environments
@@ -133,6 +137,19 @@ def locked(hosts):
         left = {host.name: transports[host.name].names(Path(host.workdir) / "wheelhouse") for host in placed.hosts}
         equal = [difference.line for difference in compare_environments(placed, transports)]
     return {"ran": ran, "left": left, "differences": equal}
+
+
+def judged(hosts):
+    """What the checks say of hosts whose environment gangline builds, and what is there afterwards."""
+    with reached(hosts, environment=Environment(kind="locked")) as (cluster, transports):
+        begun = time.monotonic()
+        inventory = with_building(cluster, gather(cluster, transports), transports)
+        asked_s = time.monotonic() - begun
+        findings = [[one.id, list(one.hosts), one.evidence] for one in check_pythons(inventory, cluster)]
+        left = {host.name: transports[host.name].names(Path(host.workdir)) for host in cluster.hosts}
+        begun = time.monotonic()
+        with_building(cluster, inventory, transports)
+        return {"findings": findings, "left": left, "asked_s": asked_s, "building_s": time.monotonic() - begun}
 
 
 def project(hosts):

@@ -84,6 +84,14 @@ def test_a_host_without_venv_is_told_what_it_lacks(lab):
     assert "without its module venv" in said["error"]
 
 
+def test_the_checks_say_so_before_and_change_nothing(lab):
+    said = do(lab(3, special={"h1": {"hide": ("venv",)}, "h2": {"hide": ("venv",)}}), "judged")
+    assert [(number, hosts) for number, hosts, _ in said["findings"]] == [("E-SW-14", ["h1"]), ("E-SW-14", ["h2"])]
+    assert all("without its module venv" in evidence for _, _, evidence in said["findings"])
+    assert said["left"] == {"h0": [], "h1": [], "h2": []}
+    assert said["building_s"] < 5.0, "one short question"
+
+
 def test_a_project_is_the_same_everywhere_or_nothing_starts(lab):
     said = do(lab(2, special={"h1": {"hide": ("rsync",)}}), "project")
     assert said["ran"] == {"h0": "hello\n", "h1": "hello\n"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 MODULES = {
     "attached": "gangline.agent.attached",
@@ -37,8 +38,13 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] not in MODULES:
         sys.stderr.write(f"usage: gangline.agent VERB ...; verbs: {', '.join(sorted(MODULES))}\n")
         return 2
-    code: int = importlib.import_module(MODULES[argv[0]]).main(argv[1:])
+    code: int = load(argv).main(argv[1:])
     return code
+
+
+def load(argv: list[str]) -> Any:
+    """The module of a verb; raises LookupError for one that is not in the table."""
+    return importlib.import_module(MODULES[argv[0]])
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def own_program() -> tuple[list[str], tuple[int, ...]]:
         return [sys.executable, *(["-P"] if hasattr(sys.flags, "safe_path") else []), "-m", "gangline.agent"], ()
     folder, _, number = archive.rpartition("/")
     keep = (int(number),) if folder == "/proc/self/fd" else ()
-    return [sys.executable, "-I", archive], keep
+    return [sys.executable, "-I", "-S", archive], keep
 
 
 def hello() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Union
 
@@ -23,6 +24,8 @@ LEAVE_S = 1.0
 PIECE_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """The most that a pipe holds: what a command wrote before it ended is not longer."""
+LOADING = threading.Lock()
+"""Held by who loads a module, or bears a child."""
 ALONE = (["guard"], ["listen"], ["python"])
 """Verbs that get a Python of their own: one goes on when the channel has gone, one opens ports, and who looks up whose
 they are (`ss -p`) shall see it in its command line, one becomes another program.
@@ -52,7 +55,8 @@ def run(request: Request, asked: dict[str, Any], *, program: list[str], keep: tu
         if process.poll() is None and own:
             command.let_leave()
         if process.poll() is None:
-            from gangline.agent.family import end_family  # rarely wanted, and a channel is to start fast
+            with LOADING:
+                from gangline.agent.family import end_family  # rarely wanted, and a channel is to start fast
 
             end_family(process)
         command.close()
@@ -65,10 +69,7 @@ def _start(asked: dict[str, Any], *, program: list[str], keep: tuple[int, ...]) 
     env = {to_bytes(name): to_bytes(value) for name, value in asked["env"].items()}
     cwd = to_bytes(asked["cwd"]) if asked.get("cwd") else None
     if own and cwd is None and asked["argv"][1:2] not in ALONE:
-        from gangline.agent.__main__ import main
-        from gangline.agent.forked import Forked
-
-        return Forked(lambda: main(asked["argv"][1:]), env=env, keep=keep)
+        return _forked(asked["argv"][1:], env=env, keep=keep)
     return subprocess.Popen(
         [*map(os.fsencode, program), *argv[1:]] if own else argv,
         stdin=subprocess.PIPE,
@@ -79,6 +80,24 @@ def _start(asked: dict[str, Any], *, program: list[str], keep: tuple[int, ...]) 
         start_new_session=True,
         pass_fds=keep if own else (),
     )
+
+
+def _forked(words: list[str], *, env: dict[bytes, bytes], keep: tuple[int, ...]) -> Forked:
+    """A verb in a child. Its module is loaded before, in the channel: the next child that wants it has it already.
+
+    One at a time: a child that is born while another thread is loading a module would wait for that thread for ever.
+    """
+    from gangline.agent.__main__ import load, main
+    from gangline.agent.forked import Forked
+
+    def work() -> int:
+        LOADING.release()  # the child's own copy of it
+        return main(words)
+
+    with LOADING:
+        with contextlib.suppress(Exception):  # the child meets it again, and says what it is
+            load(words)
+        return Forked(work, env=env, keep=keep)
 
 
 class _Command:

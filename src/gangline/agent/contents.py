@@ -16,8 +16,9 @@ import json
 import platform
 import re
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
+HEADER = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t]*$", re.MULTILINE | re.IGNORECASE)
 NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json")
 
 
@@ -28,12 +29,21 @@ def main() -> None:
 
     packages: Dict[str, List[Any]] = {}
     for found in metadata.distributions():
-        name = found.metadata["Name"]
+        name, version = known_as(found)
         if name:  # else half of it is gone
             key = re.sub(r"[-_.]+", "-", name).lower()
-            packages.setdefault(key, [found.version, digest(found)])  # the first on the path is the one that counts
+            if key not in packages:  # the first on the path is the one that counts
+                packages[key] = [version, digest(found)]
     answer = {"python": platform.python_version(), "executable": sys.executable, "packages": packages}
     sys.stdout.write("gangline-contents" + json.dumps(answer) + "\n")
+
+
+def known_as(found: Any) -> Tuple[Optional[str], Optional[str]]:
+    """Name and version. `found.metadata` would read its whole description as an e-mail, each time it is asked."""
+    text = found.read_text("METADATA") or found.read_text("PKG-INFO") or found.read_text("") or ""
+    head = text.partition("\n\n")[0]
+    said = {name.lower(): value for name, value in reversed(HEADER.findall(head))}
+    return said.get("name"), said.get("version")
 
 
 def digest(found: Any) -> Optional[str]:
@@ -41,7 +51,9 @@ def digest(found: Any) -> Optional[str]:
     record = found.read_text("RECORD")
     if not record:
         return None
-    rows = [row for row in csv.reader(io.StringIO(record)) if len(row) == 3 and row[1] and counts(row[0])]
+    # torch alone has 10,000 rows, and csv takes twice as long for them
+    every = csv.reader(io.StringIO(record)) if '"' in record else (line.split(",") for line in record.split("\n"))
+    rows = [row for row in every if len(row) == 3 and row[1] and counts(row[0])]
     text = json.dumps(sorted([name, mark] for name, mark, _ in rows))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -61,8 +61,11 @@ class _Over(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Gang:
-    """Commands on all hosts that end together: one that fails or is interrupted keeps nobody waiting."""
+class Gang:
+    """Commands on all hosts that end together: one that fails or is interrupted keeps nobody waiting.
+
+    Of what they print, lines that are records are kept.
+    """
 
     transports: Mapping[str, Transport]
     timeout_s: float
@@ -130,7 +133,7 @@ def measure_collectives(
     Nothing runs on when it returns: ranks end at a deadline of their own, torchrun with the connection, and each
     transport ends what it started.
     """
-    gang = _Gang(transports=transports, timeout_s=order.deadline_s + MARGIN_S / 4)
+    gang = Gang(transports=transports, timeout_s=order.deadline_s + MARGIN_S / 4)
     gang.run(
         {
             host.name: (
@@ -155,24 +158,29 @@ def measure_collectives(
 
 def argv(cluster: Cluster, host: Host, order: Order) -> tuple[str, ...]:
     """The command of one host."""
+    return worker_argv(cluster, host, "bench-collective", order.words(), port=order.port)
+
+
+def worker_argv(cluster: Cluster, host: Host, *words: str, port: int) -> tuple[str, ...]:
+    """The command of one host that starts `python -m gangline.worker WORDS` on every rank."""
     one_machine = cluster.is_one_machine
     options = {
         "--nnodes": len(cluster.hosts),
         "--nproc-per-node": host.slots,
         "--node-rank": cluster.hosts.index(host),
         "--rdzv-backend": "static",
-        "--rdzv-id": f"bench-{order.port}",
+        "--rdzv-id": f"bench-{port}",
         "--rdzv-conf": f"timeout={START_S}",
         "--master-addr": LOOPBACK if one_machine else cluster.head.address,
-        "--master-port": order.port,
+        "--master-port": port,
         "--local-addr": LOOPBACK if one_machine else host.address,
         "--max-restarts": 0,
         "--monitor-interval": 0.1,
         # Else torchrun leaves a folder in /tmp.
         "--log-dir": os.devnull,
     }
-    words = tuple(str(word) for option in options.items() for word in option)
-    return host.argv("-m", "torch.distributed.run", *words, "-m", "gangline.worker", "bench-collective", order.words())
+    flags = tuple(str(word) for option in options.items() for word in option)
+    return host.argv("-m", "torch.distributed.run", *flags, "-m", "gangline.worker", *words)
 
 
 def backend_for(cluster: Cluster, inventory: Inventory) -> str:

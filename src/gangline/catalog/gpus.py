@@ -1,62 +1,140 @@
-"""Peak rates of GPUs, by the names that NVML reports.
+"""What GPUs can do: by the names that NVML reports, or by what people type.
 
-Dense fp16/bf16 with fp32 accumulation, no sparsity, in TFLOP/s, as the vendor's specifications give them. GeForce cards
-of the 30, 40 and 50 series run this at twice their fp32 rate (half of what the data sheets call "tensor" with fp16
-accumulation). Laptop variants have figures of their own and are absent here: theirs depend on the power limit.
+Rates are dense fp16/bf16 with fp32 accumulation, no sparsity. GeForce cards run this at half the rate that data sheets
+call "tensor", which accumulate in fp16. The figures and their sources are in `gpu_table`.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+from dataclasses import dataclass
 
-_TFLOPS: dict[str, float] = {
-    "GeForce RTX 3060": 25.5,
-    "GeForce RTX 3060 Ti": 32,
-    "GeForce RTX 3070": 40.6,
-    "GeForce RTX 3070 Ti": 43.5,
-    "GeForce RTX 3080": 59.5,
-    "GeForce RTX 3080 Ti": 68,
-    "GeForce RTX 3090": 71,
-    "GeForce RTX 3090 Ti": 80,
-    "GeForce RTX 4060": 30,
-    "GeForce RTX 4060 Ti": 44,
-    "GeForce RTX 4070": 58.3,
-    "GeForce RTX 4070 SUPER": 71,
-    "GeForce RTX 4070 Ti": 80,
-    "GeForce RTX 4070 Ti SUPER": 88,
-    "GeForce RTX 4080": 97.5,
-    "GeForce RTX 4080 SUPER": 104,
-    "GeForce RTX 4090": 165,
-    "GeForce RTX 5060": 38,
-    "GeForce RTX 5060 Ti": 47,
-    "GeForce RTX 5070": 61.7,
-    "GeForce RTX 5070 Ti": 87.9,
-    "GeForce RTX 5080": 112.6,
-    "GeForce RTX 5090": 209.5,
-    "RTX A5000": 111,
-    "RTX A6000": 155,
-    "RTX 6000 Ada Generation": 364,
-    "A10": 125,
-    "A30": 165,
-    "A40": 150,
-    "A100-SXM4-40GB": 312,
-    "A100-SXM4-80GB": 312,
-    "A100-PCIE-40GB": 312,
-    "A100 80GB PCIe": 312,
-    "L4": 121,
-    "L40": 181,
-    "L40S": 362,
-    "H100 PCIe": 756,
-    "H100 80GB HBM3": 989,
-    "H200": 989,
-    "B200": 2250,
-    "Tesla T4": 65,
-    "Tesla V100-SXM2-16GB": 125,
-    "Tesla V100-SXM2-32GB": 125,
-}
+from gangline.catalog.gpu_names import is_memory, naming, words
+from gangline.catalog.gpu_table import ARCHITECTURES, ROWS, GpuRow
+
+_VISIBLE_SHARE = 0.98
+"""Of the memory as sold, where nobody published what nvidia-smi shows. Seen: 0.99 to 1.00 without ECC, and 0.94 with
+ECC on GDDR, which holds for server cards only; these are all known."""
+_ALIKE = 0.65
+"""From which similarity on a name is worth a suggestion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """One model of GPU."""
+
+    name: str
+    """As NVML reports it, without the leading "NVIDIA "."""
+    tflops: float
+    """Dense 16-bit peak with fp32 accumulation, TFLOP/s. Of a laptop GPU at the highest power it is sold with."""
+    bf16: bool
+    """Whether bfloat16 runs at that rate; if not, only fp16 does (and on GTX 16 neither: see `gpu_table`)."""
+    memory_gb: float
+    """As sold: GiB on GDDR cards, anything near it on others. Not what can be used."""
+    visible_bytes: int | None
+    """The total that NVML reports with ECC as it is by default; None where no output was found."""
+    bandwidth_gb_s: float
+    """Of its memory, GB/s."""
+    compute_capability: str
+    power_w: float
+    """Board power; of a laptop GPU the highest TGP without Dynamic Boost."""
+    laptop: bool
+    measured_tflops: float | None
+    """Best matmul that somebody measured on one, TFLOP/s."""
+    source: str
+    """Key of `gpu_table.SOURCES`."""
+
+    @property
+    def total_bytes(self) -> int:
+        """What NVML reports as total, or 98 % of what was sold where that is not known."""
+        return self.visible_bytes or round(self.memory_gb * 2**30 * _VISIBLE_SHARE)
+
+
+def _spec(row: GpuRow) -> GpuSpec:
+    architecture = ARCHITECTURES[row.architecture]
+    tflops = row.stated_tflops or row.computed_tflops
+    assert tflops is not None, f"{row.name}: neither a rate nor SMs and clock"
+    return GpuSpec(
+        name=row.name,
+        tflops=round(tflops, 1),
+        bf16=architecture.bf16,
+        memory_gb=row.memory_gb,
+        visible_bytes=row.visible_mib * 2**20 if row.visible_mib else None,
+        bandwidth_gb_s=row.bandwidth_gb_s,
+        compute_capability=architecture.capability,
+        power_w=row.power_w,
+        laptop=row.name.endswith((" Laptop GPU", " with Max-Q Design")),
+        measured_tflops=row.measured_tflops,
+        source=row.source,
+    )
+
+
+GPUS: tuple[GpuSpec, ...] = tuple(_spec(row) for row in ROWS)
+"""All of them. Cards of two memory sizes that NVML gives one name are two entries, the smaller or commoner first."""
+
+
+def find_gpu(text: str, *, total_bytes: int | None = None) -> GpuSpec | None:
+    """The GPU that NVML calls `text`, or that somebody means by it: "rtx4090", "4070 laptop", "a100-80gb", "h100".
+
+    A short name means the desktop card, not the laptop's; of server cards the commonest: `a100` and `h100` are the SXM
+    ones with 80 GB. None where nothing fits: see `suggest_gpus`.
+
+    total_bytes: the memory that NVML reports, to tell apart cards of one name (a 3080 with 10 or 12 GB).
+    """
+    found = [gpu for gpu in GPUS if gpu.name == _bare(text)] or _closest(words(text))
+    if not found:
+        return None
+    if total_bytes is None:
+        return found[0]
+    of_that_name = [gpu for gpu in found if gpu.name == found[0].name]
+    return min(of_that_name, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"^NVIDIA ", "", name.strip())
+
+
+def _closest(wanted: frozenset[str]) -> list[GpuSpec]:
+    """Cards with all the words, those with the fewest further words first; the table's order decides between equals."""
+    if not naming(wanted):
+        return []
+    fitting = [gpu for gpu in GPUS if wanted <= words(gpu.name) | _may_add(gpu)]
+    return sorted(fitting, key=lambda gpu: sum(not is_memory(word) for word in words(gpu.name) - wanted))
+
+
+def _may_add(gpu: GpuSpec) -> frozenset[str]:
+    """Words that people add and NVML does not say."""
+    also = {f"{gpu.memory_gb:g}gb"}
+    if gpu.laptop:
+        also.add("laptop")
+    if gpu.name in {"H100 80GB HBM3", "H200", "H800", "B200"}:
+        also.add("sxm")
+    return frozenset(also)
+
+
+def suggest_gpus(text: str, *, at_most: int = 5) -> list[str]:
+    """Names of the table that look like `text`, the nearest first, for an error message."""
+    wanted = words(text)
+    likenesses = {name: _likeness(wanted, words(name)) for name in dict.fromkeys(gpu.name for gpu in GPUS)}
+    near = [name for name, (shared, alike, _) in likenesses.items() if shared or alike >= _ALIKE]
+    return sorted(near, key=likenesses.__getitem__, reverse=True)[:at_most]
+
+
+def _likeness(wanted: frozenset[str], theirs: frozenset[str]) -> tuple[int, float, float]:
+    """How many words that name a card are the same, how alike such words are, how alike all words are."""
+    return len(naming(wanted) & naming(theirs)), _ratio(naming(wanted), naming(theirs)), _ratio(wanted, theirs)
+
+
+def _ratio(some: frozenset[str], others: frozenset[str]) -> float:
+    return difflib.SequenceMatcher(None, " ".join(sorted(some)), " ".join(sorted(others))).ratio()
 
 
 def peak_flops(name: str) -> float | None:
-    """Dense fp16/bf16 peak of the GPU that NVML calls `name`, in FLOP/s; None where it is not known."""
-    figure = _TFLOPS.get(re.sub(r"^NVIDIA ", "", name.strip()))
-    return figure * 1e12 if figure is not None else None
+    """Dense fp16/bf16 peak of the GPU that NVML calls `name`, in FLOP/s; None where it is not known.
+
+    None for laptop GPUs too: what theirs is depends on the power that the laptop gives them, and a share of a peak that
+    this machine cannot reach would say nothing.
+    """
+    found = next((gpu for gpu in GPUS if gpu.name == _bare(name)), None)
+    return found.tflops * 1e12 if found is not None and not found.laptop else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gangline.checks.access import check_access
+from gangline.checks.building import check_pythons, check_room
 from gangline.checks.clocks import check_clocks
 from gangline.checks.data import check_data
 from gangline.checks.fabric import check_fabric
@@ -44,13 +45,13 @@ FAMILIES: Mapping[str, Family] = {
     "access": Family(prefixes=("E-ACC-",), checks=(check_access,)),
     "names": Family(prefixes=("E-NAME-",), checks=(check_names,)),
     "clocks": Family(prefixes=("E-CLOCK-",), checks=(check_clocks,)),
-    "versions": Family(prefixes=("E-SW-",), checks=(check_versions,)),
+    "versions": Family(prefixes=("E-SW-",), checks=(check_versions, check_pythons)),
     "gpus": Family(prefixes=("E-GPU-",), checks=(check_gpus,)),
     "topology": Family(prefixes=("E-TOPO-",), checks=(check_topology,)),
     "network": Family(prefixes=("E-NET-", "E-PORT-"), checks=(check_nics, check_network, check_links, check_ports)),
     "fabric": Family(prefixes=("E-IB-",), checks=(check_fabric,)),
     "security": Family(prefixes=("E-SEC-",), checks=(check_security,)),
-    "storage": Family(prefixes=("E-DISK-",), checks=(check_storage,)),
+    "storage": Family(prefixes=("E-DISK-",), checks=(check_storage, check_room)),
     "memory": Family(prefixes=("E-MEM-",), checks=(check_memory,)),
     "limits": Family(prefixes=("E-LIM-",), checks=(check_limits,)),
     "variables": Family(prefixes=("E-ENV-",), checks=(check_variables,)),
@@ -138,6 +139,8 @@ def _by_host(inventory: Inventory, cluster: Cluster) -> Iterator[Skipped]:
         for section in facts.unread:
             if section.section != "packages":  # which has a finding of its own
                 yield Skipped(what=f"{section.section} of {facts.host}", why=section.why)
+        if facts.building is not None and facts.building.error is not None:
+            yield Skipped(what=f"what builds the environment of {facts.host}", why=facts.building.error)
     for host in cluster.hosts:
         facts_of = inventory.of(host.name)
         if facts_of is not None and facts_of.python_reason is not None and not host.python:

@@ -1,4 +1,4 @@
-"""`gangline plan JOB`: who does what, and why."""
+"""`gangline plan JOB`: does it fit, who does what, how long does it take, and why."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import typer
 from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
-from gangline.inventory.network import load_network, network_line
-from gangline.planning.explain import explain
+from gangline.errors import UsageError
 
 
-def command(
+def command(  # noqa: PLR0913 - typer reads the options off the arguments
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
@@ -25,20 +24,55 @@ def command(
             help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer", show_default=False
         ),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINES",
+            help="plan for these, and ask nobody: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090",
+            show_default=False,
+        ),
+    ] = None,
+    add_host: Annotated[
+        list[str] | None, typer.Option(metavar="GPU", help="what if there were one more machine", show_default=False)
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="what if this one were not there", show_default=False)
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(metavar="LINK", help="what if the hosts were joined by 10gbit, hdr, ...", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="what if it were this model", show_default=False)
+    ] = None,
+    stack: Annotated[str, typer.Option(help="whose trainer: gangline, or another's for gangline run")] = "gangline",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="run the trainer's own code on tensors without data, too (needs torch here)")
+    ] = False,
+    why: Annotated[bool, typer.Option("--why", help="every strategy, and the terms of memory")] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="the exact commands that train would start")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Say who would do what, and why. Starts nothing. Exit code 3 where a check would stop the start."""
-    words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
-    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster)
+    """Say whether a job fits, who does what, how long it takes, and why. Starts nothing.
+
+    Exit code 3 where a check would stop the start, 6 where the job does not fit.
+    """
+    words = (*(overrides or ()), *([f"model={model}"] if model else ()))
+    home = app.default_home()
+    start = app.Start(home=home, job=job, overrides=words, cluster=None if hosts else app.cluster_file(cluster))
+    what_if = app.WhatIf(hosts=hosts, add=tuple(add_host or ()), without=tuple(without or ()), link=link, stack=stack)
+    if commands and what_if.changes_machines:
+        raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
     talk = Terminal(quiet=True)
-    decision = app.plan(start, talk=talk)
+    foretold = app.plan(start, what_if, talk=talk)
+    traced = app.trace(foretold, home=home, talk=talk) if trace else []
     talk.clear()
     if as_json:
-        documents = decision.documents()
-        print_json({"plan": documents["plan"], "findings": documents["findings"]})
+        print_json(app.plan_json(foretold, traced))
     else:
-        print_data(explain(decision.plan))
-        if (network := load_network(start.home, decision.sight.cluster)) is not None:
-            print_data([network_line(network)])
-        print_data(line for finding in decision.findings for line in finding.lines())
-    require(decision.findings)
+        print_data(app.plan_lines(foretold, traced, home=home, why=why))
+    app.require_fit(foretold)
+    if foretold.decision is not None:
+        require(foretold.decision.findings)
+    if commands:
+        print_data(app.rehearse(start, talk=talk))

@@ -9,6 +9,7 @@ from typing import Any
 from gangline.inventory.disk import WriteTry
 from gangline.inventory.hardware import Folder, Gpu, GpuDriver, Limits, Nic, Rdma, Route
 from gangline.inventory.pairs import Pairs
+from gangline.inventory.pythons import BuildFacts
 from gangline.inventory.same import Compared
 from gangline.inventory.shared import SharedProbe
 from gangline.inventory.topology import Topology
@@ -141,6 +142,8 @@ class HostFacts:
     programs: dict[str, str | None] = field(default_factory=dict)
     """Path by name; None where it is not installed."""
     pythons: tuple[str, ...] = ()
+    building: BuildFacts | None = None
+    """What its environment can be built with; None: gangline does not build it, or nobody was asked."""
     files: tuple[File, ...] = ()
     unread: tuple[Unread, ...] = ()
     asked_s: float | None = None

@@ -50,6 +50,8 @@ class Layer:
     """Of the activation between the MLP's matrices, per token: f for a dense one, top_k * f_e + shared for experts."""
     gated: bool = True
     """Whether the MLP multiplies two branches (SwiGLU)."""
+    activation: str = "silu"
+    """Between the MLP's matrices, by the name that config.json gives it."""
     window: int | None = None
     """Tokens that attention looks back on; None: all."""
     experts: int = 0
@@ -60,8 +62,27 @@ class Layer:
     """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor NF4 knows them)."""
     fused_active: int = 0
     """How many of these one token uses."""
+    expert_linears: tuple[Linear, ...] = ()
+    """Expert tensors and the router as peft gives them adapters; their weights are counted in `fused_weights` and
+    `vectors`."""
+    taken_names: tuple[str, ...] = ()
+    """Names that mean expert tensors in all of this model, and no longer matrices of `linears`."""
     vectors: int = 0
-    """Numbers in norms, sinks and the like."""
+    """Numbers in norms, sinks, routers and the like."""
+    num_norms: int = 2
+    """Norms over the hidden width."""
+    norm: Literal["rms", "layer", "none"] = "rms"
+    """What these are: rms is computed step by step in fp32, which keeps more for backward than layer's one kernel."""
+    qk_norm: Literal["none", "head", "projection"] = "none"
+    """Whether queries and keys are normed, head by head or all at once."""
+    shared_width: int = 0
+    """The part of `width` that is an expert which every token passes through."""
+    latent: bool = False
+    """Whether keys and values come from one narrow projection (MLA)."""
+    parallel: bool = False
+    """Whether attention and MLP both start from the layer's input."""
+    dropout: bool = False
+    """Whether the model drops numbers of what attention and MLP add to the stream."""
 
     @property
     def linear_weights(self) -> int:
@@ -95,6 +116,11 @@ class Architecture:
     vectors: int = 0
     """Numbers outside layers and tables (the last norm)."""
     head_bias: bool = False
+    linear_head: bool = True
+    """Whether logits are hidden states times the head, and nothing else (no scale, no cap): only then can the loss be
+    fused with the head."""
+    capped_logits: bool = False
+    """Whether logits are squeezed, which keeps them once more."""
     max_positions: int | None = None
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""

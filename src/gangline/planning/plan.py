@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
+from gangline.planning.option import Option
 from gangline.planning.shares import rank_hosts, rank_shares
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
@@ -43,6 +44,45 @@ class DataCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankForecast:
+    """What was foreseen for one rank."""
+
+    allocated_bytes: int
+    """Of tensors, at the worst instant."""
+    process_bytes: int
+    """Of the whole process: with the allocator's gaps, and what the libraries take."""
+    free_bytes: int | None
+    """What there was when it was looked at."""
+    chance: float | None
+    """That it fits."""
+    compute_s: float | None
+    """Of its micro-batches of a full step."""
+    gpu: str | None = None
+    """As NVML names it; None: it computes on the processor."""
+    profile: str | None = None
+    """`Profile.name` of the measurement behind `compute_s`; None: it is an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the plan says will happen; compared at the end with what did."""
+
+    ranks: tuple[RankForecast, ...]
+    step_s: float | None
+    """None where the speed of a rank is not known."""
+    step_low_s: float | None
+    step_high_s: float | None
+    communication_s: float | None
+    exposed_s: float | None
+    sent_bytes: float
+    """In one step, by the rank that sends most."""
+    tokens_per_sample: float
+    """With which the step was reckoned."""
+    source: str
+    """Where the times are from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The decision about one job on one cluster."""
 
@@ -69,6 +109,8 @@ class Plan:
     evaluation_every_steps: int | None
     shares_gpus: bool = False
     """More ranks than GPUs on a machine: see `Gang.shares_gpus`."""
+    forecast: Forecast | None = None
+    """None where the model's shape is not known."""
     notes: tuple[str, ...] = ()
     """What the user may want to know or change."""
     schema_version: int = SCHEMA_VERSION
@@ -114,19 +156,23 @@ class Plan:
         return build(Plan, data)
 
 
-def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | None = None) -> Plan:
+def make_plan(
+    job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | None = None, *, option: Option | None = None
+) -> Plan:
     """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
 
-    gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order.
+    gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order. option: what was
+    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file.
     """
     gpus = gpus or {}
-    devices = _devices(cluster, gpus)
-    ranks = _planned_ranks(job, cluster, devices, gpus)
+    devices = devices_of(cluster, gpus)
+    shares = rank_shares(cluster, job.batch // job.micro_batch) if option is None else option.shares
+    ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
     return Plan(
         job=job.name,
         strategy="ddp",
         reason=_reason(len(ranks)),
-        method=job.method.kind if job.method.kind == "full" else f"lora, rank {job.method.rank}",
+        method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,
         batch=job.batch,
         micro_batch=job.micro_batch,
@@ -140,6 +186,7 @@ def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | No
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
         shares_gpus=_shares_gpus(cluster, devices, gpus),
+        forecast=None if option is None else _forecast(option),
         notes=_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)),
     )
 
@@ -147,7 +194,37 @@ def make_plan(job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | No
 Gpus = Mapping[str, Sequence[str]]
 
 
-def _planned_ranks(job: Job, cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> tuple[PlannedRank, ...]:
+def _forecast(option: Option) -> Forecast:
+    time = option.time
+    compute: Sequence[float | None] = [None] * len(option.needs) if time is None else time.compute_s
+    ranks = tuple(
+        RankForecast(
+            allocated_bytes=need.memory.allocated_bytes,
+            process_bytes=need.memory.process.likely,
+            free_bytes=need.seat.free_bytes,
+            chance=need.chance,
+            compute_s=compute_s,
+            gpu=need.seat.gpu,
+            profile=profile,
+        )
+        for need, compute_s, profile in zip(option.needs, compute, option.profiles, strict=True)
+    )
+    return Forecast(
+        ranks=ranks,
+        step_s=None if time is None else time.total_s,
+        step_low_s=None if time is None else time.low_s,
+        step_high_s=None if time is None else time.high_s,
+        communication_s=None if time is None else time.communication_s,
+        exposed_s=None if time is None else time.exposed_s,
+        sent_bytes=option.traffic.sent_bytes,
+        tokens_per_sample=option.tokens_per_sample,
+        source=option.source,
+    )
+
+
+def _planned_ranks(
+    job: Job, cluster: Cluster, devices: Sequence[int], gpus: Gpus, *, shares: Sequence[int]
+) -> tuple[PlannedRank, ...]:
     count = job.batch // job.micro_batch
     return tuple(
         PlannedRank(
@@ -158,11 +235,11 @@ def _planned_ranks(job: Job, cluster: Cluster, devices: Sequence[int], gpus: Gpu
             device=device,
             peak_flops=peak_flops(gpus[host.name][device]) if gpus.get(host.name) else None,
         )
-        for host, share, device in zip(rank_hosts(cluster), rank_shares(cluster, count), devices, strict=True)
+        for host, share, device in zip(rank_hosts(cluster), shares, devices, strict=True)
     )
 
 
-def _devices(cluster: Cluster, gpus: Gpus) -> list[int]:
+def devices_of(cluster: Cluster, gpus: Gpus) -> list[int]:
     """The GPU of every rank. Hosts with one address are one machine, whose GPUs their ranks take in order."""
     taken: dict[str, int] = {}
     devices = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Number = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -12,35 +12,66 @@ OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "pipeline", "local-sgd"]
 
 
+Part = Literal["norm", "rope", "mlp", "activation"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """The software as far as bytes depend on it."""
 
     name: str
-    loss: Literal["fused", "chunked", "plain"] = "fused"
-    """fused: logits exist a chunk at a time, and never for all tokens; chunked: the same without the gradient of
-    the hidden states computed at once; plain: all logits at once."""
+    loss: Literal["fused", "chunked", "plain", "inplace"] = "fused"
+    """fused: logits exist a chunk at a time, with the head's and the hidden states' gradient computed at once;
+    chunked: all logits of a chunk of tokens at a time, again in backward; plain: all logits at once, in fp32 for the
+    loss; inplace: all logits at once, and their gradient written over them by the loss's own kernel."""
     chunk_numbers: int = 1 << 27
     """Logits held at once by a fused or chunked loss."""
+    logit_bytes: int = 12
+    """Bytes per logit at the highest point of a plain or inplace loss. plain: log-softmax and two gradients, 12, or in
+    transformers 4.46 to 4.48 in forward logits, fp32 logits, shifted ones and log-softmax, 14; inplace: 4 less."""
     kept_logits_bytes: int = 0
-    """Bytes per logit that the caller still holds during backward (plain only)."""
+    """Bytes per logit that the caller holds during backward, beside `logit_bytes` (plain)."""
     upcasts: bool = False
     """Whether what is not quantised is turned into fp32, and the residual stream with it (peft's k-bit preparation)."""
-    attention: Literal["flash", "math"] = "flash"
-    """math keeps the matrix of attention weights: bytes grow with the square of the length."""
+    upcast_norms: bool = False
+    """Whether norms alone are (TRL turns embedding and head back)."""
+    attention: Literal["flash", "efficient", "math", "eager"] = "flash"
+    """efficient: sdpa's memory-efficient kernel, keys and values repeated for all heads; math and eager keep matrices
+    of attention weights, whose bytes grow with the square of the length."""
+    repeats_heads: bool = False
+    """Whether keys and values are repeated for all heads even where the kernel would not need it (flash)."""
+    holds_inputs: bool = False
+    """Whether each layer's input and its gradient are held until backward is over (FSDP1's hooks on frozen weights,
+    with reentrant checkpointing)."""
+    fused: tuple[Part, ...] = ()
+    """Parts of a layer that are one kernel, which keeps its input only."""
+    keeps_quantised_inputs: bool = False
+    """Whether the 4-bit product holds its input (bitsandbytes before 0.42)."""
+    widens_norms: bool = True
+    """Whether autocast computes layer norms in fp32 (CUDA's list of operations; that of CPUs leaves them)."""
+    reduces: Number = "fp32"
+    """In which width sharded gradients are summed over ranks."""
     foreach: bool = False
     """Whether the optimizer makes a copy of all trained weights for a moment (AdamW's foreach path)."""
+    expert_modules: bool = False
+    """Whether experts are modules of their own (transformers 4), which are quantised like other linears."""
     autocast: bool = True
-    """Whether products run under autocast, which keeps casted copies of trained fp32 weights."""
+    """Whether products of weights in another width run under autocast, which keeps casted copies of trained weights."""
 
 
 GANGLINE = Stack(name="gangline")
 """Our own trainer: cross-entropy fused with the head, fused AdamW, sdpa."""
-HF_KBIT = Stack(name="hf-kbit", loss="plain", kept_logits_bytes=4, upcasts=True, foreach=True)
-"""transformers' Trainer with peft's prepare_model_for_kbit_training."""
-HF = Stack(name="hf", loss="plain", kept_logits_bytes=2, foreach=True)
-"""transformers' Trainer on a half-precision model."""
-STACKS = {stack.name: stack for stack in (GANGLINE, HF_KBIT, HF)}
+GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, widens_norms=False)
+"""The same on ranks without a GPU: chunks that stay in a CPU's caches."""
+HF_KBIT = Stack(
+    name="hf-kbit", loss="plain", kept_logits_bytes=4, upcasts=True, attention="math", foreach=True, autocast=False
+)
+"""A loop on transformers with peft's prepare_model_for_kbit_training: fp32 queries and keys leave sdpa its math form."""
+HF = Stack(name="hf", loss="plain", foreach=True)
+"""transformers' Trainer on a half-precision model, with autocast; it lets logits go before backward."""
+HF_PURE = Stack(name="hf-pure", loss="plain", foreach=True, autocast=False)
+"""The same without autocast."""
+STACKS = {stack.name: stack for stack in (GANGLINE, GANGLINE_CPU, HF_KBIT, HF, HF_PURE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +92,12 @@ class Training:
     """Names of linears with adapters; ("all-linear",): all inside layers."""
     dropout: float = 0.0
     checkpointing: bool = False
+    packed: bool = False
+    """Whether several documents share a sample: attention then gets a mask, which flash kernels do not take."""
+    accumulation: int = 1
+    """Micro-batches per optimizer step: from the second on, gradients are there from the start."""
+    double_quant: bool = True
+    """Whether scales of 4-bit weights are quantised again (qlora)."""
     optimizer: OptimizerKind = "adamw"
     stack: Stack = GANGLINE
 

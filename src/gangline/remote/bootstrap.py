@@ -7,8 +7,10 @@ command for a terminal (`remote_command`), whose words travel in hexadecimal.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 
+from gangline.remote.once import once
 from gangline.remote.zipapp import agent_zipapp
 
 START_BYTES = 2048
@@ -27,9 +29,9 @@ with 97, one that is no Python (the stand-in of a version manager) with 126 or 1
 """
 
 START = """
-import os, sys
+import os, sys, zlib
 def load(stream):
-    data = stream.read(int(stream.read(16)))
+    data = zlib.decompress(stream.read(int(stream.read(16))))
     try:
         descriptor = os.memfd_create("gangline-agent", 0)
     except (AttributeError, OSError):
@@ -67,9 +69,15 @@ def remote_command(argv: Sequence[str]) -> str:
 
 
 def first_words() -> bytes:
-    """What is said to a fresh BOOTSTRAP: START, filled up to its length, and the agent behind its own length."""
-    agent = agent_zipapp()
+    """What is said to a fresh BOOTSTRAP: START, filled up to its length, and the packed agent behind its own length."""
+    agent = packed_agent()
     return START.encode().ljust(START_BYTES, b"\n") + b"%016d" % len(agent) + agent
+
+
+@once
+def packed_agent() -> bytes:
+    """The agent as it travels."""
+    return zlib.compress(agent_zipapp(), 9)
 
 
 def as_text(word: str | os.PathLike[str]) -> str:

@@ -22,15 +22,17 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @once
 def agent_zipapp() -> bytes:
-    """gangline/__init__.py and gangline/agent/ as a program for `python FILE VERB`, from the package's own files."""
+    """gangline/__init__.py and gangline/agent/ as a program for `python FILE VERB`, from the package's own files.
+
+    Its members are stored as they are: it travels packed as one, which makes it a quarter smaller than one by one.
+    """
     package = importlib.resources.files("gangline")
     members = [("__main__.py", START), ("gangline/__init__.py", package.joinpath("__init__.py").read_bytes())]
     members += sorted(_sources(package.joinpath("agent"), "gangline/agent"))
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members:
             entry = zipfile.ZipInfo(name, LONG_AGO)
-            entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o600 << 16
             archive.writestr(entry, data)
     return buffer.getvalue()

@@ -12,6 +12,7 @@
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)
+  comparison.json                                                       the plan beside what came of it (controller)
   order.json  prepare.lock  supervisor.lock                             who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
@@ -77,6 +78,11 @@ class RunLayout:
     def metrics(self) -> Path:
         """One JSON line per optimizer step and per evaluation."""
         return self.folder / "metrics.jsonl"
+
+    @property
+    def comparison(self) -> Path:
+        """What was planned beside what came of it, of the last attempt that had steps enough."""
+        return self.folder / "comparison.json"
 
     @property
     def events(self) -> Path:

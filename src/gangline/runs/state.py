@@ -75,10 +75,19 @@ class Outcome:
     @staticmethod
     def load(path: Path) -> Outcome:
         """Read outcome.json; raises FileNotFoundError."""
-        data = read_json(path)
-        hosts = {name: build(HostOutcome, host) for name, host in data.pop("hosts").items()}
+        return Outcome.from_json(read_json(path))
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Outcome:
+        """The outcome that `save` wrote; raises LookupError, TypeError, ValueError or AttributeError for others."""
+        hosts = {name: build(HostOutcome, host) for name, host in data["hosts"].items()}
         lists = {name: tuple(data.get(name, ())) for name in ("failures", "left", "unverified")}
-        return Outcome(**{**data, "hosts": hosts, **lists})
+        outcome = Outcome(**{**data, "hosts": hosts, **lists})
+        if outcome.result not in {"finished", "stopped", "failed"} or not isinstance(outcome.error, dict | None):
+            raise ValueError("no outcome of an attempt")
+        if not all(isinstance(each, str) for each in (*outcome.left, *outcome.unverified)):
+            raise TypeError("a host that is no name")
+        return outcome
 
 
 Order = Literal["stop", "kill"]

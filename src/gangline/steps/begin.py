@@ -65,6 +65,8 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
     documents = {"cluster.json": seen, f"attempts/{number}/cluster.json": seen}
+    if layout.plan.exists():  # not of a command of the user's own
+        documents["plan.json"] = read_json(layout.plan)
     hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
     with _kept_by(layout, cluster, keeping):
         try:

@@ -19,7 +19,7 @@ from gangline.steps.begin import start_attempt
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
 from gangline.sync.place import write_documents
-from gangline.sync.project import foresee_project, lay_out, place_project, verify_project
+from gangline.sync.project import foresee_project, lay_out, place_project
 
 COMMAND_FILE = "command.json"
 STALL_AFTER_S = 600.0
@@ -122,7 +122,6 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
     project = place_project(Path(record.folder), ready.cluster, means.transports, tell=means.talk)
     record = dataclasses.replace(record, project=project.to_json())
     write_documents(layout, {"command": record.to_json()})
-    verify_project(project, ready.cluster, means.transports)
     for line in lay_out(project, layout.run_id, ready.cluster, means.transports).lines(number - 1):
         means.talk.say(line)
     gang = command_gang(ready.cluster, layout.run_id, number)

@@ -9,9 +9,12 @@ from gangline.checks.finding import Finding
 from gangline.inventory.facts import Inventory
 from gangline.planning.explain import explain
 from gangline.planning.plan import Plan, make_plan
+from gangline.planning.world import World
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
+from gangline.steps.forecast import Outlook, foresee_job
 from gangline.steps.look import START, Sight, look
+from gangline.steps.machines import world_of
 from gangline.steps.seams import Means
 
 
@@ -20,9 +23,12 @@ class Decision:
     """What was asked, seen and decided before anything is changed."""
 
     job: Job
+    """With everything decided that the user's file left open."""
     cluster: Cluster
     sight: Sight
     plan: Plan
+    world: World
+    outlook: Outlook
 
     @property
     def inventory(self) -> Inventory:
@@ -42,8 +48,11 @@ class Decision:
 def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
     """Look, plan, judge; everything that is found is told. Changes nothing."""
     sight = look(cluster, START, means, silent=True)
+    world = world_of(cluster, sight.inventory, means.home)
+    outlook = foresee_job(job, world, means)
+    job = outlook.settled(job)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
-    drafted = make_plan(job, cluster, gpus)
+    drafted = make_plan(job, cluster, gpus, option=outlook.runnable)
     for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):
         means.talk.say(line)
-    return Decision(job=job, cluster=cluster, sight=sight, plan=drafted)
+    return Decision(job=job, cluster=cluster, sight=sight, plan=drafted, world=world, outlook=outlook)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -16,7 +16,8 @@ from typing import Any, NoReturn, get_args
 
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
-from gangline.remote.said import understood, whole
+from gangline.planning.outcome import Comparison
+from gangline.remote.said import NONSENSE, understood, whole
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic, write_json
@@ -24,17 +25,22 @@ from gangline.runs.job import build
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId, parse_stat
 from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
-from gangline.runs.state import Phase, RunState
+from gangline.runs.state import Outcome, Phase, RunState
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
 from gangline.sync.place import host_layout
+from gangline.watch.board import checked_board
 from gangline.watch.follow import View
 from gangline.watch.logs import last_step
 
 KEEPER_FILE = "keeper.json"
 LAST_FILE = "last.json"
-ATTEMPT_FILES = ("request.json", "outcome.json", "board.json")
-"""What the supervisor writes of an attempt, and people want to see here."""
+ATTEMPT_FILES: Mapping[str, Callable[[Any], object]] = {"outcome.json": Outcome.from_json, "board.json": checked_board}
+"""What the supervisor writes of an attempt, and people want to see here; and what raises for anything else.
+
+What was started (request.json) this computer wrote itself: `kill_without_keeper` has hosts do what stands there, so
+nobody else may say it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +208,7 @@ def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> No
 
 def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
     """Renew this computer's copy; what the keeper does not have is left as it is. Raises HostUnreachable, and
-    GanglineError for what is no state of a run.
+    GanglineError for what is no state of a run, no board and no outcome.
     """
     state = _read(keeper, there.state)
     if state is None:
@@ -214,9 +220,23 @@ def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
         return  # what was handed over, or is about to be: this computer knows more
     write_atomic(here.state, state)
     here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name in ATTEMPT_FILES:
+    for name, read in ATTEMPT_FILES.items():
         if (data := _read(keeper, there.attempt(number) / name)) is not None:
+            with understood(keeper.host, f"{name} of {here.run_id}"):
+                read(json.loads(data))
             write_atomic(here.attempt(number) / name, data)
+    if said["phase"] in {"finished", "stopped", "failed"}:
+        _copy_comparison(here, there, keeper)
+
+
+def _copy_comparison(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
+    """It is written just before the run has ended. One that cannot be read, of another version perhaps, hides nothing
+    else: then there is none here.
+    """
+    if (data := _read(keeper, there.comparison)) is not None:
+        with contextlib.suppress(*NONSENSE):
+            Comparison.from_json(json.loads(data))
+            write_atomic(here.comparison, data)
 
 
 def _attempt_in(said: dict[str, Any]) -> int:

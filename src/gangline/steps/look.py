@@ -21,6 +21,7 @@ from gangline.inventory.recent import age_s, forget_pairs, keep_pairs, recent_pa
 from gangline.inventory.same import compare
 from gangline.inventory.shared import probe_shared
 from gangline.runs.cluster import Cluster
+from gangline.steps.building import with_building
 from gangline.steps.seams import Means, Talk, Transports
 
 TRAFFIC = ("network", "clocks", "security")
@@ -87,6 +88,8 @@ def look(cluster: Cluster, wish: Wish, means: Means, *, silent: bool = False) ->
     begun, transports, talk = time.monotonic(), means.transports, means.talk
     talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
     inventory = gather(cluster, transports)
+    if wish.wants("versions", "storage"):
+        inventory = with_building(cluster, inventory, transports)
     recent = None
     if wish.wants(*TRAFFIC) and not cluster.is_one_machine:
         recent = None if wish.anew else recent_pairs(means.home, cluster, inventory)

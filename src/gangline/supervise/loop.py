@@ -19,15 +19,19 @@ from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, read_order
 from gangline.supervise.aside import Aside
 from gangline.supervise.cause import first_cause, gather_failures
+from gangline.supervise.claims import Claims
 from gangline.supervise.clean import clean
 from gangline.supervise.commit import Committer
+from gangline.supervise.compared import compared
 from gangline.supervise.earlier import end_earlier
+from gangline.supervise.first_step import FirstStep
 from gangline.supervise.heartbeat import Heartbeats
 from gangline.supervise.pace import Pace
 from gangline.supervise.presence import Presence
 from gangline.supervise.records import Records
 from gangline.supervise.stall import Stall
 from gangline.supervise.start import Start
+from gangline.supervise.telling import Telling
 from gangline.supervise.troubles import Troubles
 
 
@@ -60,10 +64,14 @@ class Supervisor:
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
         self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
+        self._comparing = Aside(self._compared, patience_s=self._pace.patience_s)
         self._presence = Presence(notice_s=self._pace.notice_s)
         self._heartbeats = Heartbeats(stall_s=self._pace.stall_s)
+        self._claims = Claims(num_hosts=len(self.request.hosts), doubt_s=self._pace.doubt_s)
+        self._telling = Telling(self._tell_one, patience_s=self._pace.patience_s)
         self._troubles = Troubles(self._records, patience_s=self._pace.trouble_s)
         self._start = Start(self.request, self._cluster, self._transports, limits=self._pace.start)
+        self._first_step = FirstStep(self.request)
         is_quiet = RunState.load(layout).quiet_since is not None
         self._stall = Stall(self.request.stall, run_id=layout.run_id, is_told=is_quiet)
         self._user_order: Order | None = None
@@ -98,7 +106,7 @@ class Supervisor:
         if has_begun:
             self._untold = set(self.request.names)
             self._tell(statuses)
-            self._start.done = _is_done(self._layout, self._attempt)
+            self._start.done = self._first_step.done = _is_done(self._layout, self._attempt)
         else:
             self._start_gang(statuses, secrets)
         # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
@@ -152,7 +160,7 @@ class Supervisor:
         statuses = self._poll()
         self._require_charge(statuses)
         news = (*self._presence.note(statuses), *self._heartbeats.note(statuses), *self._follow_start(statuses))
-        for event, details in (*news, *self._follow_output(statuses)):
+        for event, details in (*news, *self._follow_first_step(statuses), *self._follow_output(statuses)):
             self._records.event(event, **details)
         self._pass_on_order()
         self._end_failed(statuses)
@@ -162,6 +170,7 @@ class Supervisor:
             return None
         left = self._clean_up(statuses)
         self._commit(statuses, last=True)
+        self._compare(statuses)
         return self._judge(statuses, left)
 
     def _poll(self) -> list[HostStatus]:
@@ -169,13 +178,21 @@ class Supervisor:
 
     def _require_charge(self, statuses: Sequence[HostStatus]) -> None:
         self._records.require_charge(RunState.load(self._layout).epoch)
-        self._records.require_charge(max((status.epoch or 0 for status in statuses), default=0))
+        for event, details in self._claims.note(statuses, epoch=self.epoch):
+            self._records.event(event, **details)
+        self._records.require_charge(self._claims.believed)
 
     def _follow_start(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
         events = list(self._start.note(statuses))
         if self._start.is_due() or events:
             self._records.board(self._start.to_json())
         return events
+
+    def _follow_first_step(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
+        """What ranks do that have joined; those that were told to leave do not begin any more."""
+        if self._order is not None or not self._start.done:
+            return []
+        return list(self._first_step.note(statuses))
 
     def _follow_output(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
         """Whether the user's own program prints; ranks that were told to leave may be silent."""
@@ -221,14 +238,15 @@ class Supervisor:
     def _tell(self, statuses: Sequence[HostStatus]) -> None:
         """Tell the guards what they are to do, and those that do not answer as soon as they do."""
         reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
-        if not reachable:
-            return
-        part = self.request.on(reachable)
-        if self._order is None:
-            missed = self._backend.announce(part, self._transports, epoch=self.epoch)
-        else:
-            missed = self._backend.stop(part, self._transports, now=self._order == "kill", epoch=self.epoch)
-        self._untold -= reachable - set(missed)
+        if reachable:
+            self._untold -= self._telling.tell(reachable, self._order)
+
+    def _tell_one(self, host: str, order: Order | None) -> bool:
+        """Whether its guard was told."""
+        part = self.request.on({host})
+        if order is None:
+            return not self._backend.announce(part, self._transports, epoch=self.epoch)
+        return not self._backend.stop(part, self._transports, now=order == "kill", epoch=self.epoch)
 
     def _commit(self, statuses: Sequence[HostStatus], *, last: bool = False) -> None:
         if any(status.phase == "unreachable" for status in statuses):
@@ -239,6 +257,27 @@ class Supervisor:
                 self._records.event("committed", step=commit.step, hosts=sorted(commit.parts))
         except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
             self._records.complain(f"cannot commit: {error}")
+
+    def _compare(self, statuses: Sequence[HostStatus]) -> None:
+        """Keep the plan beside what came of it; the end of the run does not depend on it."""
+        head = self._cluster.head.name
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        if self.request.hosts[0].program == "command" or head in silent:
+            return
+        try:
+            found = self._comparing.do()
+        except Exception as error:  # noqa: BLE001  (figures that are missing or damaged, a host that is gone)
+            self._records.complain(f"the plan is not compared with the run: {type(error).__name__}: {error}")
+            return
+        if found is None:
+            self._records.complain(f"the plan is not compared with the run: its figures on {head} are read too slowly")
+        for comparison in found or ():
+            self._records.comparison(comparison)
+
+    def _compared(self) -> list[dict[str, Any]]:
+        head = self._transports[self._cluster.head.name]
+        comparison = compared(self._layout, self._attempt, cluster=self._cluster, head=head)
+        return [] if comparison is None else [comparison]
 
     def _is_over(self, statuses: Sequence[HostStatus]) -> bool:
         """Whether nothing more comes of this attempt by itself, as far as hosts answer."""

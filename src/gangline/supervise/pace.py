@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gangline.launch.look import PATIENCE_S
 from gangline.supervise.board import Limits
+from gangline.supervise.claims import DOUBT_S
 from gangline.supervise.clean import VERIFY_S
 from gangline.supervise.heartbeat import STALL_S
 from gangline.supervise.presence import NOTICE_S
@@ -17,7 +18,7 @@ class Pace:
 
     poll_s: float = 0.3
     patience_s: float = PATIENCE_S
-    """How long a commit may keep us from looking: a host may die meanwhile."""
+    """How long a commit or an order may keep us from looking: a host may die meanwhile."""
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
     silence_s: float = 30.0
@@ -26,6 +27,8 @@ class Pace:
     """The same after an order of the user, where no host has ended yet; and for a guard that does not get on."""
     notice_s: float = NOTICE_S
     stall_s: float = STALL_S
+    doubt_s: float = DOUBT_S
+    """After so long it is told that one host alone speaks of another supervisor."""
     trouble_s: float = 60.0
     """How long looks may fail before the supervisor gives up."""
     verify_s: float = VERIFY_S

@@ -82,6 +82,14 @@ class Records:
         except OSError as error:
             self.complain(f"cannot write board.json: {error}")
 
+    def comparison(self, comparison: object) -> None:
+        """Write comparison.json; on a full disk the run ends without it."""
+        self.require_charge(RunState.load(self._layout).epoch)
+        try:
+            write_json(self._layout.comparison, comparison)
+        except OSError as error:
+            self.complain(f"cannot write comparison.json: {error}")
+
     def event(self, event: str, **details: object) -> None:
         """Add an event."""
         try:

@@ -13,9 +13,9 @@ from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.sync.ask import OnProgress, ask_worker
-from gangline.sync.fanout import Cargo, bring
+from gangline.sync.fanout import Cargo, Delivery, bring
 from gangline.sync.place import host_layout
-from gangline.sync.tell import SILENT, Tell
+from gangline.sync.tell import SILENT, Tell, Ticks
 from gangline.sync.trees import Spot, Tree, differing, look, spot_on
 
 SET_FILE = "set.json"
@@ -69,14 +69,24 @@ def distribute(
     What a host has is hashed there. Hosts send them on to each other where they can; else they pass through this
     computer's `scratch`. Raises DataError where a set is damaged on the head, or even after it was brought.
     """
-    served: list[str] = []
-    for content_hash in filter(None, (inputs.train, inputs.evaluation)):
-        source, *targets = (_token_set(host, transports, content_hash) for host in cluster.hosts)
-        if not targets:
+    deliveries: dict[str, Delivery] = {}
+    for what, content_hash in (("training tokens", inputs.train), ("evaluation tokens", inputs.evaluation)):
+        source, *targets = (_token_set(host, transports, content_hash or "") for host in cluster.hosts)
+        if content_hash is None or not targets:
             continue
-        cargo = Cargo(what="tokens", source=source, tree=_verified(source), kind=DataError)
-        served += bring(cargo, targets, shared=cluster.shared, scratch=scratch, tell=tell).served
-    return list(dict.fromkeys(served))
+        cargo = Cargo(what=what, source=source, tree=_verified(source), kind=DataError)
+        deliveries[what] = bring(cargo, targets, shared=cluster.shared, scratch=scratch, tell=Ticks(tell))
+    for line in _lines(deliveries):
+        tell.say(line)
+    return list(dict.fromkeys(host for delivery in deliveries.values() for host in delivery.served))
+
+
+def _lines(deliveries: Mapping[str, Delivery]) -> list[str]:
+    """What was brought, once where all of it went the same ways."""
+    first, *others = deliveries.values() or [Delivery()]
+    if all(other == first for other in others):
+        return first.lines("tokens")
+    return [line for what, delivery in deliveries.items() for line in delivery.lines(what)]
 
 
 def _verified(source: Spot) -> Tree:

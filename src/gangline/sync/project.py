@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -71,19 +71,20 @@ def place_project(
     tell: Tell = SILENT,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Project:
-    """Bring a folder to every host that lacks it; says what is copied and what stays behind.
+    """Bring a folder to every host that lacks it, and verify it there; says what is copied and what stays behind.
 
     Raises UsageError for a folder that is too large, CheckFailed where a host has it with other content.
     """
     with _packed(folder, limit_bytes) as (project, archive, chosen):
         _say(project, chosen, tell)
-        spots = _spots(project, cluster, transports)
-        verify_project(project, cluster, transports, absent_is_fine=True)
-        found = [spot.transport.names(spot.path.parent) for spot in spots]
-        lacking = [spot for spot, names in zip(spots, found, strict=True) if spot.path.name not in names]
+        absent = _verified(project, _spots(project, cluster, transports))
+        lacking = [spot for spot in absent if spot.path.name not in spot.transport.names(spot.path.parent)]
         if lacking:
             tell.tick(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
             place_archive(archive, lacking)
+        if absent:
+            bare = dataclasses.replace(cluster, hosts=tuple(spot.host for spot in absent))
+            verify_project(project, bare, transports)
     return project
 
 
@@ -94,25 +95,31 @@ def foresee_project(folder: Path, *, tell: Tell = SILENT, limit_bytes: int = LIM
     return project
 
 
-def verify_project(
-    project: Project, cluster: Cluster, transports: Mapping[str, Transport], *, absent_is_fine: bool = False
-) -> None:
-    """Raise CheckFailed unless every host has the project byte for byte, naming host and file; right before the start.
+def verify_project(project: Project, cluster: Cluster, transports: Mapping[str, Transport]) -> None:
+    """Raise CheckFailed unless every host has the project byte for byte, naming host and file.
 
     What a program wrote beside the source since then does not count.
     """
-    spots = _spots(project, cluster, transports)
+    if absent := _verified(project, _spots(project, cluster, transports)):
+        raise _other(absent[0], project, sorted(project.marks))
+
+
+def _verified(project: Project, spots: Sequence[Spot]) -> list[Spot]:
+    """Where it is not at all; raises CheckFailed where it is other than it was brought."""
     expected = {name: (0, mark) for name, mark in project.marks.items()}
     trees = look_everywhere(spots, How(exact=True, names=tuple(project.marks)))
     for spot, tree in zip(spots, trees, strict=True):
-        if tree.kind is None and absent_is_fine:
-            continue
-        if wrong := differing(expected, tree.files):
-            raise CheckFailed(
-                f"{spot.host.name}: {', '.join(map(shown, wrong[:5]))} is not what was brought there",
-                seen=f"{len(wrong)} of {len(expected)} files of {spot.path} differ by hash or are missing",
-                fix=f"see what changed them, and on that host: rm -r {spot.path}; it is brought again",
-            )
+        if tree.kind is not None and (wrong := differing(expected, tree.files)):
+            raise _other(spot, project, wrong)
+    return [spot for spot, tree in zip(spots, trees, strict=True) if tree.kind is None]
+
+
+def _other(spot: Spot, project: Project, wrong: Sequence[str]) -> CheckFailed:
+    return CheckFailed(
+        f"{spot.host.name}: {', '.join(map(shown, wrong[:5]))} is not what was brought there",
+        seen=f"{len(wrong)} of {len(project.marks)} files of {spot.path} differ by hash or are missing",
+        fix=f"see what changed them, and on that host: rm -r {spot.path}; it is brought again",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from gangline.errors import CheckFailed
+from gangline.inventory.building import environments_folder, read_building
+from gangline.inventory.pythons import HIGHEST, LOWEST, BuildFacts, FoundPython, why_not
+from gangline.remote.said import understood
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Host
 from gangline.sync.ask import ask_agent
@@ -18,10 +20,6 @@ from gangline.sync.parallel import in_parallel
 from gangline.sync.tell import shown
 from gangline.sync.wheelhouse import Kind
 
-LOWEST = (3, 10)
-"""What gangline's worker, and torch, run with."""
-HIGHEST = (3, 14)
-"""The newest that the packages of gangline's own lock have wheels for."""
 LOOK_S = 120.0
 
 
@@ -57,7 +55,7 @@ class Site:
 
     def folder(self, python: Python) -> PurePath:
         """Where its environment is, or will be."""
-        return PurePath(self.host.workdir) / "environments" / f"{self.lock.hash}-{self.kind(python).tag}"
+        return environments_folder(self.host) / f"{self.lock.hash}-{self.kind(python).tag}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,44 +108,34 @@ def choose(sites: Sequence[Site], *, without: frozenset[tuple[str, tuple[int, in
 
 
 def _look(host: Host, transport: Transport, *, has_gpu: bool) -> Site:
-    root = PurePath(host.workdir) / "environments"
-    answer = ask_agent(transport, "environment", {"do": "look", "root": str(root)}, timeout_s=LOOK_S)
+    request = {"do": "look", "root": str(environments_folder(host))}
+    answer = ask_agent(transport, "environment", request, timeout_s=LOOK_S)
     lock = load_lock(host.environment.path)
-    judged = [(found, _why_not(found, own=host.environment.path is None)) for found in answer["pythons"]]
+    with understood(host.name, "the Pythons there"):
+        there = read_building(answer, BuildFacts())
+        judged = [(found, why_not(found, own_lock=host.environment.path is None)) for found in there.pythons]
+        fit = tuple(_python(found) for found, why in judged if why is None)
     return Site(
         host=host,
         transport=transport,
         lock=lock,
         has_gpu=has_gpu,
-        pythons=tuple(_python(found) for found, why in judged if why is None),
-        passed_over=tuple(f"{found['path']} ({why})" for found, why in judged if why is not None),
-        built=tuple(answer["built"]),
-        free_bytes=answer["free_bytes"],
+        pythons=fit,
+        passed_over=tuple(f"{found.path} ({why})" for found, why in judged if why is not None),
+        built=there.built,
+        free_bytes=there.free_bytes,
     )
 
 
-def _python(found: Mapping[str, Any]) -> Python:
-    major, minor, patch = found["version"]
-    glibc = str(found["libc"][1]).split(".")
+def _python(found: FoundPython) -> Python:
+    major, minor, patch = found.version
+    glibc = found.libc[1].split(".")
     return Python(
-        path=found["path"],
-        version=(int(major), int(minor), int(patch)),
-        machine=found["machine"],
+        path=found.path,
+        version=(major, minor, patch),
+        machine=found.machine,
         glibc=(int(glibc[0]), int(glibc[1])),
     )
-
-
-def _why_not(found: Mapping[str, Any], *, own: bool) -> str | None:
-    """Why no environment can be built with a Python; None: it can."""
-    version = ".".join(map(str, found["version"]))
-    minor = tuple(found["version"][:2])
-    if found["implementation"] != "CPython" or found["free_threaded"]:
-        return f"{found['implementation']} {version}{', free-threaded' if found['free_threaded'] else ''}"
-    if minor < LOWEST or (own and minor > HIGHEST):
-        return f"Python {version}"
-    if found["libc"][0] != "glibc" or str(found["libc"][1]).count(".") != 1:
-        return "not built with glibc, which the wheels need"
-    return None if found["has_venv"] else f"Python {version} without its module venv"
 
 
 def _no_python(site: Site) -> CheckFailed:

@@ -39,6 +39,16 @@ class Silent:
 SILENT = Silent()
 
 
+class Ticks:
+    """Passes on how a step is getting on, and keeps the lines that stay to itself: somebody else says them."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.tick = tell.tick
+
+    def say(self, line: str) -> None:
+        """See `Tell.say`."""
+
+
 def shown(text: str) -> str:
     """Text from a host or a file name, fit for a terminal: no control characters, not too long."""
     plain = "".join(char if char.isprintable() else "?" for char in text)

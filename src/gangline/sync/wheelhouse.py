@@ -23,6 +23,7 @@ from gangline.sync.lock import Lock, Pin
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Tree, look
 from gangline.sync.trees import here as spot_here
+from gangline.sync.unused import delete_unused, mark_used
 from gangline.units import format_bytes
 
 DOWNLOAD_S = 4 * 3600.0
@@ -115,8 +116,9 @@ def gather_wheels(lock: Lock, kind: Kind, *, home: Path, tell: Tell = SILENT) ->
     """
     name = f"{lock.hash}-{kind.python_tag}-{kind.machine}-glibc{kind.glibc[0]}.{kind.glibc[1]}"
     folder = home / "wheelhouse" / f"{name}-{'gpu' if kind.has_gpu else 'cpu'}"
-    if not (folder / WHOLE).exists():
+    if not mark_used(folder / WHOLE):
         _gather(lock, kind, folder, tell=tell)
+    delete_unused(folder.parent, WHOLE, tell=tell)
     tree = look(spot_here(folder, home=home))
     pip = next(path.name for path in sorted(folder.glob("pip-*.whl")))
     requirements = (folder / REQUIREMENTS).read_text("utf-8")

@@ -24,6 +24,17 @@ def read_board(layout: RunLayout, attempt: int) -> Board | None:
     return board
 
 
+def checked_board(data: Any) -> Board:
+    """What somebody else says is a board, if it can be shown; raises LookupError, TypeError or ValueError."""
+    sentence = data["sentence"]
+    if not isinstance(data["done"], bool) or not isinstance(sentence, str | None):
+        raise TypeError("a board that is none")
+    joined_line(data)
+    board_tick(data)
+    board_lines(data)
+    return {**data}
+
+
 def board_tick(board: Board) -> str:
     """One line: "starting, 8 s: pc1 joined · pc2 torch imported · pc3 connected"."""
     hosts = " · ".join(f"{row['host']} {_stage(row, board['order'])}" for row in board["hosts"])

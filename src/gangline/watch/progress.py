@@ -32,6 +32,8 @@ class Progress:
         self._all_joined = False
         self._gist = ""
         self._silent: str | None = None
+        self._past: set[tuple[str, str]] = set()
+        """(attempt, stage) before the first step, as in supervise/first_step.py, that is over."""
         self._end: str | None = None
         """How the run ended; the last line to show."""
 
@@ -39,9 +41,12 @@ class Progress:
         """Take in what was before, without showing it but for the state it led to."""
         self._all_joined = update.board is not None and bool(update.board["done"])
         for record in update.records:
-            self.history.add(record)
+            self._remember(record)
         if last := self.history.last_step:
             self._step(last)
+        told = [record for record in update.records if record.get("event") == "beginning"]
+        if told and update.run.phase == "running" and not self._is_past(told[-1]) and (line := event_line(told[-1])):
+            self._line(line)
         state = update.run.state
         if state is not None and update.run.phase == "running" and state.quiet_since is not None:
             self._line(f"quiet  no rank has printed anything since {state.quiet_since}")
@@ -51,16 +56,27 @@ class Progress:
         self._show_board(update.board)
         self._show_silence(update.run.silent)
         for record in update.records:
-            self.history.add(record)
+            self._remember(record)
             kind = record.get("kind")
             if kind == "step":
                 self._step(record)
             elif kind == "evaluation":
                 self._line(evaluation_line(record))
-            elif kind == "event" and (line := event_line(record)):
+            elif kind == "event" and not self._is_past(record) and (line := event_line(record)):
                 self._event(record, line)
         if update.last:
             self.finish()
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        self.history.add(record)
+        past = {"step": ("load", "evaluate", "step"), "evaluation": ("load", "evaluate")}
+        self._past.update((str(record.get("attempt")), stage) for stage in past.get(str(record.get("kind")), ()))
+
+    def _is_past(self, record: dict[str, Any]) -> bool:
+        """Whether it tells late, as a guard looks once a second, what ranks do no more: figures came of it already."""
+        return (
+            record.get("event") == "beginning" and (str(record.get("attempt")), str(record.get("stage"))) in self._past
+        )
 
     def _show_board(self, board: Board | None) -> None:
         """While ranks join: who is where, and a sentence when somebody is behind. Then one line, once."""

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from gangline.planning.outcome import Comparison
+from gangline.remote.said import NONSENSE
+from gangline.runs.files import read_json
 from gangline.runs.registry import RunRecord
 from gangline.watch.curve import curve
 from gangline.watch.follow import Update, View, follow
 from gangline.watch.history import History
 from gangline.watch.progress import Progress
 from gangline.watch.table import final_losses
+from gangline.watch.text import clean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ def summary(
     kept = view.committed_steps()
     rows = [
         *final_losses(history),
+        *_measured(view, watched.run),
         *([f"{'checkpoints':<16} {_listed(kept) if kept else 'none'}"] if is_job else []),
         f"{'run directory':<16} {view.layout.folder}",
     ]
@@ -74,6 +79,17 @@ def summary(
     meaning = "go on from the newest checkpoint" if is_job else "start it again, with the words of --resume-flag"
     commands = [(f"gangline resume {run_id}", meaning)] if again else []
     return [*chart, *([""] if chart else []), *rows, "", *_next_commands(run_id, commands, kept)]
+
+
+def _measured(view: View, run: RunRecord) -> list[str]:
+    """The plan beside what came of it, where that was compared of this attempt."""
+    try:
+        comparison = Comparison.from_json(read_json(view.layout.comparison))
+    except (OSError, *NONSENSE):
+        return []
+    if run.state is None or comparison.attempt != run.state.attempt:
+        return []
+    return [f"{'measured':<16} {clean(comparison.line)}"]
 
 
 def terminal_width(default: int = 80) -> int:

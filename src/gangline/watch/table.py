@@ -56,9 +56,12 @@ def event_line(record: dict[str, Any]) -> str | None:
         return None
     shown = [(key, _detail(value)) for key, value in record.items() if key in _DETAILS and value is not None]
     details = [value if key == "what" else f"{key} {value}" for key, value in shown]
-    name = {"committed": "checkpoint committed", "started": "gang started"}.get(event, event)
-    return clean("  ".join([name, *details]))
+    name = _NAMES.get(event, event)
+    return clean(_joined([name, *details]))
 
+
+_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": ""}
+"""What events are called where that is not their name; "": the rest says it."""
 
 _TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined"})
 """The start has its board, an evaluation its own line, a save counts once it is committed, and a failure is the error

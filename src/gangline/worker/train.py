@@ -58,6 +58,7 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag) -> NoReturn:
     phase.enter("joined", step=0)
     log.info("joined: rank %d of %d on %s, %s", world.rank, world.size, world.host, world.device)
     recorder = Recorder(job, layout, world) if world.is_head else None
+    log.info("loading %s", job.model.path)
     train_set, evaluation_set = open_sets(layout)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
     progress = restore(session, layout.checkpoints)

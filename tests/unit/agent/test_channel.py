@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline.agent.__main__ import MODULES
 from gangline.agent.forked import Forked
 from gangline.remote.wire import MAGIC
 from gangline.runs.process import ProcessId
@@ -230,6 +231,24 @@ def test_a_verb_that_fails_says_why_and_harms_nobody(peer):
     assert code == 2
     assert complaint.startswith("usage: gangline.agent VERB")
     assert json.loads(ask(peer, "facts")[1])["system"]
+
+
+def test_all_verbs_at_once_and_twice_are_answered(peer):
+    """Children are born while the channel loads modules for others."""
+    verbs = sorted(set(MODULES) - {"channel", "guard", "listen", "python"})
+    for number, verb in enumerate([*verbs, "no-such-verb", *verbs], 1):
+        argv = ["x", verb, "no", "such", "words"]
+        peer.say(
+            {"id": number, "op": "run", "argv": argv, "agent": True, "env": {}, "timeout_s": 60, "in": False}, b"{}"
+        )
+    answers = {}
+    while len(answers) < 2 * len(verbs) + 1:
+        header, data = peer.hear()
+        if header.get("end"):
+            answers[header["id"]] = header, data
+    assert all("returncode" in header for header, _ in answers.values())
+    header, said = answers[len(verbs) + 1]
+    assert (header["returncode"], said[:6]) == (2, b"usage:")
 
 
 def test_a_verb_that_was_killed_says_so(peer):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gangline import app
+from gangline.checks import building
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
 from gangline.launch.backend import Request
+from gangline.remote.transport import AGENT
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
@@ -71,6 +73,33 @@ def test_all_mistakes_of_a_file_stop_before_any_host_is_asked(world: World) -> N
     with pytest.raises(SpecError, match="bacth"):
         train(world, "bacth=3")
     assert world.commands == []
+
+
+LOCKED = """
+hosts:
+  - {name: a, transport: local, workdir: ./places/a}
+  - {name: b, transport: local, workdir: ./places/b, environment: locked}
+"""
+
+
+def test_a_host_on_which_no_environment_can_be_built_stops_before_anything_is_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "why_not", lambda *_python, **_lock: "Python 3.12.3 without its module venv")
+    with pytest.raises(CheckFailed, match="E-SW-14"):
+        app.train(world.start(cluster=LOCKED), talk=world, seams=world.seams)
+    assert any(line.startswith("fail E-SW-14  b: ") for line in world.said)
+    asked = [(host, words) for host, words in world.commands if words[1:2] == ("environment",)]
+    assert asked == [("b", (AGENT, "environment"))]
+    assert not (world.root / "places").exists()
+    assert not world.home.exists()
+
+
+def test_nobody_is_asked_how_to_build_where_only_other_checks_are_wanted(world: World) -> None:
+    wish = app.Wish(only=("network",))
+    cluster = world.start(cluster=LOCKED).cluster
+    app.check(cluster, home=world.home, wish=wish, talk=world, seams=world.seams)
+    assert [words for _, words in world.commands if words[1:2] == ("environment",)] == []
 
 
 def test_a_failed_check_stops_before_anything_is_made(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bench.collective import SIZES, Order, _Gang, argv, backend_for, measure_collectives
+from gangline.bench.collective import SIZES, Gang, Order, argv, backend_for, measure_collectives
 from gangline.bench.links import measure_links, schedule
 from gangline.bench.network import Hosts, measure_network, versions
 from gangline.inventory.facts import HostFacts, HostFailure, Inventory
@@ -216,7 +216,7 @@ def test_a_host_that_fails_is_the_reason():
 
 def test_a_gang_ends_when_one_of_it_fails():
     transports = {name: LocalTransport(Host(name=name, workdir="/w", python="p")) for name in ("pc1", "pc2")}
-    gang = _Gang(transports=transports, timeout_s=60)
+    gang = Gang(transports=transports, timeout_s=60)
     begun = time.monotonic()
     gang.run({"pc1": (("sleep", "61.5"), {}), "pc2": ((sys.executable, "-c", "raise SystemExit('no way')"), {})})
     assert time.monotonic() - begun < 20
@@ -225,7 +225,7 @@ def test_a_gang_ends_when_one_of_it_fails():
 
 
 def test_a_gang_that_is_interrupted_leaves_nothing():
-    gang = _Gang(transports={"pc1": LocalTransport(Host(name="pc1", workdir="/w", python="p"))}, timeout_s=60)
+    gang = Gang(transports={"pc1": LocalTransport(Host(name="pc1", workdir="/w", python="p"))}, timeout_s=60)
 
     def interrupt():
         while not running("62.5"):

@@ -17,7 +17,7 @@ from gangline.runs.ids import new_id
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.registry import run_ids
-from gangline.runs.state import RunState
+from gangline.runs.state import Outcome, RunState
 from gangline.steps.keep import Keeping, copy_records
 from gangline.steps.keeper import who_keeps
 from gangline.steps.seams import Means, Seams
@@ -175,6 +175,60 @@ def test_a_state_that_is_none_is_not_written_down_and_names_who_said_it(world, t
     assert layout.state.read_bytes() == before
     (listed,) = app.records(world.home, seams=world.seams)
     assert "what pc1 says cannot be understood" in listed.record.silent
+
+
+BOARD = {
+    "done": False,
+    "order": ["ssh", "agent"],
+    "seconds": 3.0,
+    "ranks": 2,
+    "joined": 0,
+    "sentence": None,
+    "hosts": [{"host": "pc1", "ranks": 2, "joined": 0, "stages": {"ssh": 0.1, "agent": None}, "waits_for": []}],
+}
+OUTCOME = {"result": "failed", "hosts": {"pc1": {"phase": "ended", "returncode": 1}}, "error": None, "ended": "x"}
+
+
+def with_files(world, layout, **files):
+    there = world.said_there(layout, phase="running")
+    for name, data in files.items():
+        path = PurePath(there.attempt(1)) / f"{name}.json"
+        world.transports["pc1"].files[path] = data if isinstance(data, bytes) else json.dumps(data).encode()
+    copy_records(layout, there, world.transports["pc1"])
+
+
+def test_the_board_and_the_outcome_are_copied_and_what_was_started_is_not(world):
+    layout = world.run()
+    started = (layout.attempt(1) / "request.json").read_bytes()
+    with_files(world, layout, board=BOARD, outcome=OUTCOME, request={"hosts": [{"guard_argv": ["rm", "-r", "/"]}]})
+    assert json.loads((layout.attempt(1) / "board.json").read_bytes()) == BOARD
+    assert Outcome.load(layout.attempt(1) / "outcome.json").hosts["pc1"].returncode == 1
+    assert (layout.attempt(1) / "request.json").read_bytes() == started
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"board": b""},
+        {"board": DEEP},
+        {"board": [1]},
+        {"board": {**BOARD, "seconds": "long"}},
+        {"board": {**BOARD, "hosts": [{"host": "pc1"}]}},
+        {"board": {**BOARD, "sentence": ["x"]}},
+        {"board": {**BOARD, "done": "no"}},
+        {"outcome": b"null"},
+        {"outcome": {**OUTCOME, "result": "perfect"}},
+        {"outcome": {**OUTCOME, "hosts": 7}},
+        {"outcome": {**OUTCOME, "left": [7]}},
+        {"outcome": {**OUTCOME, "more": 1}},
+        {"outcome": {**OUTCOME, "error": "x"}},
+    ],
+)
+def test_a_board_or_an_outcome_that_is_none_is_not_written_down_and_names_who_said_it(world, files):
+    layout = world.run()
+    with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
+        with_files(world, layout, **files)
+    assert not (layout.attempt(1) / f"{next(iter(files))}.json").exists()
 
 
 def test_a_state_with_all_it_may_have_is_taken_over(world):

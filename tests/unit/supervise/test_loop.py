@@ -78,6 +78,10 @@ class Lab:
     def events(self):
         return [event["event"] for event in read_events(self.layout.events)]
 
+    def orders(self):
+        """What was ordered, one after the other; every host is told by itself."""
+        return list(dict.fromkeys(self.backend.orders))
+
     def phase(self):
         return RunState.load(self.layout).phase
 
@@ -105,21 +109,21 @@ def test_when_one_host_fails_the_other_is_ended(make):
     assert outcome.result == "failed"
     assert outcome.error["what"] == "rank 1 on pc2: row 7 is empty"
     assert outcome.failures[0]["host"] == "pc2"
-    assert lab.backend.orders == ["stop"]
+    assert lab.orders() == ["stop"]
     assert RunState.load(lab.layout).error["exit_code"] == 2
 
 
 def test_what_does_not_leave_a_failed_gang_is_killed(make):
     lab = make(stubborn=frozenset({"pc1"}))
     outcome = lab.run(lambda: lab.end(pc2=1))
-    assert lab.backend.orders == ["stop", "kill"]
+    assert lab.orders() == ["stop", "kill"]
     assert (outcome.result, outcome.error["host"]) == ("failed", "pc2")
 
 
 def test_an_error_ends_the_gang_before_its_host_has_ended(make):
     lab = make()
     lab.run(lambda: lab.backend.change("pc2", failures=(FAILURE,)), grace_s=60)
-    assert lab.backend.orders == ["stop"]
+    assert lab.orders() == ["stop"]
     assert lab.phase() == "failed"
 
 
@@ -135,7 +139,7 @@ def test_a_lost_host_ends_the_gang_and_what_it_left_is_ended(make):
 def test_an_order_of_the_user_is_passed_on(make, order):
     lab = make()
     outcome = lab.run(lambda: write_order(lab.layout, order, attempt=1))
-    assert lab.backend.orders == [order]
+    assert lab.orders() == [order]
     assert (outcome.result, outcome.error) == ("stopped", None)
     assert lab.events() == ["started", "stopping", "stopped"]
 
@@ -182,7 +186,7 @@ def test_a_stop_may_become_a_kill(make):
         write_order(lab.layout, "kill", attempt=1)
 
     assert lab.run(script).result == "stopped"
-    assert lab.backend.orders == ["stop", "kill"]
+    assert lab.orders() == ["stop", "kill"]
 
 
 def test_a_save_that_fails_while_stopping_is_a_failure(make):
@@ -456,6 +460,46 @@ def test_a_supervisor_that_slept_is_told_by_the_guards_too(make):
     assert lab.backend.orders == []
 
 
+def test_one_host_that_lies_about_another_supervisor_is_named_and_not_obeyed(make):
+    lab = make()
+
+    def script():
+        lab.backend.change("pc2", epoch=999_999_999)
+        wait_until(lambda: "doubted" in lab.events(), "it is named")
+        lab.finish()
+
+    assert lab.run(script, doubt_s=0.0).result == "finished"
+    (event,) = [event for event in read_events(lab.layout.events) if event["event"] == "doubted"]
+    assert (event["host"], event["epoch"]) == ("pc2", 999_999_999)
+
+
+def test_a_host_that_takes_no_order_keeps_neither_the_others_nor_the_supervisor_waiting(make):
+    lab = make()
+    asked, let_go = threading.Event(), threading.Event()
+    real = lab.backend.stop
+
+    def stop(request, transports, **how):
+        if request.names == ("pc1",) and not let_go.is_set():
+            asked.set()
+            assert let_go.wait(20)
+            return ["pc1"]
+        return real(request, transports, **how)
+
+    lab.backend.stop = stop
+
+    def script():
+        write_order(lab.layout, "stop", attempt=1)
+        assert asked.wait(20)
+        wait_until(lambda: lab.backend.statuses["pc2"].phase == "ended", "pc2 has heard")
+        write_order(lab.layout, "kill", attempt=1)
+        events = lab.layout.events
+        wait_until(lambda: [each.get("order") for each in read_events(events)].count("kill") == 1, "it looks on")
+        let_go.set()
+
+    outcome = lab.run(script, patience_s=0.01)
+    assert (outcome.result, outcome.hosts["pc1"].returncode) == ("stopped", -9)
+
+
 def test_a_takeover_while_a_host_is_silent_waits_for_it(make):
     lab = make()
     lab.supervisor().begin()
@@ -491,7 +535,8 @@ def test_the_start_is_followed_on_the_board(make):
         lab.finish()
 
     lab.run(script, start=Limits(sentence_s=60.0))
-    assert lab.events() == ["started", "joined", "finished"]
+    assert lab.events() == ["started", "joined", "beginning", "finished"]
+    assert read_events(lab.layout.events)[2]["what"] == "rank 0 on pc1 loads the model"
     assert read_json(board)["joined"] == 2
 
 
@@ -501,7 +546,7 @@ def test_a_start_that_gets_nowhere_is_given_up_with_its_cause(make):
     outcome = lab.run(lambda: None, start=Limits(sentence_s=0.0, stage_s=0.05))
     assert outcome.result == "failed"
     assert "rank 1 on pc2 has not joined" in outcome.error["what"]
-    assert lab.backend.orders == ["kill"]
+    assert lab.orders() == ["kill"]
     assert lab.events() == ["started", "waiting", "failing", "failed"]
 
 
@@ -511,7 +556,7 @@ def test_launchers_that_wait_for_one_that_failed_are_ended_at_once(make):
     lab.backend.signs = {"pc1": waiting, "pc2": waiting}
     outcome = lab.run(lambda: lab.backend.end("pc2", returncode=1), grace_s=60)
     assert outcome.result == "failed"
-    assert lab.backend.orders == ["kill"]
+    assert lab.orders() == ["kill"]
 
 
 @pytest.mark.parametrize(("order", "result"), [(None, "finished"), ("stop", "stopped")])

@@ -75,7 +75,7 @@ def test_where_the_user_wants_it_the_run_is_ended_as_failed(make):
     lab = make(STOP)
     outcome = lab.run(lambda: lab.silent(700, 640), grace_s=60)
     assert outcome.result == "failed"
-    assert lab.backend.orders == ["stop"]
+    assert lab.orders() == ["stop"]
     assert lab.events() == ["started", "quiet", "failing", "failed"]
     error = Outcome.load(lab.layout.attempt(1) / "outcome.json").error
     assert error["what"] == "no rank has printed anything for 10 min 00 s"
@@ -88,7 +88,7 @@ def test_where_the_user_wants_it_the_run_is_ended_as_failed(make):
 def test_ranks_that_do_not_leave_a_run_that_stands_still_are_killed(make):
     lab = make(STOP, stubborn=frozenset(HOSTS))
     outcome = lab.run(lambda: lab.silent(700, 700))
-    assert lab.backend.orders == ["stop", "kill"]
+    assert lab.orders() == ["stop", "kill"]
     assert (outcome.result, outcome.error["what"]) == ("failed", "no rank has printed anything for 10 min 00 s")
 
 
@@ -139,7 +139,7 @@ def test_who_takes_over_keeps_the_choice_and_does_not_tell_it_twice(make):
     first.begin()
     first._records.set_quiet("2026-01-01T00:00:00.000Z")  # and then it was killed
     outcome = lab.run(lambda: lab.silent(700, 700))
-    assert (outcome.result, lab.backend.orders) == ("failed", ["stop", "kill"])
+    assert (outcome.result, lab.orders()) == ("failed", ["stop", "kill"])
     assert "quiet" not in lab.events()
 
 

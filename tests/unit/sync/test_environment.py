@@ -7,12 +7,15 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gangline.errors import CheckFailed, GanglineError, UsageError
 from gangline.inventory.facts import Inventory
+from gangline.inventory.pythons import FoundPython
+from gangline.remote.transport import Result
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.sync import locked as locked_module
 from gangline.sync import pythons
@@ -29,7 +32,7 @@ from gangline.sync.gathering import Gathering
 from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
-from tests.unit.sync.hosts import HostTransport, Lines, kennel
+from tests.unit.sync.hosts import HostTransport, Lines, answered, kennel
 from tests.unit.sync.wheels import make_pip, make_wheel
 
 NOBODY = Inventory(gathered="", hosts=())
@@ -58,12 +61,12 @@ def lock(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def this_python_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these tests have all Pythons of this computer, whatever these may be."""
-    real = pythons._why_not
+    real = pythons.why_not
     own = sys.version_info[:3]
     monkeypatch.setattr(
         pythons,
-        "_why_not",
-        lambda found, own_lock=own, **how: real(found, **how) if tuple(found["version"]) == own_lock else "other",
+        "why_not",
+        lambda found, **how: real(found, **how) if found.version == own else "other",
     )
 
 
@@ -304,16 +307,34 @@ def test_a_host_without_venv_or_a_fit_python_is_told_what_it_has(
     tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    monkeypatch.setattr(pythons, "_why_not", lambda *_words, **_options: "Python 3.11.2 without its module venv")
+    monkeypatch.setattr(pythons, "why_not", lambda *_words, **_options: "Python 3.11.2 without its module venv")
     with pytest.raises(CheckFailed, match="pc1: no Python to build an environment with") as caught:
         place(locked(cluster, lock), transports, tmp_path)
     assert "without its module venv" in caught.value.seen
     assert "python3-venv" in caught.value.fix
 
 
-def found(*version: int, **options: object) -> dict[str, object]:
-    base = {"implementation": "CPython", "free_threaded": False, "libc": ["glibc", "2.36"], "has_venv": True}
-    return {**base, "path": "/usr/bin/python3", "machine": "x86_64", "version": list(version), **options}
+def test_a_host_that_lies_about_its_pythons_is_named(tmp_path: Path, lock: Path) -> None:
+    class Liar(HostTransport):
+        def run(self, argv: Sequence[str], **options: object) -> Result:
+            assert argv == ("gangline-agent", "environment")
+            return answered(self, argv, options["on_line"], {"pythons": [{"path": ["no", "text"]}]})
+
+    cluster, _ = kennel(tmp_path, "pc1")
+    with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
+        foresee_environments(locked(cluster, lock), NOBODY, {"pc1": Liar(cluster.head)})
+
+
+def found(*version: int) -> FoundPython:
+    return FoundPython(
+        path="/usr/bin/python3",
+        version=version,
+        implementation="CPython",
+        machine="x86_64",
+        libc=("glibc", "2.36"),
+        free_threaded=False,
+        has_venv=True,
+    )
 
 
 def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> pythons.Site:

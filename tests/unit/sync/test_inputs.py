@@ -105,7 +105,28 @@ def test_from_a_head_elsewhere_the_sets_pass_through_this_computer(cluster: Clus
     assert distribute(away, transports, INPUTS, scratch=tmp_path / "home", tell=lines) == ["pc2", "pc3"]
     assert file_of(tmp_path, "pc3", "beef").read_bytes() == b"the tokens to test"
     assert list((tmp_path / "home").iterdir()) == []
-    assert lines.said[0].startswith("tokens brought: pc2 from this computer")
+    (line,) = lines.said
+    assert line == "tokens brought: pc2 from this computer; pc3 from this computer"
+
+
+def test_where_only_some_of_it_was_brought_it_is_said_what(cluster: Cluster, tmp_path: Path) -> None:
+    served(cluster)
+    file_of(tmp_path, "pc2").unlink()
+    lines = Lines()
+    transports = {host.name: LocalTransport(host) for host in cluster.hosts}
+    assert distribute(cluster, transports, INPUTS, tell=lines) == ["pc2"]
+    assert [line.partition(":")[0] for line in lines.said] == ["training tokens brought"]
+    assert any(line.startswith("training tokens to pc2: ") for line in lines.ticked)
+    assert distribute(cluster, transports, INPUTS, tell=lines) == []
+    assert len(lines.said) == 1
+
+
+def test_training_data_alone_is_called_tokens(cluster: Cluster) -> None:
+    lines = Lines()
+    transports = {host.name: LocalTransport(host) for host in cluster.hosts}
+    alone = dataclasses.replace(INPUTS, evaluation=None)
+    assert distribute(cluster, transports, alone, tell=lines) == ["pc2", "pc3"]
+    assert [line.partition(":")[0] for line in lines.said] == ["tokens brought"]
 
 
 def test_the_heads_description_is_what_counts(cluster: Cluster, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import CheckFailed, RunFailed
+from gangline.sync.archive import Archive, place_archive
 from gangline.sync.project import Laid, Project, foresee_project, lay_out, place_project, verify_project
+from gangline.sync.trees import Spot
 from tests.unit.sync.hosts import Lines, kennel
 
 
@@ -64,6 +66,20 @@ def test_what_is_there_is_not_brought_again(tmp_path: Path, folder: Path) -> Non
     transports["pc1"].pushed.clear()
     assert place_project(folder, cluster, transports) == first
     assert transports["pc1"].pushed == []
+
+
+def test_what_was_brought_is_looked_at_there(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a look of its own on the host that lacked it; the other one was looked at already."""
+    cluster, transports = kennel(tmp_path, "pc1", "pc2")
+    place_project(folder, dataclasses.replace(cluster, hosts=cluster.hosts[:1]), transports)
+
+    def damaged(archive: Archive, spots: list[Spot]) -> None:
+        place_archive(archive, spots)
+        (Path(spots[0].path) / "train.py").write_text("import lib.m0del")
+
+    monkeypatch.setattr("gangline.sync.project.place_archive", damaged)
+    with pytest.raises(CheckFailed, match=r"pc2: train\.py is not what was brought there"):
+        place_project(folder, cluster, transports)
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,44 @@ def test_all_that_was_written_is_read_before_the_last_update(tmp_path: Path, mon
     assert [record["step"] for update in updates for record in update.records] == [1, 2]
 
 
+BEGINNING = {
+    "kind": "event",
+    "source": "supervisor",
+    "event": "beginning",
+    "attempt": 2,
+    "stage": "load",
+    "what": "all 3 ranks load the model",
+}
+
+
+def test_what_the_ranks_do_before_the_first_step_is_a_line_of_its_own(run: Run) -> None:
+    text = shown(run, [BEGINNING], [evaluation(0, 6.9), step(1)], live=False)
+    assert text.splitlines()[0] == "all 3 ranks load the model"
+
+
+def test_what_is_told_after_its_figures_came_is_not_shown(run: Run) -> None:
+    begin = [{**BEGINNING, "stage": stage, "what": f"they {stage}"} for stage in ("load", "evaluate", "step")]
+    first = {**evaluation(0, 6.9), "attempt": 2}
+    lines = shown(run, [first, *begin[:2]], [begin[2]], [step(1, attempt=2), begin[2]], live=False).splitlines()
+    assert [line for line in lines if line.startswith("they")] == ["they step"]
+    assert "they load" in shown(run, [{**first, "attempt": 1}, begin[0]], live=False)
+
+
+def test_who_comes_back_while_the_ranks_begin_sees_what_they_do(run: Run) -> None:
+    with run.layout.events.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(BEGINNING) + "\n")
+    run.metrics(step(1, attempt=1))
+    stream = io.StringIO()
+    Progress(stream, live=False, width=lambda: 100).skip(next(follow(run.view)))
+    assert "all 3 ranks load the model" in stream.getvalue().splitlines()
+    run.metrics(step(2, attempt=2))
+    stream = io.StringIO()
+    progress = Progress(stream, live=False, width=lambda: 100)
+    progress.skip(next(follow(run.view)))
+    progress.finish()
+    assert "load the model" not in stream.getvalue()
+
+
 def test_who_comes_back_to_a_run_that_prints_no_more_is_told_so(run: Run) -> None:
     state = RunState(name="tiny", phase="running", supervisor=ProcessId.current(), quiet_since="2026-01-01T12:00:00Z")
     state.save(run.layout)

@@ -1,0 +1,76 @@
+"""Shapes of well-known models by their hub names, so that a plan needs neither network nor weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+
+from gangline.catalog.model_shapes import GROUPS, SAME, Group, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """A model of this catalogue."""
+
+    name: str
+    """On the hub: owner/name."""
+    config: dict[str, Value]
+    """What its config.json says, as far as memory and time depend on it."""
+    source: str
+    """Where that was seen; the long names stand in `model_shapes.py`."""
+
+
+def known_model(name: str) -> KnownModel | None:
+    """The model of a hub name, in any case; its last part is enough where only one model has it. None: not known.
+
+    What begins with a dot or a slash is a folder, not a name.
+    """
+    wanted = name.strip().lower()
+    exact = _models().get(wanted)
+    if exact or not wanted or "/" in wanted:
+        return exact
+    ending = [model for full, model in _models().items() if full.partition("/")[2] == wanted]
+    return ending[0] if len(ending) == 1 else None
+
+
+def known_config(name: str) -> dict[str, Value] | None:
+    """The contents of a model's config.json, a copy that may be changed; None where the catalogue lacks the model."""
+    model = known_model(name)
+    return dict(model.config) if model else None
+
+
+def known_models() -> tuple[str, ...]:
+    """All hub names, in order."""
+    return tuple(sorted((model.name for model in _models().values()), key=str.lower))
+
+
+def suggest_models(text: str, limit: int = 5) -> tuple[str, ...]:
+    """Names that somebody who wrote `text` may have meant, the likeliest first; () where nothing is near."""
+    wanted = text.strip().lower().rpartition("/")[2]
+    rated = [(_likeness(wanted, name.lower().partition("/")[2]), name) for name in known_models()]
+    near = sorted((pair for pair in rated if pair[0] >= 0.6), key=lambda pair: (-pair[0], pair[1].lower()))
+    return tuple(name for _, name in near[:limit])
+
+
+def _likeness(wanted: str, name: str) -> float:
+    """From 0 to 1; what contains the other counts as near."""
+    ratio = SequenceMatcher(None, wanted, name, autojunk=False).ratio()
+    return max(ratio, 0.8 + 0.2 * ratio) if len(wanted) >= 3 and (wanted in name or name in wanted) else ratio
+
+
+@cache
+def _models() -> dict[str, KnownModel]:
+    """By name in small letters."""
+    found = {name.lower(): _of_group(group, name) for group in GROUPS for name in group.shapes}
+    for name, (original, positions) in SAME.items():
+        model = found[original.lower()]
+        changed = {} if positions is None else {"max_position_embeddings": positions}
+        found[name.lower()] = KnownModel(name=name, config={**model.config, **changed}, source=model.source)
+    return found
+
+
+def _of_group(group: Group, name: str) -> KnownModel:
+    columns = zip(group.columns, group.shapes[name], strict=True)
+    config = {**group.common, **dict(columns), **group.apart.get(name, {})}
+    return KnownModel(name=name, config=config, source=group.source)

@@ -1,0 +1,161 @@
+"""Which of all ways to run a job is the best, what speaks against the others, and what n machines would give. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gangline.planning.option import Option, Question, stages, weigh
+from gangline.planning.training import Kind, Strategy, Training
+from gangline.planning.world import World
+
+SIMPLEST: tuple[Kind, ...] = ("single", "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "zero-3", "pipeline", "local-sgd")
+"""Of two that are as fast, the one further to the left is taken."""
+AS_FAST = 1.02
+MUCH_FASTER = 2.0
+"""So much faster must a strategy be that does not compute the same as one big machine."""
+INNER_STEPS = 50
+"""local-sgd: steps between two exchanges, as published for fine-tuning over slow links (DiLoCo: 50 to 500)."""
+MOST_AT_ONCE = 64
+"""Samples of a micro-batch, at the most, where the plan chooses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision, and what it was chosen from."""
+
+    question: Question
+    world: World
+    best: Option | None
+    """The fastest that fits; None: nothing fits."""
+    runnable: Option | None
+    """The fastest that fits of those that gangline's own trainer can do."""
+    by_kind: tuple[Option, ...]
+    """The best of every strategy, those that do not fit among them."""
+    by_hosts: tuple[tuple[int, Option], ...] = ()
+    """How many machines, and the best with so many: the fastest ones first."""
+
+    @property
+    def alone(self) -> Option | None:
+        """The best on one machine."""
+        return next((option for count, option in self.by_hosts if count == 1), None)
+
+
+def decide(question: Question, world: World) -> Verdict:
+    """Weigh every way on all hosts, and the best one on fewer."""
+    options = best_of_kinds(question, world)
+    fitting = _fitting(options)
+    return Verdict(
+        question=question,
+        world=world,
+        best=choose(fitting),
+        runnable=choose([option for option in fitting if option.is_built]),
+        by_kind=tuple(options),
+        by_hosts=tuple(_by_hosts(question, world)),
+    )
+
+
+def best_of_kinds(question: Question, world: World) -> list[Option]:
+    """The best option of every strategy that these seats allow, in the order of `SIMPLEST`."""
+    found: list[Option] = []
+    for kind in SIMPLEST:
+        options = list(_options(question, world, kind))
+        if options:
+            found.append(choose(_fitting(options)) or max(options, key=lambda option: option.chance))
+    return found
+
+
+def choose(options: list[Option]) -> Option | None:
+    """The simplest of the fastest. What is not exact has to be much faster."""
+    exact = [option for option in options if option.is_exact]
+    least_s = min((option.seconds for option in exact), default=float("inf"))
+    others = [option for option in options if not option.is_exact and option.seconds * MUCH_FASTER < least_s]
+    pool = others or exact
+    least_s = min((option.seconds for option in pool), default=float("inf"))
+    as_fast = [option for option in pool if option.seconds <= least_s * AS_FAST]
+    return min(as_fast, key=_simplicity, default=None)
+
+
+def _simplicity(option: Option) -> tuple[int, bool, int, float]:
+    return (
+        SIMPLEST.index(option.strategy.kind),
+        option.training.checkpointing,
+        option.training.micro_batch,
+        option.seconds,
+    )
+
+
+def _fitting(options: list[Option]) -> list[Option]:
+    """Those that fit; where none does, those that may."""
+    return [option for option in options if option.fits] or [option for option in options if option.may_fit]
+
+
+def _options(question: Question, world: World, kind: Kind) -> Iterator[Option]:
+    for training in trainings(question):
+        for strategy in _strategies(question, world, training, kind):
+            yield weigh(question, world, strategy, training)
+
+
+def trainings(question: Question) -> list[Training]:
+    """The job's own, or all that it leaves open."""
+    base = question.training
+    micro = _micro_batches(question.batch) if "micro_batch" in question.open else [base.micro_batch]
+    checkpointing = [False, True] if "activation_checkpointing" in question.open else [base.checkpointing]
+    return [dataclasses.replace(base, micro_batch=m, checkpointing=c) for m in micro for c in checkpointing]
+
+
+def _micro_batches(batch: int) -> list[int]:
+    """Divisors of the batch that are a power of two, or three times one."""
+    sizes = sorted({factor << power for factor in (1, 3) for power in range(7)})
+    return [size for size in sizes if size <= min(batch, MOST_AT_ONCE) and batch % size == 0]
+
+
+def _strategies(question: Question, world: World, training: Training, kind: Kind) -> Iterator[Strategy]:
+    size = len(world.seats)
+    if kind == "single":
+        if size == 1:
+            yield Strategy(kind="single", world_size=1)
+    elif size > 1:
+        yield from _together(question, world, training, kind)
+
+
+def _together(question: Question, world: World, training: Training, kind: Kind) -> Iterator[Strategy]:
+    size = len(world.seats)
+    if kind == "pipeline":
+        if (layers := stages(question, world, training)) is not None:
+            yield Strategy(kind="pipeline", world_size=size, stages=layers)
+    elif kind == "local-sgd":
+        if training.method == "full":
+            yield Strategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
+    elif kind == "hsdp":
+        counts = {len(world.seats_of(host)) for host in world.hosts}
+        if len(world.hosts) > 1 and len(counts) == 1 and counts != {1}:
+            yield Strategy(kind="hsdp", world_size=size, shard_size=counts.pop())
+    elif kind == "fsdp":
+        for reshard in (True, False):
+            yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
+    else:
+        yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
+
+
+def _by_hosts(question: Question, world: World) -> Iterator[tuple[int, Option]]:
+    """The best with the n fastest machines."""
+    order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
+    counts = [n for n in range(1, len(order) + 1) if n <= 4 or n == len(order) or n & (n - 1) == 0]
+    for count in counts:
+        part = world.only(order[:count])
+        best = choose(_fitting(best_of_kinds(question, part)))
+        if best is not None:
+            yield count, best
+
+
+def _speed(question: Question, world: World, host: str) -> float:
+    """Tokens per second of a host's seats, for the order."""
+    training, length = question.training, question.tokens_per_sample
+    models = [(question.compute(seat, training), seat.slowdown) for seat in world.seats_of(host)]
+    return sum(
+        model.tokens_per_s(training.micro_batch * length, length) / slowdown
+        for model, slowdown in models
+        if model is not None
+    )

@@ -1,0 +1,123 @@
+"""What would make a job fit that does not: the smallest changes, each of them tried. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gangline.catalog.gpus import GPUS
+from gangline.planning.decision import best_of_kinds, choose
+from gangline.planning.links import LinkModel
+from gangline.planning.option import Option, Question
+from gangline.planning.training import Training
+from gangline.planning.world import World, imagine
+
+LEAST_LENGTH = 256
+MOST_TOGETHER = 3
+"""Changes at a time."""
+ENOUGH = 4
+"""Ways that are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Changes that were tried together, and what fits then."""
+
+    words: tuple[str, ...]
+    """What to write in the job, or to buy."""
+    option: Option
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    words: str
+    group: str
+    """Of one group only one is made."""
+    apply: Callable[[Training], Training]
+
+
+def ways_out(question: Question, world: World) -> list[Way]:
+    """The smallest sets of changes after which gangline's own trainer has room; where there are none, after which
+
+    any strategy has. At last the smallest card that would hold the job alone.
+    """
+    ways = _of_the_job(question, world)
+    if (bought := _one_card(question)) is not None:
+        ways.append(bought)
+    return ways
+
+
+def _of_the_job(question: Question, world: World) -> list[Way]:
+    changes = list(_changes(question.training))
+    built: list[Way] = []
+    others: list[Way] = []
+    for count in range(1, MOST_TOGETHER + 1):
+        for chosen in itertools.combinations(changes, count):
+            words = tuple(change.words for change in chosen)
+            if len({change.group for change in chosen}) < count or _known(words, built):
+                continue
+            fitting = [option for option in best_of_kinds(_changed(question, chosen), world) if option.fits]
+            if (option := choose([each for each in fitting if each.is_built])) is not None:
+                built.append(Way(words=words, option=option))
+            elif not _known(words, others) and (option := choose(fitting)) is not None:
+                others.append(Way(words=words, option=option))
+        if len(built) >= ENOUGH:
+            break
+    return (built or others)[:ENOUGH]
+
+
+def _known(words: tuple[str, ...], ways: list[Way]) -> bool:
+    """Whether fewer of these changes do already."""
+    return any(set(way.words) <= set(words) for way in ways)
+
+
+def _changed(question: Question, changes: tuple[_Change, ...]) -> Question:
+    training = question.training
+    for change in changes:
+        training = change.apply(training)
+    mean = question.mean_tokens
+    if mean is not None:
+        mean = min(mean, float(training.sequence_length))
+    return dataclasses.replace(question, training=training, mean_tokens=mean)
+
+
+def _changes(training: Training) -> Iterator[_Change]:
+    """The gentlest first: those that change no number come before those that change what is learnt."""
+    if not training.checkpointing:
+        yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
+    if training.micro_batch > 1:
+        yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
+    length = training.sequence_length // 2
+    while length >= LEAST_LENGTH:
+        yield _replaced(f"data.sequence_length: {length}", "length", sequence_length=length)
+        length //= 2
+    if training.method == "full" and training.parameters == "fp32" and training.compute == "bf16":
+        yield _replaced("precision.parameters: compute", "parameters", parameters="bf16")
+    if training.method == "full":
+        yield _replaced("method: lora", "method", method="lora", parameters="fp32")
+    if training.method != "qlora":
+        yield _replaced("method: qlora", "method", method="qlora", parameters="fp32")
+
+
+def _replaced(words: str, group: str, **values: object) -> _Change:
+    return _Change(words, group, lambda training: dataclasses.replace(training, **values))  # type: ignore[arg-type]
+
+
+def _one_card(question: Question) -> Way | None:
+    """The smallest card of the catalogue that holds the job alone."""
+    for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
+        if spec.laptop or (question.training.compute == "bf16" and not spec.bf16):
+            continue
+        world = dataclasses.replace(_world_of(spec.name), asked=False)
+        fitting = [option for option in best_of_kinds(question, world) if option.fits]
+        if (option := choose(fitting)) is not None:
+            words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
+            return Way(words=(words,), option=option)
+    return None
+
+
+def _world_of(name: str) -> World:
+    none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
+    return World(seats=imagine(name), wire=none, inside=none)

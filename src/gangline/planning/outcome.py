@@ -1,0 +1,267 @@
+"""What was planned beside what came of it, and what the difference teaches the next plan. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from gangline.planning.calibrate import Profile, refit
+from gangline.planning.observed import LEAST_STEPS, Observed, ObservedStep, is_amount
+from gangline.runs.job import build
+from gangline.units import format_bytes
+
+if TYPE_CHECKING:
+    from gangline.planning.plan import Forecast, Plan
+
+SCHEMA_VERSION = 1
+BELIEVABLE = 10.0
+"""A run that takes so many times, or so small a part, of what its profile says was not what the profile is of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure, in the unit that its name says."""
+
+    planned: float | None
+    """None: the plan did not know."""
+    measured: float
+
+    @property
+    def error(self) -> float | None:
+        """Of the plan: -0.08 where it said 8 % less than was measured."""
+        return None if self.planned is None or not self.measured else self.planned / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """One rank; seconds are medians over the steps used."""
+
+    host: str
+    gpu: str | None
+    """As NVML names it; None: it computed on the processor."""
+    profile: str | None
+    """`Profile.name` of the measurement behind the plan; None: it was an estimate."""
+    micro_batches: int
+    """Of a full step."""
+    slowdown: float
+    """Trials only: see `Host.slowdown`. It is in `compute_s`."""
+    compute_s: Figure
+    """Forward and backward of its micro-batches, and the norm of the gradient."""
+    wait_s: Figure
+    """From its last gradients being ready to the end of the exchange: for the network, and for slower ranks."""
+    planned_allocated_bytes: int
+    planned_process_bytes: int
+    allocated_bytes: int | None
+    """On a GPU: the peak of torch's allocator, to be held against `planned_allocated_bytes`."""
+    resident_bytes: int | None
+    """On a processor: the most at the end of a step, to be held against `planned_process_bytes`."""
+
+    @property
+    def memory(self) -> Figure:
+        """Like with like: of tensors on a GPU, of the process on a processor."""
+        if self.allocated_bytes is not None:
+            return Figure(planned=self.planned_allocated_bytes, measured=self.allocated_bytes)
+        return Figure(planned=self.planned_process_bytes, measured=self.resident_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """comparison.json: one attempt of a run. Measured seconds are medians over the steps used."""
+
+    run: str
+    attempt: int
+    ended: str
+    """When its last full step was written, in ISO format."""
+    num_steps: int
+    """Steps used."""
+    micro_batch: int
+    """Samples."""
+    step_s: Figure
+    step_low_s: float | None
+    step_high_s: float | None
+    """Between which the plan expected the step."""
+    exposed_s: Figure
+    """What the exchange makes a step longer; measured: the wait of the rank that waits least."""
+    tokens_per_sample: Figure
+    ranks: tuple[RankComparison, ...]
+    """By global rank."""
+    source: str
+    """Where the planned times were from, for people."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def line(self) -> str:
+        """For people: "step 2.61 s, planned 2.4 s (-8 %); memory pc1 5.3 GiB, planned 5.5 GiB (+4 %)".
+
+        Of the ranks it names the one whose memory came closest to what was planned, or went furthest beyond.
+        """
+        rank = max(self.ranks, key=lambda each: each.memory.measured / max(1.0, each.memory.planned or 0.0))
+        kind = "resident memory" if rank.allocated_bytes is None else "memory"
+        memory = f"{kind} {rank.host} {_against(rank.memory, format_bytes)}"
+        return f"step {_against(self.step_s, _seconds)}{self._outside()}; {memory}"
+
+    def _outside(self) -> str:
+        low, high = self.step_low_s, self.step_high_s
+        if low is None or high is None or low <= self.step_s.measured <= high:
+            return ""
+        return f", outside of {_seconds(low)} to {_seconds(high)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for comparison.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: Any) -> Comparison:
+        """What `to_json` wrote; raises LookupError, TypeError, ValueError or AttributeError for anything else."""
+        comparison = build(Comparison, data)
+        texts = [comparison.run, comparison.ended, comparison.source, *(rank.host for rank in comparison.ranks)]
+        texts += [name for rank in comparison.ranks for name in (rank.gpu, rank.profile) if name is not None]
+        if not comparison.ranks or not all(isinstance(text, str) for text in texts):
+            raise TypeError("no comparison of a run with its plan")
+        if type(comparison.attempt) is not int or not all(map(is_amount, _numbers(comparison))):
+            raise ValueError("a comparison with figures that are none")
+        return comparison
+
+
+def compare(plan: Plan, observed: Observed, *, run_id: str, attempt: int) -> Comparison | None:
+    """A plan beside the steps of one attempt; None where nothing was foreseen, or fewer than five steps can be used.
+
+    Raises ValueError for a forecast that is not of the plan's ranks.
+    """
+    forecast = plan.forecast
+    used = observed.calm(plan.checkpoint_every_steps)
+    if forecast is None or len(used) < LEAST_STEPS:
+        return None
+    if len(forecast.ranks) != len(plan.ranks):
+        raise ValueError(f"a forecast for {len(forecast.ranks)} ranks in a plan for {len(plan.ranks)}")
+    return Comparison(
+        run=run_id,
+        attempt=attempt,
+        ended=observed.steps[-1].time,
+        num_steps=len(used),
+        micro_batch=plan.micro_batch,
+        step_s=_figure(forecast.step_s, (step.step_s for step in used)),
+        step_low_s=forecast.step_low_s,
+        step_high_s=forecast.step_high_s,
+        exposed_s=_figure(forecast.exposed_s, (min(step.wait_s) for step in used)),
+        tokens_per_sample=_figure(forecast.tokens_per_sample, (step.tokens_per_sample for step in used)),
+        ranks=tuple(_rank(plan, forecast, rank, observed, used) for rank in range(len(plan.ranks))),
+        source=forecast.source,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """What runs have taught."""
+
+    profiles: dict[str, Profile]
+    """By `Profile.name`."""
+    lines: tuple[str, ...]
+    """For people: one for every profile and run."""
+
+
+def fold(profiles: Iterable[Profile], comparisons: Iterable[Comparison]) -> Folded:
+    """The profiles, corrected by runs that ended after they were measured, one run after the other.
+
+    A run counts once for each profile, however many of its ranks it stands for. What is held against the measured
+    seconds is what the profile says *now* of micro-batches as they were, not what a plan said then: another run may
+    have corrected it since, and samples may have been shorter than the plan reckoned with.
+    """
+    current = {profile.name: profile for profile in profiles}
+    lines = []
+    for comparison in sorted(comparisons, key=lambda each: (_when(each.ended), each.run, each.attempt)):
+        for profile in [current[name] for name in _profiles(comparison) if name in current]:
+            ratios = _ratios(profile, comparison)
+            if not ratios or _when(comparison.ended) <= _when(profile.measured):
+                continue
+            ratio = statistics.geometric_mean(ratios)
+            words = f"{profile.key.gpu} ({profile.host}): {comparison.run} took {ratio:.2f} x what was measured"
+            if profile.num_runs:
+                words += " and corrected"
+            if 1 / BELIEVABLE <= ratio <= BELIEVABLE:
+                corrected = refit(profile, predicted_s=1.0, measured_s=ratio)
+                current[profile.name] = corrected
+                lines.append(f"{words}; plans now take {corrected.factor:.2f} x the measured times")
+            else:
+                lines.append(f"{words}, too far off to be the same work: left out")
+    return Folded(profiles=current, lines=tuple(lines))
+
+
+def _rank(
+    plan: Plan, forecast: Forecast, number: int, observed: Observed, used: Sequence[ObservedStep]
+) -> RankComparison:
+    planned, foreseen = plan.ranks[number], forecast.ranks[number]
+    most_bytes = max(step.memory_bytes[number] for step in observed.steps)
+    wait_s = None
+    if forecast.exposed_s is not None and foreseen.compute_s is not None:
+        slowest_s = max(rank.compute_s or 0.0 for rank in forecast.ranks)
+        wait_s = slowest_s + forecast.exposed_s - foreseen.compute_s
+    return RankComparison(
+        host=planned.host,
+        gpu=foreseen.gpu,
+        profile=foreseen.profile,
+        micro_batches=planned.share,
+        slowdown=planned.slowdown,
+        compute_s=_figure(foreseen.compute_s, (step.compute_s[number] for step in used)),
+        wait_s=_figure(wait_s, (step.wait_s[number] for step in used)),
+        planned_allocated_bytes=foreseen.allocated_bytes,
+        planned_process_bytes=foreseen.process_bytes,
+        allocated_bytes=None if foreseen.gpu is None else most_bytes,
+        resident_bytes=most_bytes if foreseen.gpu is None else None,
+    )
+
+
+def _figure(planned: float | None, measured: Iterable[float]) -> Figure:
+    return Figure(planned=planned, measured=round(statistics.median(measured), 6))
+
+
+def _profiles(comparison: Comparison) -> list[str]:
+    return list(dict.fromkeys(rank.profile for rank in comparison.ranks if rank.profile is not None))
+
+
+def _ratios(profile: Profile, comparison: Comparison) -> list[float]:
+    """Measured seconds over what the profile says, of every rank that it stands for and that had work."""
+    length = comparison.tokens_per_sample.measured
+    micro_batch_s = profile.corrected.micro_batch_s(comparison.micro_batch * length, length)
+    planned = ((rank, rank.micro_batches * micro_batch_s * rank.slowdown) for rank in comparison.ranks)
+    return [
+        rank.compute_s.measured / planned_s
+        for rank, planned_s in planned
+        if rank.profile == profile.name and planned_s > 0 and rank.compute_s.measured > 0
+    ]
+
+
+def _numbers(comparison: Comparison) -> list[Any]:
+    """Everything in it that has to be an amount; what is not known is left out."""
+    figures = [comparison.step_s, comparison.exposed_s, comparison.tokens_per_sample]
+    numbers: list[Any] = [comparison.attempt, comparison.num_steps, comparison.micro_batch]
+    for rank in comparison.ranks:
+        figures += [rank.compute_s, rank.wait_s]
+        numbers += [rank.micro_batches, rank.slowdown, rank.planned_allocated_bytes, rank.planned_process_bytes]
+    numbers += [figure.measured for figure in figures]
+    perhaps = [comparison.step_low_s, comparison.step_high_s, *(figure.planned for figure in figures)]
+    perhaps += [number for rank in comparison.ranks for number in (rank.allocated_bytes, rank.resident_bytes)]
+    return numbers + [number for number in perhaps if number is not None]
+
+
+def _when(time: str) -> float:
+    """Seconds since 1970 of an ISO time; 0 for what is no time."""
+    try:
+        return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _against(figure: Figure, shown: Callable[[float], str]) -> str:
+    if figure.planned is None:
+        return f"{shown(figure.measured)}, with no speed known to plan with"
+    error = "" if figure.error is None else f" ({round(100 * figure.error):+d} %)"
+    return f"{shown(figure.measured)}, planned {shown(figure.planned)}{error}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s"

@@ -1,0 +1,341 @@
+"""The decision as lines for people: what fits, what it takes, and why nothing else was taken. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gangline.planning.decision import Verdict
+from gangline.planning.instead import Way
+from gangline.planning.option import Need, Option
+from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
+from gangline.planning.training import BYTES, Strategy
+from gangline.planning.world import Seat
+from gangline.units import format_bytes, format_count, format_duration
+
+GIB = 2**30
+MOST_COLUMNS = 6
+MEANINGS = {
+    "single": "one rank holds the model and does the whole batch",
+    "ddp": "every rank holds the whole model; only the gradients of trained weights travel",
+    "zero-1": "as ddp, with the optimizer's states in parts",
+    "zero-2": "as zero-1, with gradients in parts: they travel after every micro-batch",
+    "zero-3": "weights, gradients and states in parts: weights travel for every micro-batch, forward and backward",
+    "fsdp": "weights, gradients and states in parts: weights travel for every micro-batch",
+    "hsdp": "in parts inside a host, a copy per host; gradients travel between hosts",
+    "pipeline": "every rank holds some layers; activations travel from one to the next",
+    "local-sgd": "every rank trains a copy of its own for a while; NOT the same numbers as one big machine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long the run is, as far as that is known."""
+
+    known: tuple[int, str] | None
+    """Optimizer steps, and that in words."""
+    save_minutes: float | None
+    """Minutes between two checkpoints; None: by steps or at the end."""
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run."""
+        return None if self.known is None else self.known[0]
+
+
+def report(verdict: Verdict, length: Length, *, why: bool = False) -> list[str]:
+    """All that was decided. why: every strategy that was weighed, not the usual ones alone."""
+    best = verdict.best
+    rows = [("model", _model(verdict)), *_fit_rows(verdict)]
+    if best is None:
+        rows.append(("strategy", "none fits"))
+    else:
+        rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
+        rows += [("shares", text) for text in [_shares(best)] if text]
+        rows += [("step", text) for text in _step(best)]
+        rows += [("run", text) for text in _run(best, length)]
+        rows += [("saves", _saves(best, length))]
+    rows += [("instead of", text) for text in _others(verdict, every=why)]
+    rows += [("machines", text) for text in _machines(verdict, length.steps)]
+    rows += [("note", text) for text in _notes(verdict)]
+    return _aligned(rows)
+
+
+def ways_lines(ways: Sequence[Way]) -> list[str]:
+    """What would make it fit."""
+    if not ways:
+        return ["instead     nothing that was tried fits: a smaller model, or more machines"]
+    rows = []
+    for way in ways:
+        need = way.option.tightest
+        text = f"{' and '.join(way.words)}: fits with {name(way.option.strategy)}, {_need(need)} GiB"
+        text += f" of {_gib(need.seat.free_bytes)}" if need.seat.free_bytes is not None else ""
+        text += "" if way.option.is_built else " (gangline train cannot do this yet)"
+        rows.append(("instead", text))
+    return _aligned(rows)
+
+
+def terms(verdict: Verdict) -> list[str]:
+    """The terms of memory of the option that was taken, or of the nearest one; of the rank that needs most."""
+    option = verdict.best or max(verdict.by_kind, key=lambda each: each.chance)
+    memory = option.tightest.memory
+    rows = [("memory", f"{name(option.strategy)} on {option.tightest.seat.host}, GiB:")]
+    rows += [("", f"{_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.persistent]
+    rows += [("", f"{_gib2(memory.peak.num_bytes)}  at the worst instant, {memory.peak.name}, of which")]
+    rows += [("", f"    {_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.peak.terms]
+    rows += [("", f"{_gib2(memory.allocated_bytes)}  of tensors in all")]
+    process = memory.process
+    low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
+    rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
+    return _aligned(rows)
+
+
+def name(strategy: Strategy) -> str:
+    """A strategy with what belongs to it."""
+    if strategy.kind == "pipeline":
+        return f"pipeline {'/'.join(str(count) for count in _folded(strategy.stages))}"
+    if strategy.kind == "fsdp" and not strategy.reshard:
+        return "fsdp, kept"
+    if strategy.kind == "hsdp":
+        return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
+    return strategy.kind
+
+
+def _folded(stages: Sequence[int]) -> list[str]:
+    if len(stages) <= MOST_COLUMNS:
+        return [str(count) for count in stages]
+    return [*(str(count) for count in stages[:3]), "...", str(stages[-1])]
+
+
+def _model(verdict: Verdict) -> str:
+    architecture, training = verdict.question.architecture, verdict.question.training
+    text = f"{architecture.model_type}, {format_count(architecture.num_parameters)} parameters in "
+    text += f"{architecture.num_layers} layers; {training.method}"
+    if training.method != "full":
+        text += f", rank {training.rank}"
+    option = verdict.best or verdict.by_kind[0]
+    return f"{text}: {format_count(trained_weights(architecture, option.training))} trained"
+
+
+def _fit_rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """A table: a column per kind of seat, a row per strategy."""
+    groups = _groups(verdict.world.seats)
+    shown = list(groups.items())[:MOST_COLUMNS]
+    heads = [_column_head(seats) for _, seats in shown]
+    widths = [max(len(head), 16) for head in heads]
+    first = max(len(name(option.strategy)) for option in verdict.by_kind) + 2
+    yield "fits", "".ljust(first) + "  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True))
+    free = [_free(seats[0]) for _, seats in shown]
+    yield "", "free".ljust(first) + "  ".join(text.ljust(width) for text, width in zip(free, widths, strict=True))
+    for option in verdict.by_kind:
+        cells = [_cell(option, seats) for _, seats in shown]
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        yield "", (name(option.strategy).ljust(first) + line).rstrip()
+    if len(groups) > MOST_COLUMNS:
+        yield "", f"and {len(groups) - MOST_COLUMNS} more kinds of machines: --json lists all"
+
+
+def _groups(seats: Sequence[Seat]) -> dict[tuple[object, ...], list[Seat]]:
+    """Seats with the same card and as much free memory, whatever their host."""
+    groups: dict[tuple[object, ...], list[Seat]] = {}
+    for seat in seats:
+        free = None if seat.free_bytes is None else round(seat.free_bytes / GIB, 1)
+        groups.setdefault((seat.gpu, free, seat.memory_from), []).append(seat)
+    return groups
+
+
+def _column_head(seats: Sequence[Seat]) -> str:
+    hosts = list(dict.fromkeys(seat.host for seat in seats))
+    where = hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}" if len(hosts) > 2 else ",".join(hosts)
+    return f"{where} {f'{len(seats)} x ' if len(seats) > 1 else ''}{seats[0].label}"
+
+
+def _free(seat: Seat) -> str:
+    if seat.free_bytes is None:
+        return "not known"
+    return f"{'' if seat.memory_from == 'measured' else 'about '}{_gib(seat.free_bytes)} GiB"
+
+
+def _cell(option: Option, seats: Sequence[Seat]) -> str:
+    """The greatest need among these seats, and the chance that it fits."""
+    needs = [need for need in option.needs if need.seat in seats]
+    if not needs:
+        return "-"
+    worst = min(needs, key=lambda need: 1.0 if need.chance is None else need.chance)
+    return f"{_need(worst)} {_verdict(worst)}"
+
+
+def _verdict(need: Need) -> str:
+    if need.chance is None:
+        return "?"
+    per_cent = f"{100 * need.chance:.0f} %"
+    word = "yes" if need.chance >= 0.9 else "tight" if need.chance >= 0.5 else "no"
+    return word if need.chance < 0.005 or need.chance > 0.995 else f"{word} {per_cent}"
+
+
+def _shares(option: Option) -> str:
+    training = option.training
+    text = f"micro-batches of {training.micro_batch}"
+    text += ", activations computed twice" if training.checkpointing else ""
+    if option.strategy.kind in {"pipeline", "single"}:
+        return f"{option.shares[0]} {text}"
+    total = sum(option.shares)
+    hosts: dict[str, int] = {}
+    for need, share in zip(option.needs, option.shares, strict=True):
+        hosts[need.seat.host] = hosts.get(need.seat.host, 0) + share
+    each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
+    more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
+    return f"{text}: {', '.join(each)}{more}"
+
+
+def _step(option: Option) -> Iterator[str]:
+    time = option.time
+    if time is None:
+        yield "how long it takes is not known: nobody measured these machines; gangline bench compute JOB does"
+        return
+    slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
+    wire = wire_bytes(option.traffic, slots)
+    text = f"{_seconds(time.total_s)} ({_seconds(time.low_s)} to {_seconds(time.high_s)})"
+    if option.traffic.exchanges:
+        share = f"{100 * time.communication_share:.1f} %"
+        text += f", of which {_seconds(time.exposed_s)} waiting for the network ({share})"
+        out = max(wire.out, default=0.0)
+        way = f"{format_bytes(out)} leave each host" if out else f"{format_bytes(max(wire.inside))} leave each card"
+        text += f"; {way} in a step, {_seconds(time.communication_s)} on the wire"
+    yield text
+    yield f"computation {_source(option)}; network {option.world.wire.source}"
+
+
+def _source(option: Option) -> str:
+    return option.source or "not known"
+
+
+def _run(option: Option, length: Length) -> Iterator[str]:
+    if option.time is None or length.known is None:
+        return
+    steps, words = length.known
+    time = option.time
+    low, high = (format_duration(steps * each) for each in (time.low_s, time.high_s))
+    yield f"{words}: {format_duration(steps * time.total_s)} ({low} to {high})"
+    powers = [seat.spec.power_w for seat in option.world.seats if seat.spec is not None]
+    if len(powers) == len(option.world.seats):
+        kwh = sum(powers) * steps * time.total_s / 3.6e6
+        yield f"{kwh:.3g} kWh at the most, of the cards alone, each at its full {_range(powers)} W"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _saves(option: Option, length: Length) -> str:
+    """A checkpoint holds trained weights and two states for each; frozen weights are never written."""
+    training = option.training
+    size = 3 * trained_weights(option.architecture, training) * BYTES[training.parameters]
+    every = "" if length.save_minutes is None else f"; a power cut loses {length.save_minutes:g} min at the most"
+    return f"{format_bytes(size)} for a checkpoint, on every host{every}"
+
+
+def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
+    """What was not taken, and the reason."""
+    best = verdict.best
+    for option in verdict.by_kind:
+        if best is not None and option.strategy.kind == best.strategy.kind:
+            continue
+        if every or best is None or _matters(option):
+            yield f"{name(option.strategy)}: {_reason(option, best)}"
+
+
+def _matters(option: Option) -> bool:
+    return option.strategy.kind in {"ddp", "fsdp", "pipeline", "local-sgd"}
+
+
+def _reason(option: Option, best: Option | None) -> str:
+    if not option.may_fit:
+        need = option.tightest
+        return f"does not fit on {need.seat.host}: {_need(need)} of {_gib(need.seat.free_bytes)} GiB"
+    if option.time is None or best is None or best.time is None:
+        return "fits" if best is None else "more to do for the same numbers"
+    words = f"{_seconds(option.time.total_s)} a step against {_seconds(best.time.total_s)}"
+    if not option.is_exact and option.seconds < best.seconds:
+        return f"{words}, but not the numbers of one big machine"
+    if option.seconds <= best.seconds * 1.02:
+        return f"{words}: no faster, and more to go wrong" if option.fits else f"{words}: memory is tight"
+    heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
+    if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
+        words += f"; {_heavy(heavy)} over this link"
+    return words
+
+
+def _heavy(exchange: Exchange) -> str:
+    return f"{exchange.what}: {format_bytes(exchange.sent_bytes)} per step and rank"
+
+
+def _machines(verdict: Verdict, steps: int | None) -> Iterator[str]:
+    """What 1..n machines take; the first line to read for who thinks of another one."""
+    rows = [(count, option) for count, option in verdict.by_hosts if option.time is not None]
+    if len(rows) < 2:
+        return
+    one_s = rows[0][1].seconds
+    for count, option in rows:
+        hosts = option.world.hosts
+        who = ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
+        length = format_duration(steps * option.seconds) if steps else f"{_seconds(option.seconds)} a step"
+        ratio = f", {one_s / option.seconds:.2f} x" if count > rows[0][0] else ""
+        yield f"{count} ({who}) {length}{ratio}, {name(option.strategy)}"
+
+
+def _notes(verdict: Verdict) -> Iterator[str]:
+    best, runnable = verdict.best, verdict.runnable
+    if best is not None and not best.is_built:
+        what = name(best.strategy) if best.strategy.kind not in {"single", "ddp"} else best.training.method
+        text = f"gangline train cannot do {what} yet"
+        if runnable is not None:
+            text += f"; the best it can: {name(runnable.strategy)}, {_seconds(runnable.seconds)} a step"
+        yield text
+    if best is not None and not best.fits:
+        yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
+    if (slower := slower_than_alone(verdict)) is not None:
+        yield slower
+
+
+def slower_than_alone(verdict: Verdict) -> str | None:
+    """The sentence that says so, where fewer machines are faster than all of them."""
+    best = verdict.best
+    fewer = [(count, option) for count, option in verdict.by_hosts if count < len(verdict.world.hosts)]
+    if best is None or best.time is None or not fewer:
+        return None
+    count, fastest = min(fewer, key=lambda row: row[1].seconds)
+    if fastest.seconds >= best.seconds:
+        return None
+    who = ", ".join(fastest.world.hosts[:4])
+    machines = "one machine is" if count == 1 else f"{count} machines are"
+    return f"{machines} faster than all: {who} alone {_seconds(fastest.seconds)} a step, all {_seconds(best.seconds)}"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "unknown"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "?" if num_bytes is None else f"{num_bytes / GIB:.1f}"
+
+
+def _need(need: Need) -> str:
+    return _gib(need.memory.process.likely)
+
+
+def _gib2(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:6.2f}"
+
+
+def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles in a column of their own; a title that repeats is said once."""
+    lines, last = [], ""
+    for title, text in rows:
+        shown = "" if title == last else title
+        lines.append(f"{shown:<10} {text}".rstrip())
+        last = title or last
+    return lines

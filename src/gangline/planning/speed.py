@@ -1,0 +1,311 @@
+"""How long an optimizer step takes: computation of every rank, and what of the exchanges it does not hide. Pure.
+
+A micro-batch of T tokens in documents of s tokens takes max(floor, a + b T + c T s). The floor is the time that the
+processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of t_i seconds each:
+
+    ddp, zero-1   max(k_i t_i) + exposed + update. Gradients travel in buckets while the last micro-batch of a rank
+                  runs backward; the slowest to have a bucket ready decides, and nothing hides the last one
+    zero-2        as ddp, after every micro-batch
+    fsdp, zero-3  k * sum over layers of max(computation, gathering of the next layer's weights), backward with the
+                  exchange of gradients on the same link
+    pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
+                  (k + stages - 1) t for equal stages (the bubble)
+    local-sgd     max(k_i t_i) + update + exchange / H
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gangline.planning.architecture import Architecture
+from gangline.planning.flops import flops_per_token, squared_flops
+from gangline.planning.links import Fabric, LinkModel, exchange_s
+from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
+from gangline.planning.training import BYTES, Strategy, Training
+
+CardKind = Literal["consumer", "laptop", "datacenter", "cpu"]
+FRACTIONS: dict[CardKind, dict[str, float]] = {
+    "consumer": {"full": 0.40, "lora": 0.35, "qlora": 0.30},
+    "laptop": {"full": 0.32, "lora": 0.28, "qlora": 0.24},
+    "datacenter": {"full": 0.45, "lora": 0.45, "qlora": 0.40},
+    "cpu": {"full": 0.40, "lora": 0.40, "qlora": 0.20},
+}
+"""Of the peak that eager code reaches where it is not held up by asking for kernels: between published figures of
+0.40-0.67 (A100, QLoRA and full), 0.25-0.40 (RTX 4080, QLoRA); laptops for heat, with their own power limit's peak."""
+LAYER_FLOOR_S = {"full": 0.0035, "lora": 0.0047, "qlora": 0.012}
+"""Per layer and micro-batch with recomputation: 4.7 and 12 ms are published tables' (Qwen on A100; QLoRA on A100 and
+RTX 4080 alike); that of a full fine-tune, with fewer kernels, is estimated from these."""
+WITHOUT_RECOMPUTATION = 0.75
+UNCALIBRATED_SPREAD = 0.6
+"""Published figures lie from 1 / 1.6 to 1.6 times of what these fractions say."""
+OPTIMIZER_BYTES = {"adamw": 7.0, "adamw-8bit": 4.0, "paged-adamw-8bit": 4.0}
+"""Read and written per trained number, in numbers of its format: weight and both states twice, gradient once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What is known of a device without measuring."""
+
+    peak_flops: float
+    """Dense 16-bit products with 32-bit sums, per second."""
+    bytes_per_s: float
+    """Of its memory."""
+    kind: CardKind = "consumer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeModel:
+    """Seconds of one rank for any micro-batch of one model, method and precision."""
+
+    per_token_s: float
+    """Of the layers (b)."""
+    overhead_s: float = 0.0
+    """Of a micro-batch of any size (a)."""
+    floor_s: float = 0.0
+    per_token2_s: float = 0.0
+    """Per token and token of its document: attention (c)."""
+    head_per_token_s: float = 0.0
+    """Of the output head and the loss."""
+    optimizer_s: float = 0.0
+    """Of one update of everything that is trained, its norm and clipping among it."""
+    backward_share: float = 2 / 3
+    """Part of a micro-batch in which gradients come to be."""
+    source: str = ""
+    """For people: calibrated when, or estimated from what."""
+    spread: float = 0.0
+    """Times may be this much shorter or longer: from t / (1 + spread) to t * (1 + spread)."""
+    profile: str | None = None
+    """`Profile.name` of the measurement behind it; None: nobody measured."""
+
+    def micro_batch_s(self, tokens: float, length: float) -> float:
+        """Forward and backward of `tokens` tokens in documents of `length`."""
+        slope_s = self.per_token_s + self.head_per_token_s + self.per_token2_s * length
+        return max(self.floor_s, self.overhead_s + slope_s * tokens)
+
+    def tokens_per_s(self, tokens: float, length: float) -> float:
+        """Speed at that micro-batch, without exchange and update."""
+        return tokens / self.micro_batch_s(tokens, length)
+
+    def scaled(self, factor: float) -> ComputeModel:
+        """The same device, `factor` times as slow."""
+        times = ("per_token_s", "overhead_s", "floor_s", "per_token2_s", "head_per_token_s", "optimizer_s")
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in times})
+
+    def stage(self, part: float, *, with_head: bool) -> ComputeModel:
+        """What a pipeline stage with that part of the layers takes."""
+        head_s = self.head_per_token_s if with_head else 0.0
+        return dataclasses.replace(self.scaled(part), head_per_token_s=head_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank does in a step."""
+
+    compute: ComputeModel
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One optimizer step."""
+
+    compute_s: tuple[float, ...]
+    """Of each rank for its micro-batches, if nobody kept it waiting."""
+    communication_s: float
+    """Of all exchanges, one after the other, if nothing hid them."""
+    exposed_s: float
+    """What exchanges make the step longer than the slowest rank's computation (a pipeline's bubble is not in it)."""
+    optimizer_s: float
+    total_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def communication_share(self) -> float:
+        """Part of the step in which the network is what is waited for."""
+        return self.exposed_s / self.total_s if self.total_s else 0.0
+
+
+def uncalibrated(card: Card, architecture: Architecture, training: Training) -> ComputeModel:
+    """An estimate from a data sheet, 1.6 times too much or too little: one recipe reaches 10 to 85 % of a peak."""
+    fraction = FRACTIONS[card.kind][training.method]
+    length = training.sequence_length
+    whole = flops_per_token(architecture, training, length=length)
+    squared = squared_flops(architecture, training, length=length)
+    per_flop_s = 1 / (card.peak_flops * fraction)
+    passes = 3 if training.checkpointing else 2
+    quantised = architecture.linear_weights if training.method == "qlora" else 0
+    plain = architecture.num_parameters - quantised
+    weights = quantised * NF4_BYTES + plain * BYTES[training.compute]
+    optimizer = trained_weights(architecture, training) * BYTES[training.parameters]
+    launches_s = 0.0 if card.kind == "cpu" else LAYER_FLOOR_S[training.method] * architecture.num_layers
+    return ComputeModel(
+        per_token_s=(whole.total - whole.head - squared * length) * per_flop_s,
+        per_token2_s=squared * per_flop_s,
+        head_per_token_s=whole.head * per_flop_s,
+        # 4-bit weights are read and written out in 16 bits for every pass, and read again
+        overhead_s=passes * quantised * (NF4_BYTES + 4) / card.bytes_per_s,
+        floor_s=max(
+            launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / card.bytes_per_s
+        ),
+        optimizer_s=optimizer * OPTIMIZER_BYTES[training.optimizer] / card.bytes_per_s,
+        backward_share=whole.backward_share,
+        source="estimated from the data sheet",
+        spread=UNCALIBRATED_SPREAD,
+    )
+
+
+def step_time(
+    strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
+) -> StepTime:
+    """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
+    ask = _Ask(strategy, traffic, ranks, fabric, tokens, length)
+    compute_s, total_s = _total(ask)
+    optimizer_s = _optimizer_s(ask)
+    free_s = _total(dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())))[1]
+    bounds = []
+    for sign in (-1, 1):
+        bent = _bent(ask, sign)
+        bounds.append(_total(bent)[1] + _optimizer_s(bent))
+    return StepTime(
+        compute_s=compute_s,
+        communication_s=sum(each.times * ask.once(each) for each in traffic.exchanges),
+        exposed_s=max(0.0, total_s - free_s),
+        optimizer_s=optimizer_s,
+        total_s=total_s + optimizer_s,
+        low_s=bounds[0],
+        high_s=bounds[1],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """The arguments of `step_time`."""
+
+    strategy: Strategy
+    traffic: Traffic
+    ranks: Sequence[RankWork]
+    fabric: Fabric
+    tokens: float
+    length: float
+
+    def once(self, exchange: Exchange) -> float:
+        return exchange_s(exchange, self.fabric, shard_size=self.traffic.shard_size)
+
+    def spent(self, *hides: str) -> float:
+        """Seconds of the step's exchanges that hide so."""
+        return sum(each.times * self.once(each) for each in self.traffic.exchanges if each.hides in hides)
+
+    def micro_s(self, rank: RankWork) -> float:
+        return rank.compute.micro_batch_s(self.tokens, self.length)
+
+    def busy_s(self, rank: RankWork) -> float:
+        """Of all micro-batches; a rank without any sends one token through the model to join the others."""
+        return rank.micro_batches * self.micro_s(rank) or rank.compute.micro_batch_s(1, 1)
+
+
+def _total(ask: _Ask) -> tuple[tuple[float, ...], float]:
+    """Computation by rank, and the step without the update."""
+    kinds: dict[str, Callable[[_Ask], float]] = {
+        "pipeline": _pipeline_s,
+        "fsdp": _sharded_s,
+        "hsdp": _sharded_s,
+        "zero-3": _sharded_s,
+        "zero-2": _every_backward_s,
+    }
+    total_s = kinds.get(ask.strategy.kind, _last_backward_s)(ask)
+    if ask.strategy.kind == "pipeline":
+        k = ask.ranks[0].micro_batches
+        return tuple(k * ask.micro_s(stage) for stage in _stages(ask)), total_s
+    return tuple(ask.busy_s(rank) for rank in ask.ranks), total_s
+
+
+def _last_backward_s(ask: _Ask) -> float:
+    """Bucket j of n is ready at (1 - share * (1 - j/n)) of a rank's last micro-batch, and waits for those before it.
+
+    The end is linear in j for every rank, so it is the first or the last bucket that decides.
+    """
+    tail_s, early_s = ask.spent("nothing"), ask.spent("last-backward")
+    buckets = sum(each.times for each in ask.traffic.exchanges if each.hides == "last-backward")
+    ends = []
+    for rank in ask.ranks:
+        busy_s = ask.busy_s(rank)
+        window_s = min(busy_s, ask.micro_s(rank)) * rank.compute.backward_share * buckets / (buckets + 1)
+        ends.append(max(busy_s - window_s + early_s, busy_s) + tail_s)
+    return max(ends)
+
+
+def _every_backward_s(ask: _Ask) -> float:
+    k = max(1.0, ask.traffic.micro_batches)
+    each_s = ask.spent("backward") / k
+    slowest_s = max(
+        max(ask.micro_s(rank), ask.micro_s(rank) * (1 - rank.compute.backward_share) + each_s) for rank in ask.ranks
+    )
+    return k * slowest_s + ask.spent("nothing")
+
+
+def _sharded_s(ask: _Ask) -> float:
+    """Layer by layer, all ranks together: the slowest one's computation against the exchange for the next layer."""
+    k = max(1.0, ask.traffic.micro_batches)
+    layers = [each for each in ask.traffic.exchanges if each.hides in {"forward-layer", "backward-layer"}]
+    depth = sum(each.times for each in layers if each.hides == "forward-layer") / k
+    micro_s = max(ask.micro_s(rank) for rank in ask.ranks)
+    if not depth:  # parts of one: each rank holds all
+        return _last_backward_s(ask)
+    slowest = max(ask.ranks, key=ask.micro_s)
+    back_s = micro_s * slowest.compute.backward_share / depth
+    forward_s = micro_s / depth - back_s
+    gather_s = ask.spent("forward-layer") / k / depth
+    late_s = ask.spent("backward-layer") / k / depth
+    both_s = depth * (max(forward_s, gather_s) + max(back_s, late_s))
+    # the first gathering of each pass and the last exchange of gradients run alone
+    alone_s = min(forward_s, gather_s) + min(back_s, late_s)
+    between_s = max(0.0, ask.spent("last-backward") - depth * back_s)
+    return k * (both_s + alone_s) + ask.spent("nothing") + between_s
+
+
+def _pipeline_s(ask: _Ask) -> float:
+    k = ask.ranks[0].micro_batches
+    stages = [(ask.micro_s(stage), stage.compute.backward_share) for stage in _stages(ask)]
+    forward = [each_s * (1 - share) for each_s, share in stages]
+    backward = [each_s * share for each_s, share in stages]
+    sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
+    send_s = max(sends, default=0.0)
+    row_s = sum(forward) + sum(backward) + (len(stages) - 1) * 2 * send_s
+    return row_s + (k - 1) * (max(*forward, send_s) + max(*backward, send_s)) + ask.spent("nothing")
+
+
+def _stages(ask: _Ask) -> list[RankWork]:
+    depth, last = sum(ask.strategy.stages), len(ask.ranks) - 1
+    return [
+        RankWork(compute=rank.compute.stage(layers / depth, with_head=number == last), micro_batches=rank.micro_batches)
+        for number, (rank, layers) in enumerate(zip(ask.ranks, ask.strategy.stages, strict=True))
+    ]
+
+
+def _optimizer_s(ask: _Ask) -> float:
+    """Of the slowest rank; where states are in parts, each updates its own."""
+    if ask.strategy.kind == "pipeline":
+        return max(stage.compute.optimizer_s for stage in _stages(ask))
+    whole = ask.strategy.kind in {"single", "ddp", "local-sgd"}
+    return max(rank.compute.optimizer_s for rank in ask.ranks) / (1 if whole else ask.traffic.shard_size)
+
+
+def _bent(ask: _Ask, sign: int) -> _Ask:
+    """Everything as fast (-1) or as slow (1) as it may be."""
+
+    def link(model: LinkModel) -> LinkModel:
+        return dataclasses.replace(
+            model,
+            latency_s=model.latency_s * (1 + model.spread) ** sign,
+            bytes_per_s=model.bytes_per_s / (1 + model.spread) ** sign,
+        )
+
+    ranks = [
+        dataclasses.replace(rank, compute=rank.compute.scaled((1 + rank.compute.spread) ** sign)) for rank in ask.ranks
+    ]
+    fabric = dataclasses.replace(ask.fabric, wire=link(ask.fabric.wire), inside=link(ask.fabric.inside))
+    return dataclasses.replace(ask, ranks=ranks, fabric=fabric)

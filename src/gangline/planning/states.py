@@ -1,0 +1,171 @@
+"""What a rank holds all the time: weights, adapters, gradients, optimizer states, and what its strategy adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gangline.planning.architecture import Architecture, Layer
+from gangline.planning.lora import layer_adapters
+from gangline.planning.training import BYTES, Strategy, Training
+
+NF4_BYTES = 0.5
+"""Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
+SCALE_BYTES = 4 / 64
+DOUBLE_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
+"""Scales in one byte each, with an fp32 scale per 256 of them."""
+ADAM8_BYTES = 2 + 2 * 4 / 256
+"""bitsandbytes: two states of one byte, with an fp32 scale per 256 numbers each."""
+SHARDED = ("zero-3", "fsdp", "hsdp")
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """A part of memory, in the words of a plan."""
+
+    name: str
+    num_bytes: int
+    source: str
+    """Where it comes from, or by which formula."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of a model that one rank computes."""
+
+    architecture: Architecture
+    layers: tuple[Layer, ...]
+    has_embedding: bool
+    has_head: bool
+    in_flight: int
+    """Micro-batches whose activations it holds at once."""
+
+    @property
+    def num_linear(self) -> int:
+        """Numbers in linears inside layers."""
+        return sum(layer.count * layer.linear_weights for layer in self.layers)
+
+    @property
+    def num_experts(self) -> int:
+        """Numbers in fused expert tensors."""
+        return sum(layer.count * layer.fused_weights for layer in self.layers)
+
+    @property
+    def num_vectors(self) -> int:
+        """Numbers in norms and biases."""
+        inside = sum(layer.count * layer.num_parameters for layer in self.layers) - self.num_linear - self.num_experts
+        return inside + (self.architecture.vectors if self.has_head else 0)
+
+    @property
+    def num_tables(self) -> int:
+        """Numbers in the embedding tables and the head; a tied head on another rank is a copy."""
+        tables = self.architecture.embedding_weights if self.has_embedding else 0
+        if not self.has_head:
+            return tables
+        copied = self.architecture.tied and not self.has_embedding
+        return tables + self.architecture.head_weights + (self.architecture.embedding_weights if copied else 0)
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers."""
+        return self.num_linear + self.num_experts + self.num_vectors + self.num_tables
+
+    def num_adapters(self, training: Training) -> int:
+        """Numbers in adapters; 0 for full fine-tuning."""
+        if training.method == "full":
+            return 0
+        return sum(layer.count * layer_adapters(layer, training.rank, training.targets) for layer in self.layers)
+
+    def num_trained(self, training: Training) -> int:
+        """Numbers that are trained."""
+        return self.num_parameters if training.method == "full" else self.num_adapters(training)
+
+
+def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share:
+    """All of the model, or a pipeline's stage."""
+    if strategy.kind != "pipeline":
+        return Share(
+            architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
+        )
+    start = sum(strategy.stages[:rank])
+    last = len(strategy.stages) - 1
+    return Share(
+        architecture=architecture,
+        layers=_slice(architecture.layers, start, start + strategy.stages[rank]),
+        has_embedding=rank == 0,
+        has_head=rank == last,
+        # one forward, one backward in turn: a stage is ahead of its backward by the stages behind it
+        in_flight=last - rank + 1,
+    )
+
+
+def _slice(layers: tuple[Layer, ...], start: int, stop: int) -> tuple[Layer, ...]:
+    found, index = [], 0
+    for layer in layers:
+        taken = min(stop, index + layer.count) - max(start, index)
+        if taken > 0:
+            found.append(replace(layer, count=taken))
+        index += layer.count
+    return tuple(found)
+
+
+def shards(strategy: Strategy) -> int:
+    """Ranks that hold one copy of what is sharded."""
+    if strategy.kind in ("single", "ddp", "local-sgd", "pipeline"):
+        return 1
+    return strategy.shard_size if strategy.kind == "hsdp" else strategy.world_size
+
+
+def weight_width(training: Training, strategy: Strategy) -> int:
+    """Bytes per trained weight as the model holds it: ZeRO keeps `compute` weights, and the fp32 ones as a state."""
+    if training.method == "full" and strategy.kind.startswith("zero"):
+        return BYTES[training.compute]
+    return BYTES[training.parameters]
+
+
+def weight_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """The model without adapters, as this rank holds it."""
+    parts = shards(strategy) if strategy.kind in SHARDED else 1
+    if training.method == "full":
+        return _ceil(share.num_parameters * weight_width(training, strategy), parts)
+    compute = BYTES[training.compute]
+    if training.method == "lora":
+        return _ceil(share.num_parameters * compute, parts)
+    packed, scales, rest = quantised_bytes(share, training)
+    # bitsandbytes keeps scales beside the weight, where no sharding reaches them
+    return _ceil(packed, parts) + scales + _ceil(rest, parts)
+
+
+def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
+    """4-bit weights, their scales, and what stays as it is: tables, norms, biases, fused experts."""
+    stack, compute = training.stack, BYTES[training.compute]
+    packed = share.num_linear + (share.num_experts if stack.expert_modules else 0)
+    experts = 0 if stack.expert_modules else share.num_experts * compute
+    scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
+    tables = share.num_tables * (FP32 if stack.upcasts else compute)
+    vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
+    return int(packed * NF4_BYTES), int(packed * scale), experts + tables + vectors
+
+
+def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """Gradients of all trained weights, as this rank keeps them."""
+    parts = shards(strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
+    return _ceil(share.num_trained(training) * weight_width(training, strategy), parts)
+
+
+def optimizer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """States of the optimizer; paged ones lie in memory that the driver may move away, and count 0."""
+    parts = shards(strategy)
+    numbers, stored = share.num_trained(training), BYTES[training.parameters]
+    master = stored if weight_width(training, strategy) < stored else 0
+    each = {"adamw": 2 * stored, "adamw-8bit": ADAM8_BYTES, "paged-adamw-8bit": 0}[training.optimizer]
+    return _ceil(int(numbers * (each + master)), parts)
+
+
+def outer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """local-sgd: the weights of the last exchange and the outer momentum, both fp32."""
+    return 2 * FP32 * share.num_trained(training) if strategy.kind == "local-sgd" else 0
+
+
+def _ceil(number: int, parts: int) -> int:
+    return -(-number // parts)

@@ -1,0 +1,350 @@
+"""What ranks send each other in one optimizer step, by strategy: operations, buffers, bytes. Pure.
+
+Symbols: N ranks, k micro-batches, P weights, P_t trained ones, b bytes of a number, c = (N-1)/N. Sent by every rank:
+
+    ddp               2c * P_t * b
+    zero-1            2c * P_t * b                         zero-2    k*c * P_t * b + c * P_t * b
+    zero-3, fsdp      k*c * (2 * P * b + P_t * b)          without resharding: k*c * (P * b + P_t * b)
+    hsdp              inside a shard as fsdp, and across 2(M-1)/M * P_t / G * b (M copies of G ranks each)
+    pipeline          k * 2 * tokens * hidden * b at each boundary
+    local-sgd         2c * P_t * b / H                     (H optimizer steps between two exchanges)
+
+torch keeps the weights outside layers (embedding, head) between forward and backward whatever `reshard` says; they are
+counted twice all the same, which is 1.3 % too much for Llama-2-7B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gangline.planning.architecture import Architecture, Layer
+from gangline.planning.lora import layer_adapters, lora_parameters
+from gangline.planning.training import BYTES, Strategy, Training
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
+Backend = Literal["nccl", "gloo"]
+"""nccl: rings. gloo (torch 2.13, counted on the interface: tests/lab/test_traffic.py): rings, too, but a reduce_scatter
+is a whole all_reduce of which each rank keeps its part, and the root of a broadcast sends the buffer log2(N) times."""
+Among = Literal["world", "shard", "replicas", "next", "previous", "ends"]
+"""Who takes part in one: all ranks; the neighbours that hold one copy; those with the same part of all copies; a rank
+and the one after it (or before it), everywhere at once; the first and the last rank."""
+Hides = Literal["nothing", "last-backward", "backward", "forward-layer", "backward-layer", "stages"]
+"""Behind which computation it can run: none; backward of a rank's last micro-batch, or of each; the layer before (in
+forward or backward); other micro-batches of a pipeline."""
+
+MIB = 1 << 20
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of one weight, with the block scales quantised in their turn (QLoRA, "double quantisation")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One kind of collective, as often as a step does it."""
+
+    what: str
+    """For people: what travels."""
+    operation: Operation
+    num_bytes: int
+    """Of one buffer: what a rank puts in (all_reduce, reduce_scatter, broadcast, send) or ends up with (all_gather)."""
+    times: float
+    """In one optimizer step."""
+    ranks: int
+    """That take part in one."""
+    number: str
+    """Format of the numbers: bf16, fp32, nf4."""
+    among: Among = "world"
+    hides: Hides = "nothing"
+    backend: Backend = "nccl"
+
+    @property
+    def once_bytes(self) -> float:
+        """Sent by one rank for one of them."""
+        return collective_bytes(self.operation, self.num_bytes, self.ranks, backend=self.backend)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Sent by one rank in one step."""
+        return self.times * self.once_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Everything that ranks exchange in one optimizer step."""
+
+    world_size: int
+    shard_size: int
+    micro_batches: float
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def sent_bytes(self) -> float:
+        """By the rank that sends most, in one step."""
+        wire = wire_bytes(self, (1,) * self.world_size)
+        return max(wire.between, default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Bytes that ranks send in one optimizer step, by rank."""
+
+    inside: tuple[float, ...]
+    """To ranks of the same host."""
+    between: tuple[float, ...]
+    """To other hosts."""
+    out: tuple[float, ...]
+    """Of each host, over its network link."""
+
+
+def collective_bytes(operation: Operation, num_bytes: float, world_size: int, *, backend: Backend = "nccl") -> float:
+    """What one rank sends for one operation (the root, for a broadcast); `num_bytes` as in `Exchange`."""
+    if world_size < 2:
+        return 0.0
+    part = (world_size - 1) / world_size
+    if operation == "all_reduce" or (operation == "reduce_scatter" and backend == "gloo"):
+        return 2 * part * num_bytes
+    if operation == "broadcast" and backend == "gloo":
+        return math.ceil(math.log2(world_size)) * num_bytes
+    return part * num_bytes if operation in {"all_gather", "reduce_scatter"} else num_bytes
+
+
+def traffic(
+    architecture: Architecture,
+    training: Training,
+    strategy: Strategy,
+    *,
+    micro_batches: float,
+    backend: Backend = "nccl",
+) -> Traffic:
+    """The exchanges of one optimizer step in which every rank does `micro_batches` (in a pipeline: all go through it).
+
+    Where ranks do unequal numbers of them (ddp, local-sgd, zero-1) the bytes are the same. Raises ModelError for
+    adapters that find no place in the model.
+    """
+    size = strategy.world_size
+    found: list[Exchange] = []
+    if size > 1:
+        ask = _Ask(architecture, training, strategy, micro_batches)
+        kinds = {"ddp": _ddp, "zero-1": _zero, "zero-2": _zero, "pipeline": _pipeline, "local-sgd": _local_sgd}
+        every = kinds.get(strategy.kind, _sharded)(ask)
+        found = [replace(each, backend=backend) for each in every if each.num_bytes and each.ranks > 1]
+    shard = strategy.shard_size if strategy.kind == "hsdp" else size
+    return Traffic(world_size=size, shard_size=shard, micro_batches=micro_batches, exchanges=tuple(found))
+
+
+def wire_bytes(traffic: Traffic, slots: Sequence[int]) -> Wire:
+    """Bytes by rank and host; `slots`: ranks of every host, in rank order, so that a host's ranks are neighbours.
+
+    A ring over all ranks then leaves every host once, whatever the number of its ranks.
+    """
+    host_of = [host for host, count in enumerate(slots) for _ in range(count)]
+    inside, between = [0.0] * traffic.world_size, [0.0] * traffic.world_size
+    for exchange in traffic.exchanges:
+        for source, target in edges(exchange.among, traffic.world_size, traffic.shard_size):
+            kind = inside if host_of[source] == host_of[target] else between
+            kind[source] += exchange.sent_bytes
+    out = [0.0] * len(slots)
+    for rank, host in enumerate(host_of):
+        out[host] += between[rank]
+    return Wire(inside=tuple(inside), between=tuple(between), out=tuple(out))
+
+
+def edges(among: Among, world_size: int, shard_size: int) -> list[tuple[int, int]]:
+    """Who sends to whom: (source, target) for every ring or pair of an exchange."""
+    if among == "next":
+        return [(rank, rank + 1) for rank in range(world_size - 1)]
+    if among == "previous":
+        return [(rank + 1, rank) for rank in range(world_size - 1)]
+    if among == "ends":
+        return [(0, world_size - 1), (world_size - 1, 0)]
+    rings: list[range] = [range(world_size)]
+    if among == "shard":
+        rings = [range(first, first + shard_size) for first in range(0, world_size, shard_size)]
+    elif among == "replicas":
+        rings = [range(first, world_size, shard_size) for first in range(shard_size)]
+    return [edge for ring in rings if len(ring) > 1 for edge in zip(ring, (*ring[1:], ring[0]), strict=True)]
+
+
+def trained_weights(architecture: Architecture, training: Training) -> int:
+    """Numbers that are trained: all, or those of the adapters. Raises ModelError if no adapter finds a place."""
+    if training.method == "full":
+        return architecture.num_parameters
+    return lora_parameters(architecture, training.rank, training.targets)
+
+
+def bucket_bytes(num_bytes: int) -> int:
+    """How many gradients our trainer exchanges at once: a sixteenth of all, from 1 to 25 MiB (worker/strategy/ddp)."""
+    return int(min(25 * MIB, max(MIB, num_bytes / 16)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """The arguments of `traffic`."""
+
+    architecture: Architecture
+    training: Training
+    strategy: Strategy
+    micro_batches: float
+
+    @property
+    def size(self) -> int:
+        return self.strategy.world_size
+
+
+def _ddp(ask: _Ask) -> Iterator[Exchange]:
+    """Buckets while backward runs; the last one is ready when it ends.
+
+    In a full fine-tune that is the embedding table's, which is as large as it is.
+    """
+    number = ask.training.parameters
+    each = BYTES[number]
+    table = ask.architecture.embedding_weights * each if ask.training.method == "full" else 0
+    total = trained_weights(ask.architecture, ask.training) * each
+    yield from _buckets(total, table, number, ranks=ask.size)
+
+
+def _buckets(total: int, table: int, number: str, *, ranks: int) -> Iterator[Exchange]:
+    """`total` bytes of gradients in buckets, `table` of which are ready last and together."""
+    rest = total - table
+    count = max(1, math.ceil(rest / bucket_bytes(total)))
+    early, size = (count if table else count - 1), rest // count
+    last = Exchange(
+        what="last gradients",
+        operation="all_reduce",
+        num_bytes=total - early * size,
+        times=1,
+        ranks=ranks,
+        number=number,
+    )
+    if early:
+        yield replace(last, what="gradients", num_bytes=size, times=early, hides="last-backward")
+    yield last
+
+
+def _zero(ask: _Ask) -> Iterator[Exchange]:
+    """Optimizer states in parts, and with them (zero-2) gradients, which are then summed after every micro-batch."""
+    number = ask.training.compute
+    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[number]
+    every = ask.strategy.kind == "zero-2"
+    yield Exchange(
+        what="gradients",
+        operation="reduce_scatter",
+        num_bytes=num_bytes,
+        times=ask.micro_batches if every else 1,
+        ranks=ask.size,
+        number=number,
+        hides="backward" if every else "last-backward",
+    )
+    yield Exchange(
+        what="new weights", operation="all_gather", num_bytes=num_bytes, times=1, ranks=ask.size, number=number
+    )
+
+
+def _local_sgd(ask: _Ask) -> Iterator[Exchange]:
+    number = ask.training.parameters
+    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[number]
+    times = 1 / ask.strategy.inner_steps
+    yield Exchange(
+        what="changes of weights",
+        operation="all_reduce",
+        num_bytes=num_bytes,
+        times=times,
+        ranks=ask.size,
+        number=number,
+    )
+
+
+def _pipeline(ask: _Ask) -> Iterator[Exchange]:
+    """The residual stream forward, its gradient back; a tied table is on the first and the last rank."""
+    number = ask.training.compute
+    forward = Exchange(
+        what="activations",
+        operation="send",
+        num_bytes=ask.training.tokens * ask.architecture.hidden * BYTES[number],
+        times=ask.micro_batches,
+        ranks=2,
+        number=number,
+        among="next",
+        hides="stages",
+    )
+    yield forward
+    yield replace(forward, what="their gradients", among="previous")
+    if ask.architecture.tied and ask.training.method == "full":
+        kept = ask.training.parameters
+        yield Exchange(
+            what="gradients of the tied table",
+            operation="all_reduce",
+            num_bytes=ask.architecture.hidden * ask.architecture.vocabulary * BYTES[kept],
+            times=1,
+            ranks=2,
+            number=kept,
+            among="ends",
+        )
+
+
+def _sharded(ask: _Ask) -> Iterator[Exchange]:
+    """fsdp, hsdp, zero-3: weights are put together layer by layer, gradients summed into parts, every micro-batch."""
+    for layer in ask.architecture.layers:
+        trained = (
+            layer.num_parameters
+            if ask.training.method == "full"
+            else layer_adapters(layer, ask.training.rank, ask.training.targets)
+        )
+        yield from _unit(ask, _gathered_bytes(layer, ask.training), trained, count=layer.count)
+    outside = ask.architecture.embedding_weights + ask.architecture.head_weights + ask.architecture.vectors
+    trained = outside if ask.training.method == "full" else 0
+    yield from _unit(ask, outside * _plain_bytes(ask.training), trained, count=0)
+    if ask.strategy.kind == "hsdp":
+        kept = ask.training.parameters
+        shard = trained_weights(ask.architecture, ask.training) * BYTES[kept] / ask.strategy.shard_size
+        yield Exchange(
+            what="gradients between copies",
+            operation="all_reduce",
+            num_bytes=round(shard),
+            times=1,
+            ranks=ask.size // ask.strategy.shard_size,
+            number=kept,
+            among="replicas",
+            hides="last-backward",
+        )
+
+
+def _unit(ask: _Ask, gathered: float, trained: int, *, count: int) -> Iterator[Exchange]:
+    """The exchanges of `count` layers of one shape; 0: of what is outside layers, which hides behind nothing."""
+    training = ask.training
+    kept = training.compute if ask.strategy.kind == "zero-3" else training.parameters
+    gather = Exchange(
+        what="weights for forward",
+        operation="all_gather",
+        num_bytes=round(gathered),
+        times=ask.micro_batches * max(1, count),
+        ranks=ask.strategy.shard_size if ask.strategy.kind == "hsdp" else ask.size,
+        number="nf4" if training.method == "qlora" and count else training.compute,
+        among="shard",
+        hides="forward-layer" if count else "nothing",
+    )
+    yield gather
+    late: Hides = "backward-layer" if count else "nothing"
+    if ask.strategy.reshard:
+        yield replace(gather, what="weights for backward", hides=late)
+    num_bytes = trained * BYTES[kept]
+    yield replace(gather, what="gradients", operation="reduce_scatter", num_bytes=num_bytes, number=kept, hides=late)
+
+
+def _gathered_bytes(layer: Layer, training: Training) -> float:
+    """Of one layer's weights as they travel: in the format of computation, or in 4 bits where they are kept so."""
+    plain, each = _plain_bytes(training), BYTES[training.compute]
+    if training.method == "full":
+        return layer.num_parameters * each
+    adapters = layer_adapters(layer, training.rank, training.targets) * each
+    if training.method == "lora":
+        return layer.num_parameters * each + adapters
+    return layer.linear_weights * NF4_BYTES + (layer.num_parameters - layer.linear_weights) * plain + adapters
+
+
+def _plain_bytes(training: Training) -> int:
+    """Of a frozen number that is not quantised."""
+    upcast = training.method == "qlora" and training.stack.upcasts
+    return 4 if upcast else BYTES[training.compute]

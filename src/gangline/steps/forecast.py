@@ -1,0 +1,171 @@
+"""What a job would need and take on the machines: the question put to `planning`, from files and facts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import DoesNotFit, ModelError, UsageError
+from gangline.planning.architecture import Architecture
+from gangline.planning.config import UnknownArchitecture, read_architecture
+from gangline.planning.decision import Verdict, decide
+from gangline.planning.instead import Way, ways_out
+from gangline.planning.option import BUILT_METHODS, Option, Question
+from gangline.planning.report import slower_than_alone, ways_lines
+from gangline.planning.training import GANGLINE, Number, Stack, Training
+from gangline.planning.world import World
+from gangline.runs.job import Job
+from gangline.steps.counted import count_architecture
+from gangline.steps.seams import Means
+from gangline.steps.shape import find_config, shape_unknown
+from gangline.steps.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is foreseen, or why nothing is."""
+
+    verdict: Verdict | None = None
+    config: dict[str, Any] | None = None
+    config_from: str = ""
+    unknown: str = ""
+    """Why there is no verdict, in words."""
+    error: ModelError | None = None
+    """What is wrong with the model's configuration. A start goes on without a forecast: the trainer has the say."""
+
+    @property
+    def runnable(self) -> Option | None:
+        """What gangline's own trainer would do."""
+        return None if self.verdict is None else self.verdict.runnable
+
+    def settled(self, job: Job) -> Job:
+        """The job with everything decided that it leaves open."""
+        option = None if self.verdict is None else self.verdict.runnable or self.verdict.best
+        if option is None or not job.open:
+            return dataclasses.replace(job, open=())
+        return dataclasses.replace(
+            job,
+            micro_batch=option.training.micro_batch,
+            activation_checkpointing=option.training.checkpointing,
+            open=(),
+        )
+
+
+def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
+    """Weigh every way to run the job on these machines."""
+    try:
+        found = find_config(job, means.seams.variables)
+    except ModelError as error:
+        return _unknown(error)
+    if found is None:
+        return Outlook(unknown=f"memory and time are not known: {shape_unknown(job.model.path)}")
+    config, where = found
+    try:
+        architecture = _architecture(config, means)
+    except ModelError as error:
+        return _unknown(error)
+    question = Question(
+        architecture=architecture,
+        training=training_of(job, world, stack=stack),
+        batch=job.batch,
+        compute=Speeds(architecture=architecture, config=config, home=means.home).of,
+        open=job.open,
+    )
+    return Outlook(verdict=decide(question, world), config=config, config_from=where)
+
+
+def _unknown(error: ModelError) -> Outlook:
+    return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+
+
+def _architecture(config: dict[str, Any], means: Means) -> Architecture:
+    try:
+        return read_architecture(config)
+    except UnknownArchitecture:
+        return count_architecture(config, means)
+
+
+def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
+    """What a rank computes, as the job says."""
+    compute = _compute(job, world)
+    trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
+    attention = "math" if job.model.attention == "eager" else stack.attention
+    return Training(
+        method=job.method.kind,
+        micro_batch=job.micro_batch,
+        sequence_length=job.data.sequence_length,
+        compute=compute,
+        parameters=trained,
+        rank=job.method.rank,
+        targets=job.method.targets,
+        dropout=job.method.dropout,
+        checkpointing=job.activation_checkpointing,
+        stack=dataclasses.replace(stack, attention=attention),
+    )
+
+
+def _compute(job: Job, world: World) -> Number:
+    """As the ranks will agree on: what the least able of them can do well."""
+    if job.precision != "auto":
+        return job.precision
+    if any(seat.gpu is None for seat in world.seats):
+        return "fp32"
+    return "bf16" if all(seat.spec is None or seat.spec.bf16 for seat in world.seats) else "fp16"
+
+
+def ways_of(outlook: Outlook) -> list[Way]:
+    """What would make it fit; empty where it fits."""
+    verdict = outlook.verdict
+    if verdict is None or verdict.best is not None:
+        return []
+    return ways_out(verdict.question, verdict.world)
+
+
+def require_startable(job: Job, outlook: Outlook) -> None:
+    """Raise where gangline's own trainer cannot do the job, or has no room for it.
+
+    UsageError for what is not built yet, DoesNotFit where memory is short or one machine alone is faster.
+    """
+    if job.method.kind not in BUILT_METHODS:
+        raise UsageError(
+            f"method: gangline train cannot do {job.method.kind} yet",
+            seen=f"expected one of {', '.join(BUILT_METHODS)}",
+            fix="write method: lora; or run a trainer that can: gangline run -- ...",
+        )
+    verdict = outlook.verdict
+    if verdict is None:
+        return
+    if verdict.runnable is None:
+        _refuse_size(verdict)
+    if all(seat.weight is None for seat in verdict.world.seats):
+        _refuse_slowness(verdict)
+
+
+def _refuse_size(verdict: Verdict) -> None:
+    built = next(option for option in verdict.by_kind if option.is_built)
+    need = built.tightest
+    better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do yet"
+    ways = ways_lines(ways_out(verdict.question, verdict.world))
+    raise DoesNotFit(
+        f"the job does not fit on {need.seat.host}",
+        seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
+        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free{better}",
+        fix="\n        ".join(line.removeprefix("instead").strip() for line in ways),
+    )
+
+
+def _refuse_slowness(verdict: Verdict) -> None:
+    """Only where even the best case of all machines is worse than the worst case of fewer."""
+    slower, whole = slower_than_alone(verdict), verdict.runnable
+    fewer = [option for count, option in verdict.by_hosts if option.is_built and option.time is not None]
+    if slower is None or whole is None or whole.time is None or not fewer:
+        return
+    fastest = min(fewer, key=lambda option: option.seconds)
+    if fastest.time is not None and fastest.time.high_s < whole.time.low_s:
+        raise DoesNotFit(
+            slower,
+            seen="the network costs more than the further machines bring",
+            fix=f"leave all hosts but {', '.join(fastest.world.hosts)} out of the cluster file, or raise batch; "
+            "with a share at each host in the cluster file it is started as it is",
+        )

@@ -1,0 +1,133 @@
+"""What `gangline plan` answers: for the machines as they are, or as somebody thinks of having them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from gangline.catalog.gpus import GpuSpec
+from gangline.errors import UsageError
+from gangline.planning.instead import Way
+from gangline.planning.links import LinkModel
+from gangline.planning.training import GANGLINE, STACKS, Stack
+from gangline.planning.world import World, imagine, link, with_hosts, without_hosts
+from gangline.runs.job import Job
+from gangline.steps.decide import Decision, decide
+from gangline.steps.forecast import Outlook, foresee_job, ways_of
+from gangline.steps.machines import ASSUMED_LINK
+from gangline.steps.reach import Start, load, reached
+from gangline.steps.samples import estimated_steps
+from gangline.steps.seams import Means, Seams, Talk
+
+NVLINK = {"B200": "nvlink-b200", "GB200": "nvlink-b200", "H100": "nvlink-h100", "H200": "nvlink-h100"}
+"""Cards whose names say that they are joined by NVLink, where nobody asked the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """In what the machines of the question differ from those that are there."""
+
+    hosts: str | None = None
+    """These machines, and nobody is asked; see `planning.world.imagine`."""
+    add: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    link: str | None = None
+    stack: str = GANGLINE.name
+
+    @property
+    def changes_machines(self) -> bool:
+        """Whether the answer is for machines that are not there."""
+        return bool(self.hosts or self.add or self.without or self.link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """The answer."""
+
+    job: Job
+    world: World
+    outlook: Outlook
+    decision: Decision | None
+    """What `train` would decide; None where nobody was asked."""
+    ways: tuple[Way, ...] = field(default=())
+    """What would make it fit, where it does not."""
+
+    @property
+    def length(self) -> tuple[int, str] | None:
+        """Optimizer steps of the run as far as they are known or can be guessed, and that in words."""
+        return estimated_steps(self.job)
+
+
+def foretell(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams) -> Foretold:
+    """Look, unless the machines are thought of, and weigh. Changes nothing."""
+    stack = _stack(what_if.stack)
+    if what_if.hosts is not None:
+        job = _job(start)
+        means = Means(transports={}, home=start.home, talk=talk, seams=seams)
+        return _foretold(job, _imagined(what_if), None, means, stack=stack)
+    job, cluster = load(start)
+    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+        decision = decide(job, cluster, means)
+        if decision.outlook.error is not None:
+            raise decision.outlook.error
+        world = changed(decision.world, what_if)
+        if world == decision.world and stack == GANGLINE:
+            ways = tuple(ways_of(decision.outlook))
+            return Foretold(job=decision.job, world=world, outlook=decision.outlook, decision=decision, ways=ways)
+        return _foretold(job, world, decision, means, stack=stack)
+
+
+def changed(world: World, what_if: WhatIf) -> World:
+    """The world with what somebody thinks of changing."""
+    for text in what_if.add:
+        world = with_hosts(world, text)
+    if what_if.without:
+        world = without_hosts(world, what_if.without)
+    if what_if.link is not None:
+        world = dataclasses.replace(world, wire=link(what_if.link))
+    return world
+
+
+def _foretold(job: Job, world: World, decision: Decision | None, means: Means, *, stack: Stack) -> Foretold:
+    outlook = foresee_job(job, world, means, stack=stack)
+    if outlook.error is not None:
+        raise outlook.error
+    ways = tuple(ways_of(outlook))
+    return Foretold(job=outlook.settled(job), world=world, outlook=outlook, decision=decision, ways=ways)
+
+
+def _job(start: Start) -> Job:
+    from gangline.spec.load import load_job
+
+    return load_job(start.job, start.overrides)
+
+
+def _stack(name: str) -> Stack:
+    if name not in STACKS:
+        raise UsageError(f"there is no stack {name!r}", seen=f"expected one of {', '.join(STACKS)}", fix="name one")
+    return STACKS[name]
+
+
+def _imagined(what_if: WhatIf) -> World:
+    assert what_if.hosts is not None
+    seats = imagine(what_if.hosts)
+    world = World(seats=seats, wire=link(ASSUMED_LINK), inside=_inside([seat.spec for seat in seats]), asked=False)
+    if what_if.link is None and len(world.hosts) > 1:
+        assumed = dataclasses.replace(world.wire, source=f"assumed to be {ASSUMED_LINK}; --link names another")
+        world = dataclasses.replace(world, wire=assumed)
+    return changed(world, what_if)
+
+
+def _inside(specs: list[GpuSpec | None]) -> LinkModel:
+    """What joins the cards of a host whose table nobody read."""
+    names = {_bus(spec) for spec in specs}
+    return min((link(name) for name in names), key=lambda model: model.bytes_per_s)
+
+
+def _bus(spec: GpuSpec | None) -> str:
+    words = (spec.name if spec else "").replace("-", " ").split()
+    if "SXM4" in words:
+        return "nvlink-a100"
+    if "PCIe" in words or "NVL" in words:
+        return "pcie4-x16"
+    return next((bus for word, bus in NVLINK.items() if word in words), "pcie4-x16")

@@ -1,0 +1,62 @@
+"""The answer of `gangline plan` as lines and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import DoesNotFit
+from gangline.inventory.network import load_network, network_line
+from gangline.planning.explain import explain
+from gangline.planning.figures import verdict_json
+from gangline.planning.report import Length, report, terms, ways_lines
+from gangline.steps.foretell import Foretold
+from gangline.steps.traced import Traced
+
+
+def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool) -> list[str]:
+    """What people read."""
+    lines: list[str] = []
+    decision, verdict = foretold.decision, foretold.outlook.verdict
+    if verdict is None:
+        lines.append(f"note       {foretold.outlook.unknown}")
+    else:
+        lines += report(verdict, Length(foretold.length, foretold.job.checkpoint.every_minutes), why=why)
+        lines += terms(verdict) if why else []
+    lines += [f"traced     {each.line}" for each in traced]
+    if verdict is not None and verdict.best is None:
+        lines += ways_lines(foretold.ways)
+    if decision is not None and foretold.world == decision.world:
+        lines += explain(decision.plan)
+        if (network := load_network(home, decision.sight.cluster)) is not None:
+            lines.append(network_line(network))
+    if decision is not None:
+        lines += [line for finding in decision.findings for line in finding.lines()]
+    return lines
+
+
+def plan_json(foretold: Foretold, traced: Sequence[Traced]) -> dict[str, Any]:
+    """What programs read."""
+    decision, verdict = foretold.decision, foretold.outlook.verdict
+    return {
+        "plan": None if decision is None else decision.plan.to_json(),
+        "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
+        "verdict": None if verdict is None else verdict_json(verdict, list(foretold.ways)),
+        "unknown": foretold.outlook.unknown,
+        "traced": [{"strategy": each.option.strategy.kind, **each.answer} for each in traced],
+    }
+
+
+def require_fit(foretold: Foretold) -> None:
+    """Raise DoesNotFit, with exit code 6, where nothing that was weighed fits."""
+    verdict = foretold.outlook.verdict
+    if verdict is None or verdict.best is not None:
+        return
+    need = max(verdict.by_kind, key=lambda option: option.chance).tightest
+    raise DoesNotFit(
+        f"the job does not fit on {need.seat.host}",
+        seen=f"the least that a rank needs is about {need.memory.process.likely / 2**30:.1f} GiB; "
+        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
+        fix="see above, under instead" if foretold.ways else "take a smaller model, or more machines",
+    )

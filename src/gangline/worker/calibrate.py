@@ -1,0 +1,303 @@
+"""`calibrate`: how fast this rank computes, on a copy of the model with two layers of random weights, under torchrun.
+
+    python -m gangline.worker calibrate '{"job": {...}, "config": {...}, "layers": 2, "points": [[1, 512], [4, 2048]],
+                                          "seconds": 60, "start_s": 90, "deadline_s": 160, "slowdowns": [1.0, 1.5]}'
+
+config: of the copy, as config.json has it; nothing is downloaded. points: samples and their length, in order of size.
+All ranks are at work at the same time, as in training: cards of one host share its power, processors and memory. What
+is next is agreed by all, and every rank writes a JSON line for everything that it timed. Each ends by itself at its
+deadline, wherever it hangs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from gangline.runs.job import Job, ModelJob
+from gangline.worker.batch import Batch
+from gangline.worker.bench import free_bytes
+from gangline.worker.loss import CausalLoss, LinearCrossEntropy
+from gangline.worker.model import base_of, load_model, trainable
+from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
+from gangline.worker.precision import Precision, agree_precision
+from gangline.worker.world import leave
+
+REPEATS_LEAST, REPEATS_MOST = 3, 9
+POINT_SHARE = 0.8
+"""Of the time, for points; the rest is for the update."""
+MEMORY_SHARE = 0.8
+"""Of the free memory that a point may take, by what the one before it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """The model, its loss and its update."""
+
+    loss: CausalLoss
+    optimizer: torch.optim.AdamW
+    precision: Precision
+    device: torch.device
+    job: Job
+    slowdown: float
+
+    @property
+    def core(self) -> Any:
+        """The transformers model."""
+        return base_of(self.loss.model)
+
+
+def calibrate_main(argv: list[str]) -> int:
+    """Entry point; does not return once the ranks have met."""
+    order = json.loads(argv[0])
+    # No handler: the kernel ends the process, also where it hangs in a collective.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(max(1, round(order["deadline_s"])))
+    device = _device()
+    # Only words are exchanged, so the processor's backend will do everywhere.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=order["deadline_s"]))
+    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
+        copy = build(order, device, Path(folder))
+    run(order, copy)
+    leave(0)
+
+
+def build(order: dict[str, Any], device: torch.device, folder: Path) -> Copy:
+    """The copy, drawn at random on the device."""
+    (folder / "config.json").write_text(json.dumps(order["config"]), encoding="utf-8")
+    asked = Job.from_json(order["job"])
+    model = ModelJob(path=str(folder), start="random", attention=asked.model.attention)
+    job = dataclasses.replace(asked, model=model)
+    precision = agree_precision(job, device, world_size=dist.get_world_size())
+    with device:  # a processor would need a minute to draw a large model
+        loss = CausalLoss(load_model(job, device=device, compute=precision.compute), compute=precision.compute)
+    return Copy(
+        loss=loss,
+        optimizer=make_optimizer(loss.model, job.optimizer),
+        precision=precision,
+        device=device,
+        job=job,
+        slowdown=float(order["slowdowns"][dist.get_rank()]),
+    )
+
+
+def run(order: dict[str, Any], copy: Copy) -> None:
+    """All points as long as there is time and memory, then the update."""
+    begun = time.monotonic()
+    until = begun + order["seconds"] * POINT_SHARE
+    _tell("device", **describe(copy))
+    taken: tuple[int, int] | None = None
+    for number, (samples, length) in enumerate(order["points"]):
+        left_s = until - time.monotonic()
+        fits = taken is None or taken[1] * samples * length / taken[0] < MEMORY_SHARE * free_bytes(copy.device)
+        if not fits:
+            _tell("skipped", what=f"{samples} x {length} tokens", why="too little free memory")
+        if _most(float(left_s <= 0)) or not _most(float(fits)):
+            if fits:
+                _tell("skipped", what=f"{samples} x {length} tokens", why="there was no time left")
+            break
+        share_s = left_s / (len(order["points"]) - number)
+        if fits:
+            needed = point(copy, samples, length, depth=order["layers"], share_s=share_s)
+            taken = (samples * length, needed) if needed else taken
+    _most(0.0)
+    update(copy, until_s=begun + order["seconds"])
+
+
+def point(copy: Copy, samples: int, length: int, *, depth: int, share_s: float) -> int:
+    """Time one size of micro-batch at both depths; returns the bytes that it took, 0 where it did not fit."""
+    batch = _batch(copy, samples, length)
+    try:
+        base = _start_peak(copy.device)
+        head_s = _median([_head(copy, batch) for _ in range(REPEATS_LEAST + 1)][1:])
+        for layers in (depth, 1):
+            with shallow(copy, layers) as done:
+                if done:
+                    _time_point(copy, batch, layers=layers, share_s=share_s / 2, head_s=head_s)
+        return max(1, _peak(copy.device) - base)
+    except torch.cuda.OutOfMemoryError:
+        copy.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        _tell("skipped", what=f"{samples} x {length} tokens", why="out of memory")
+        return 0
+
+
+def update(copy: Copy, *, until_s: float) -> None:
+    """Time the norm, clipping and the optimizer, as a step has them."""
+    parameters = list(trainable(copy.loss.model).values())
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def once() -> None:
+        clip(parameters, gradient_norm(parameters), maximum=copy.job.optimizer.clip_norm)
+        copy.optimizer.step()
+
+    times = [timed(copy, once) for _ in range(2)][1:]
+    while len(times) < REPEATS_MOST and (len(times) < REPEATS_LEAST or time.monotonic() < until_s):
+        times.append(timed(copy, once))
+    numbers = sum(parameter.numel() for parameter in parameters)
+    _tell("optimizer", numbers=numbers, seconds=_median(times), tensors=len(parameters))
+
+
+def describe(copy: Copy) -> dict[str, Any]:
+    """What was timed, in the words of a profile."""
+    cuda = copy.device.type == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name(copy.device) if cuda else "cpu",
+        "torch": torch.__version__,
+        "kernels": str(getattr(copy.core.config.get_text_config(), "_attn_implementation", "")),
+        "fused_loss": copy.loss.fused,
+        "dtype": copy.precision.name,
+        "threads": 0 if cuda else torch.get_num_threads(),
+        "slowdown": copy.slowdown,
+    }
+
+
+@contextmanager
+def shallow(copy: Copy, layers: int) -> Iterator[bool]:
+    """The copy with its first `layers` layers only; False where they cannot be found."""
+    decoder = getattr(copy.core, "base_model", copy.core)
+    depth = next((len(x) for x in decoder.modules() if isinstance(x, nn.ModuleList)), 0)
+    stack = next((x for x in decoder.modules() if isinstance(x, nn.ModuleList)), None)
+    if stack is None or depth <= layers:
+        yield depth == layers
+        return
+    whole = list(stack)
+    del stack[layers:]
+    try:
+        yield True
+    finally:
+        stack.extend(whole[layers:])
+
+
+def timed(copy: Copy, what: Callable[[], object]) -> float:
+    """Seconds until the device has done it."""
+    _settle(copy.device)
+    begun = time.perf_counter()
+    what()
+    _settle(copy.device)
+    return time.perf_counter() - begun
+
+
+def _time_point(copy: Copy, batch: Batch, *, layers: int, share_s: float, head_s: float) -> None:
+    _once(copy, batch)  # connections, kernels, the first touch of the memory
+    first_s, ends = sum(_once(copy, batch)), time.monotonic() + share_s
+    # as in the loop: a host that is to be slow sleeps before each micro-batch, and leaves the machine to others
+    pause_s = (copy.slowdown - 1) * first_s
+    rows: list[tuple[float, float]] = []
+    while len(rows) < REPEATS_MOST and (len(rows) < REPEATS_LEAST or time.monotonic() < ends):
+        time.sleep(pause_s)
+        rows.append(_once(copy, batch))
+    whole = sorted(sum(row) for row in rows)
+    middle = _median(whole)
+    _tell(
+        "point",
+        layers=layers,
+        tokens=batch.input_ids.numel(),
+        length=batch.input_ids.shape[1],
+        seconds=middle,
+        head_s=min(head_s, middle),
+        backward_share=_median([row[1] / sum(row) for row in rows]),
+        spread=(whole[-1] - whole[0]) / 2 / middle,
+        repeats=len(rows),
+    )
+
+
+def _once(copy: Copy, batch: Batch) -> tuple[float, float]:
+    """Seconds of forward, and of backward."""
+    kept: list[torch.Tensor] = []
+
+    def forward() -> None:
+        with copy.precision.autocast(copy.device):
+            kept.append(copy.loss(*batch.tensors))
+
+    forward_s = timed(copy, forward)
+    return forward_s, timed(copy, (kept[0] / batch.trained.numel()).backward)
+
+
+def _head(copy: Copy, batch: Batch) -> float:
+    """Seconds of the output head with its loss, forward and backward, on made-up hidden states."""
+    head = copy.core.get_output_embeddings()
+    hidden = torch.randn(
+        batch.input_ids.numel(), head.weight.shape[1], dtype=copy.precision.compute, device=copy.device
+    ).requires_grad_()
+    goal = batch.targets.flatten()
+
+    def once() -> None:
+        with copy.precision.autocast(copy.device):
+            if copy.loss.fused:
+                loss = LinearCrossEntropy.apply(hidden, head.weight, head.bias, goal, copy.precision.compute, True)  # type: ignore[no-untyped-call]
+            else:
+                loss = F.cross_entropy(head(hidden).float(), goal, reduction="sum")
+        loss.backward()
+
+    return timed(copy, once)
+
+
+def _batch(copy: Copy, samples: int, length: int) -> Batch:
+    vocabulary = int(copy.core.config.get_text_config().vocab_size)
+    tokens = torch.randint(0, vocabulary, (samples, length + 1))
+    positions = torch.arange(length).expand(samples, length).contiguous()
+    trained = torch.arange(samples * length)
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions, trained).to(copy.device)
+
+
+def _start_peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    return _peak(device)
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+    return int(rows["VmHWM"].split()[0]) * 1024
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _most(value: float) -> float:
+    """The largest over all ranks, which wait for each other here."""
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared.item())
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _tell(kind: str, **figures: Any) -> None:
+    """One line, in one write: ranks of a host share a pipe."""
+    sys.stdout.write(json.dumps({"kind": kind, "rank": dist.get_rank(), **figures}) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,75 @@
+"""`python -m gangline.worker.trace [count] < order.json`: one JSON document on stdout, nothing else.
+
+The order is a TraceOrder as JSON, or a list of them, which is answered by a list. An error is a document, too, of kind
+"error"; the exit code is that of the first error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gangline.errors import GanglineError, UsageError
+from gangline.worker.trace.order import TraceOrder
+
+Answer = tuple[dict[str, Any], int]
+"""A document and its exit code."""
+
+
+def main(argv: list[str]) -> int:
+    """Answer the order on stdin; returns the exit code."""
+    if argv not in ([], ["count"]):
+        sys.stderr.write("usage: python -m gangline.worker.trace [count] < order.json\n")
+        return UsageError.exit_code
+    # libraries print where they like; only the answer may go to the real stdout
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
+        os.dup2(2, 1)
+        document, code = _answer(sys.stdin.read(), count=bool(argv))
+        stream.write(json.dumps(document) + "\n")
+    return code
+
+
+def _answer(text: str, *, count: bool) -> tuple[Any, int]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        return _told(
+            UsageError("the order for a trace is not JSON", seen=f"{error}", fix="write one JSON object to stdin")
+        )
+    run = _runner(count=count)
+    if isinstance(data, list):
+        answers = [_one(run, item) for item in data]
+        return [document for document, _ in answers], next((code for _, code in answers if code), 0)
+    return _one(run, data)
+
+
+def _runner(*, count: bool) -> Callable[[Any], Any]:
+    """Imported here: torch takes seconds, an order that is off should not."""
+
+    def run(data: Any) -> Any:
+        order = TraceOrder.from_json(data)
+        module, name = ("count", "count") if count else ("line", "trace")
+        return getattr(importlib.import_module(f"gangline.worker.trace.{module}"), name)(order)
+
+    return run
+
+
+def _one(run: Callable[[Any], Any], data: Any) -> Answer:
+    try:
+        return run(data).to_json(), 0
+    except GanglineError as error:
+        return _told(error)
+
+
+def _told(error: GanglineError) -> Answer:
+    sys.stderr.write(f"{error}\n")
+    record = error.to_json()
+    return {**record, "error_kind": record["kind"], "kind": "error"}, error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

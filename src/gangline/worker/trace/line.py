@@ -1,0 +1,111 @@
+"""From two shallow depths to the true one: the trace's result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+from gangline.worker.trace.configs import is_even, num_layers, read_config, shallow_depths
+from gangline.worker.trace.order import TraceOrder
+from gangline.worker.trace.steps import INSTANTS, Depth, trace_depth
+
+_OFF_THE_LINE = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceResult:
+    """What a step of the whole model takes, in bytes of tensors on one rank."""
+
+    peak_bytes: int
+    peak_instant: str
+    instants: dict[str, int]
+    """The peak of every instant (see `steps.INSTANTS`) at the true depth."""
+    per_layer_bytes: dict[str, float]
+    """What one more layer adds to each."""
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    num_parameters: int
+    num_trainable: int
+    layers: int
+    fused_loss: bool
+    depths: tuple[Depth, ...]
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"kind": "trace", **asdict(self)}
+
+
+def trace(order: TraceOrder) -> TraceResult:
+    """Run the shallow depths and extrapolate every instant for itself: the peak is then the largest of them.
+
+    Within an instant bytes are linear in the number of layers. Raises UsageError or ModelError.
+    """
+    started = time.perf_counter()
+    config = read_config(order.config, order.model, revision=order.revision)
+    layers = num_layers(config)
+    depths = tuple(sorted(set(order.layers or shallow_depths(config))))
+    seen = tuple(trace_depth(config, depth, order) for depth in depths)
+    instants = {name: _at(seen, lambda depth, name=name: depth.instants[name], layers) for name in INSTANTS}
+    top = max(INSTANTS, key=lambda name: instants[name])
+    return TraceResult(
+        peak_bytes=instants[top],
+        peak_instant=top,
+        instants=instants,
+        per_layer_bytes={name: _slope(seen, lambda depth, name=name: depth.instants[name]) for name in INSTANTS},
+        weights_bytes=_at(seen, lambda depth: depth.weights_bytes, layers),
+        gradients_bytes=_at(seen, lambda depth: depth.gradients_bytes, layers),
+        optimizer_bytes=_at(seen, lambda depth: depth.optimizer_bytes, layers),
+        num_parameters=_at(seen, lambda depth: depth.num_parameters, layers),
+        num_trainable=_at(seen, lambda depth: depth.num_trainable, layers),
+        layers=layers,
+        fused_loss=seen[-1].fused_loss,
+        depths=seen,
+        notes=tuple(_notes(order, config, seen)),
+        versions={name: version(name) for name in ("torch", "transformers", "peft")},
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _slope(seen: Sequence[Depth], value: Any) -> float:
+    shallow, deep = seen[-2:]
+    return (value(deep) - value(shallow)) / (deep.layers - shallow.layers)
+
+
+def _at(seen: Sequence[Depth], value: Any, layers: int) -> int:
+    return round(value(seen[-1]) + _slope(seen, value) * (layers - seen[-1].layers))
+
+
+def _notes(order: TraceOrder, config: Any, seen: Sequence[Depth]) -> list[str]:
+    """What the reader of the figures has to know."""
+    notes = []
+    if not seen[-1].fused_loss:
+        notes.append("the model changes its logits after the head: the loss holds all of them, not a chunk")
+    if order.attention == "flash_attention_2":
+        notes.append(
+            "flash_attention_2 is traced as a kernel that keeps no scores; its indices of documents are left out"
+        )
+    if order.attention_kernel != "cpu" and order.attention == "eager":
+        notes.append("attention_kernel has no meaning for eager attention, which keeps the scores")
+    if order.ranks > 1:
+        notes.append("DDP's buckets are counted: they live through the whole step")
+    if not is_even(config, tuple(depth.layers for depth in seen)):
+        notes.append("the deeper layers are of other kinds than the traced ones: the straight line is approximate")
+    off = [_distance(seen, name) for name in INSTANTS]
+    if max(off) > _OFF_THE_LINE:
+        notes.append(f"depths do not lie on one line: {INSTANTS[off.index(max(off))]} is off by {max(off):.1%}")
+    return notes
+
+
+def _distance(seen: Sequence[Depth], name: str) -> float:
+    """How far the shallower depths lie off the line through the last two, as a part of what they are."""
+    value = [_at(seen, lambda depth: depth.instants[name], depth.layers) for depth in seen]
+    return max(
+        abs(line - depth.instants[name]) / max(1, depth.instants[name]) for line, depth in zip(value, seen, strict=True)
+    )

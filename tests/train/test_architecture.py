@@ -1,0 +1,105 @@
+"""The planner's closed forms against the models that transformers and peft really build, number by number."""
+
+import pytest
+
+from gangline.errors import ModelError
+from gangline.planning.config import read_architecture
+from gangline.planning.families import FAMILIES
+from gangline.planning.lora import lora_parameters
+from tests.unit.planning.published import PUBLISHED, config
+
+CASES = "tests.train.cases_architecture"
+RANK = 4
+TARGETS = [["all-linear"], ["q_proj", "v_proj"], ["down_proj", "dense", "c_proj", "fc2"], ["gate_proj"]]
+OUTSIDE = {"qwen", "internlm2"}
+"""Families that transformers has no class for: pinned in tests/unit/planning/test_config.py."""
+MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
+MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_routed_experts": 6, "first_k_dense_replace": 1}
+SWITCHES = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    "internlm3": {"head_dim": 16, "attention_bias": False},
+    "ministral": {"head_dim": 16},
+    "ernie4_5": {"use_bias": True, "head_dim": 24},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 8},
+    "qwen3": {"attention_bias": True, "head_dim": 24},
+    "qwen2_moe": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2,
+    },
+    "qwen3_moe": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1], "head_dim": 24,
+    },
+    "glm4_moe": {**MOE, "n_shared_experts": 1, "use_qk_norm": True, "attention_bias": True, "head_dim": 24},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 24},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True},
+    "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2},
+    "deepseek_v2": {**MOE, **MLA, "n_shared_experts": 2, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": {**MOE, **MLA, "n_shared_experts": 1, "q_lora_rank": 20, "n_group": 2, "topk_group": 1},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    "starcoder2": {"use_bias": False},
+    "gemma3_text": {"head_dim": 24},
+    "gpt_neox": {"attention_bias": False},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "stablelm": {"use_qkv_bias": True},
+}  # fmt: skip
+TRUE_SIZES = [
+    "Llama-2-7B", "Qwen2.5-7B", "Qwen3-8B", "Gemma-2-9B", "Gemma-3-1B", "Phi-3-mini", "GPT-2 XL", "Falcon-7B",
+    "Falcon-40B", "GPT-NeoX-20B", "Mixtral-8x7B", "GLM-4.5-Air", "gpt-oss-20b", "DeepSeek-V2-Lite",
+]  # fmt: skip
+OLD_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 120, "n_positions": 32, "n_inner": 96}
+
+
+def small(model_type):
+    """A small model of this family, with its switches the other way round where it has some."""
+    if model_type in ("gpt2", "gpt_bigcode", "gptj"):
+        more = {"rotary_dim": 4} if model_type == "gptj" else {}
+        return {"model_type": model_type, **OLD_NAMES, **more}
+    if model_type == "bloom":
+        return {"model_type": "bloom", "hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 120}
+    base = config(model_type, 64, 3, 4, 2, 96, 120, pad_token_id=None, max_position_embeddings=32)
+    return {**base, **SWITCHES.get(model_type, {})}
+
+
+def known_to_transformers(pool):
+    known = pool(1).run(f"{CASES}:known", names=sorted(FAMILIES))[0]
+    return [name for name in known if name not in OUTSIDE]
+
+
+def assert_counts(name, data, counted):
+    for source in (data, counted["saved"]):
+        architecture = read_architecture(source)
+        seen = {
+            "total": architecture.num_parameters,
+            "embedding": architecture.embedding_weights,
+            "linear": architecture.linear_weights,
+            "lora": [adapters(architecture, tuple(names)) for names in TARGETS],
+        }
+        assert seen == {key: counted[key] for key in seen}, name
+
+
+def adapters(architecture, names):
+    try:
+        return lora_parameters(architecture, RANK, names)
+    except ModelError:
+        return None
+
+
+def test_small_models_of_every_family_have_the_numbers_that_the_planner_says(pool):
+    names = known_to_transformers(pool)
+    assert len(names) >= 30
+    configs = [small(name) for name in names]
+    counted = pool(1).run(f"{CASES}:counts", configs=configs, rank=RANK, targets=TARGETS)[0]
+    for name, data, numbers in zip(names, configs, counted, strict=True):
+        assert_counts(name, data, numbers)
+
+
+@pytest.mark.parametrize("name", TRUE_SIZES)
+def test_published_models_have_the_numbers_that_the_planner_says(pool, name):
+    data = {key: value for key, value in PUBLISHED[name][0].items() if value is not None or key == "q_lora_rank"}
+    counted = pool(1).run(f"{CASES}:counts", configs=[data], rank=RANK, targets=TARGETS[:1])[0][0]
+    architecture = read_architecture(PUBLISHED[name][0])
+    assert counted["total"] == architecture.num_parameters == PUBLISHED[name][1]
+    assert counted["linear"] == architecture.linear_weights
+    assert counted["lora"][0] == lora_parameters(architecture, RANK, ("all-linear",))

@@ -1,0 +1,159 @@
+"""The catalogue knows what config.json of well-known models says, and the published sizes come out of it."""
+
+import pytest
+
+from gangline.catalog.models import known_config, known_model, known_models, suggest_models
+from gangline.planning.config import read_architecture
+
+HUB = {
+    # "safetensors.total" of the hub's API, as public files recorded it in September and October 2026. Of Llama 2, the
+    # 64 numbers per layer that the files hold for rotary frequencies are taken off.
+    "meta-llama/Llama-2-7b-hf": 6_738_417_664 - 32 * 64,
+    "meta-llama/Llama-2-13b-hf": 13_015_866_880 - 40 * 64,
+    "meta-llama/Llama-2-70b-hf": 68_976_653_312 - 80 * 64,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
+    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "HuggingFaceTB/SmolLM2-360M-Instruct": 361_821_120,
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1_711_376_384,
+    "HuggingFaceTB/SmolLM3-3B": 3_075_098_624,
+    "mistralai/Mistral-7B-v0.3": 7_248_023_552,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "Qwen/Qwen2.5-3B-Instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "google/gemma-2-2b-it": 2_614_341_888,
+    "google/gemma-3-1b-it": 999_885_952,
+    "microsoft/phi-2": 2_779_683_840,
+    "microsoft/Phi-3-mini-4k-instruct": 3_821_079_552,
+    "microsoft/Phi-3.5-mini-instruct": 3_821_079_552,
+    "microsoft/phi-4": 14_659_507_200,
+    "microsoft/Phi-4-mini-instruct": 3_836_021_760,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "allenai/OLMo-2-1124-7B": 7_298_617_344,
+    "allenai/OLMo-2-1124-13B": 13_716_198_400,
+}
+PRESETS = {
+    # "params" in the presets of keras-team/keras-hub
+    "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-0.6B": 596_049_920,
+    "Qwen/Qwen3-1.7B": 1_720_574_976,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "google/gemma-2-9b": 9_241_705_984,
+    "google/gemma-2-27b": 27_227_128_320,
+    "openai-community/gpt2": 124_439_808,
+    "openai-community/gpt2-medium": 354_823_168,
+    "openai-community/gpt2-large": 774_030_080,
+    "openai-community/gpt2-xl": 1_557_611_200,
+}
+LOGS = {
+    # what programs that loaded the weights printed, in public repositories (DeepSeek-V3 counts a bias per router, which
+    # is no parameter to transformers)
+    "codellama/CodeLlama-34b-hf": 33_743_970_304,
+    "mistralai/Mistral-Nemo-Base-2407": 12_247_782_400,
+    "mistralai/Mixtral-8x22B-v0.1": 140_630_071_296,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
+    "zai-org/GLM-4.5-Air": 106_852_245_504,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "deepseek-ai/DeepSeek-V3": 671_026_419_200 - 58 * 256,
+}
+PYTHIA = {
+    # Pythia's paper (arXiv 2304.01373), table 1: parameters without the two tables, and the tables' rows and width
+    "70m": (18_915_328, 50_304, 512),
+    "160m": (85_056_000, 50_304, 768),
+    "410m": (302_311_424, 50_304, 1024),
+    "1b": (805_736_448, 50_304, 2048),
+    "1.4b": (1_208_602_624, 50_304, 2048),
+    "2.8b": (2_517_652_480, 50_304, 2560),
+    "6.9b": (6_444_163_072, 50_432, 4096),
+    "12b": (11_327_027_200, 50_688, 5120),
+}
+
+
+@pytest.mark.parametrize(("name", "published"), [*HUB.items(), *PRESETS.items(), *LOGS.items()])
+def test_the_published_number_of_parameters_comes_out(name, published):
+    assert read_architecture(known_config(name)).num_parameters == published
+
+
+@pytest.mark.parametrize("size", PYTHIA)
+def test_pythia_without_its_tables_is_what_the_paper_says(size):
+    others, rows, width = PYTHIA[size]
+    assert read_architecture(known_config(f"EleutherAI/pythia-{size}")).num_parameters == others + 2 * rows * width
+
+
+def test_every_model_can_be_read():
+    for name in known_models():
+        config = known_config(name)
+        architecture = read_architecture(config)
+        assert architecture.num_layers == config.get("num_hidden_layers", config.get("n_layer")), name
+        assert architecture.max_positions, name
+        assert known_model(name).source, name
+    assert len(known_models()) > 100
+
+
+def test_names_in_any_case_and_by_their_last_part():
+    config = known_config("meta-llama/Llama-2-7b-hf")
+    assert config["hidden_size"] == 4096
+    assert known_config("META-LLAMA/llama-2-7B-HF") == config
+    assert known_config(" Llama-2-7b-hf ") == config
+    assert known_config("gpt2")["n_embd"] == 768
+    assert known_model("qwen2.5-7b").name == "Qwen/Qwen2.5-7B"
+
+
+@pytest.mark.parametrize("name", ["", "/", "somebody/Llama-2-7b-hf", "./Llama-2-7b-hf", "/models/gpt2", "Llama-2-7b"])
+def test_other_names_are_not_claimed(name):
+    assert known_config(name) is None
+
+
+def test_a_last_part_that_two_owners_have_is_not_guessed(monkeypatch):
+    from gangline.catalog import models
+
+    one, other = (known_model("gpt2"), known_model("Qwen/Qwen3-8B"))
+    monkeypatch.setattr(models, "_models", lambda: {"here/same": one, "there/same": other})
+    assert known_config("same") is None
+    assert known_config("there/same") == other.config
+
+
+def test_a_model_tuned_from_another_has_its_shape_and_its_own_positions():
+    base, tuned = known_config("Qwen/Qwen2.5-7B"), known_config("Qwen/Qwen2.5-7B-Instruct")
+    assert (base.pop("max_position_embeddings"), tuned.pop("max_position_embeddings")) == (131072, 32768)
+    assert base == tuned
+
+
+def test_what_is_handed_out_can_be_changed():
+    known_config("gpt2")["n_embd"] = 1
+    assert known_config("gpt2")["n_embd"] == 768
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Llama-2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("meta-llama/Lama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("glm-4.5", "zai-org/GLM-4.5-Air"),
+        ("qwen2.5-7b-instuct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("gpt-oss", "openai/gpt-oss-20b"),
+    ],
+)
+def test_what_was_meant(text, first):
+    assert suggest_models(text)[0] == first
+
+
+def test_nothing_is_suggested_for_something_else():
+    assert suggest_models("xyzzy") == ()
+    assert len(suggest_models("llama", limit=3)) == 3
