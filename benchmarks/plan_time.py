@@ -9,7 +9,8 @@ each other. Micro-batches of three sizes are timed first, and all-reduces of two
 the machine changes; from these alone gangline.planning predicts. Ranks are preferred to other programs (nice).
 
 One JSON line per case in --out; what is there is not measured again. Exit code 0 if every predicted step time is within
-10 % of the measured one and strategies come in the same order, at every speed.
+10 % of the measured one, the network's share of it within 5 points, and strategies come in the same order, at every
+speed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from gangline.planning.traffic import Traffic, traffic, wire_bytes
 from gangline.planning.training import Strategy, Training
 from tests.lab.hosts import Lab, lab_folders
 
-BAR = 0.10
+BAR, SHARE_BAR = 0.10, 0.05
+"""Of the step time; and of the step, for the network's share of it."""
 CLOSE = 0.02
 """Strategies whose steps are nearer to each other than this have no order."""
 RATES = {"100mbit": 1, "1gbit": 3, "2.5gbit": 3}
@@ -178,12 +180,12 @@ def measured(rate: str, wanted: Sequence[Case]) -> list[Line]:
     return [{"rate": rate, "load": load, **compared(case, said, computes)} for case in wanted]
 
 
-def ranks(order: Line, rate: str) -> list[Line]:
-    """What all ranks said."""
+def ranks(order: Line, rate: str, module: Sequence[str] = ("benchmarks.plan_ranks",)) -> list[Line]:
+    """What all ranks said, each of which is `python -m MODULE ORDER` on a host of its own."""
     with Lab(len(FACTORS), binds=lab_folders(), rate=rate, ttl_s=LIMIT_S + 60) as lab:
         common = {"WORLD_SIZE": str(len(FACTORS)), "MASTER_ADDR": lab.hosts[0].address, "MASTER_PORT": "29500"}
         common |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        argv = ["nice", "-n", "-10", PYTHON, "-W", "ignore", "-m", "benchmarks.plan_ranks", json.dumps(order)]
+        argv = ["nice", "-n", "-10", PYTHON, "-W", "ignore", "-m", *module, json.dumps(order)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started = [
             host.popen(argv, env={**common, "RANK": str(rank)}, cwd=ROOT, **pipes)
@@ -275,6 +277,8 @@ def report(lines: Sequence[Line], rates: Sequence[str]) -> int:
             )
             if abs(error) > BAR:
                 bad.append(f"{rate} {line['case']}: {error:+.1%}")
+            if abs(line["predicted_share"] - line["measured_share"]) > SHARE_BAR:
+                bad.append(f"{rate} {line['case']}: the network's share")
             if line["slow"] > 1.02:
                 bad.append(f"{rate} {line['case']}: the emulation alone took {line['slow']:.3f} of its time")
         bad += [f"{rate}: {words}" for words in wrong_order(mine)]

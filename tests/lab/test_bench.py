@@ -1,4 +1,4 @@
-"""bench network over real hosts: links and collectives of the right size, nothing left, and a port that is shut."""
+"""bench over real hosts: links and collectives of the right size, speeds, nothing left, and a port that is shut."""
 
 import json
 import sys
@@ -11,22 +11,42 @@ VERB = """
 import sys
 from gangline.cli import main
 main.VERBS.setdefault("bench", ("gangline.cli.bench", ""))
-sys.exit(main.main(["bench", "network", *sys.argv[1:]]))
+sys.exit(main.main(["bench", *sys.argv[1:]]))
 """
 
 
-def write_cluster(lab):
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 256,
+}
+JOB = """\
+model: {path: model, start: random}
+data: {train: rows.txt, sequence_length: 128}
+method: lora
+batch: 8
+micro_batch: 2
+steps: 1
+"""
+
+
+def write_cluster(lab, more=("", "", "")):
     rows = [
         f"  - {{name: {host.name}, address: {host.address}, port: {host.ssh_port}, python: {sys.executable}, "
-        f"host_key: {host.host_key}, slots: {slots}}}\n"
-        for host, slots in zip(lab.hosts, (1, 2, 1), strict=False)
+        f"host_key: {host.host_key}, slots: {slots}{words}}}\n"
+        for host, slots, words in zip(lab.hosts, (1, 2, 1), more, strict=False)
     ]
     lab.user.write("home.yaml", "hosts:\n" + "".join(rows))
 
 
 def bench(lab, *words):
-    env = {"GANGLINE_HOME": "state"}
-    return lab.user.run([sys.executable, "-c", VERB, "home.yaml", *words], env=env, timeout_s=170)
+    return lab.user.run([sys.executable, "-c", VERB, *words], env={"GANGLINE_HOME": "state"}, timeout_s=170)
 
 
 @pytest.mark.slow
@@ -34,7 +54,7 @@ def bench(lab, *words):
 def test_three_hosts_at_1_gigabit(lab):
     lab = lab(3, binds=lab_folders(), rate="1gbit")
     write_cluster(lab)
-    done = bench(lab, "--seconds", "20", "--json")
+    done = bench(lab, "network", "home.yaml", "--seconds", "20", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert len(said["links"]) == 6
@@ -58,8 +78,33 @@ def test_ranks_are_not_started_where_they_could_not_talk(lab):
     lab = lab(2, binds=lab_folders())
     write_cluster(lab)
     lab.hosts[1].faults.drop(port="32768-60999")
-    done = bench(lab, "--seconds", "4")
+    done = bench(lab, "network", "home.yaml", "--seconds", "4")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["Mbit/s,", "from", "to", "h0", "to", "h1"]
     assert any(line.startswith("skipped  collectives: ports are closed: h0 -> h1") for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_speed_of_every_rank_at_a_job(lab):
+    lab = lab(2, binds=lab_folders())
+    write_cluster(lab, ("", ", slowdown: 3"))
+    lab.user.write("model/config.json", json.dumps(CONFIG))
+    lab.user.write("rows.txt", "a row\n")
+    lab.user.write("job.yaml", JOB)
+    done = bench(lab, "compute", "job.yaml", "--cluster", "home.yaml", "--seconds", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["skipped"] == []
+    assert [(rank["host"], rank["slowdown"]) for rank in said["ranks"]] == [("h0", 1.0), ("h1", 3.0), ("h1", 3.0)]
+    for rank in said["ranks"]:
+        assert rank["profile"]["key"]["gpu"] == "cpu"
+        assert {(point["layers"], point["tokens"]) for point in rank["profile"]["points"]} == {
+            (layers, tokens) for layers in (1, 2) for tokens in (32, 256, 512)
+        }
+        # 12 layers of 0.2 million weights on 256 tokens
+        assert 0.002 < rank["micro_batch_s"] / rank["slowdown"] < 5
+    kept = lab.user.check(["ls", "state/profiles"]).split()
+    assert [name.rsplit("-", 1)[1] for name in kept] == ["h0.json", "h1.json"]
+    assert [host.processes() for host in lab.hosts] == [[], []]

@@ -263,6 +263,24 @@ def test_every_step_is_there_once_but_for_those_done_again(stopped, resumed):
     assert second == list(range((stopped.step - 1) // 5 * 5 + 1, 61))
 
 
+def test_the_plan_stands_beside_what_came_of_it(user, stopped, resumed):
+    comparison = json.loads((user.home / "runs" / stopped.run / "comparison.json").read_text())
+    steps = [record for record in resumed.steps if record["attempt"] == 2]
+    assert (comparison["run"], comparison["attempt"]) == (stopped.run, 2)
+    assert 5 <= comparison["num_steps"] <= len(steps) - 2
+    assert min(step["step_s"] for step in steps) <= comparison["step_s"]["measured"] <= max(s["step_s"] for s in steps)
+    assert [(rank["host"], rank["gpu"], rank["allocated_bytes"]) for rank in comparison["ranks"]] == [
+        ("pc2", None, None),
+        ("pc4", None, None),
+    ]
+    for number, rank in enumerate(comparison["ranks"]):
+        assert rank["resident_bytes"] == max(step["ranks"][number]["memory_bytes"] for step in steps[2:])
+        assert rank["planned_process_bytes"] > rank["planned_allocated_bytes"] > 0
+    (line,) = [line for line in resumed.said.err.splitlines() if line.startswith("measured")]
+    assert f"step {comparison['step_s']['measured']:.3g} s" in line
+    assert "resident memory pc" in line
+
+
 def test_losses_are_those_of_a_run_that_nobody_stopped(resumed, uninterrupted):
     last_said = {record["step"]: record["loss"] for record in resumed.steps}
     expected = {record["step"]: record["loss"] for record in uninterrupted}

@@ -38,6 +38,7 @@ EXPERTS = {
     "moe_intermediate_size": 128,
     "num_hidden_layers": 2,
 }
+SHALLOW = {**SMALL, "num_hidden_layers": 2}
 LORA = {"kind": "lora", "rank": 8, "targets": ["q_proj", "down_proj"]}
 
 
@@ -63,9 +64,12 @@ def order(**changes) -> dict:
         pytest.param(
             {"method": LORA, "activation_checkpointing": True, "packing": True}, id="LoRA, checkpointed, packed"
         ),
-        pytest.param({"precision": "bf16", "micro_batches": 2}, id="mixed precision, two micro-batches"),
         pytest.param(
-            {"precision": "bf16", "parameters": "compute", "attention_kernel": "math"}, id="bf16, plain kernel"
+            {"config": SHALLOW, "precision": "bf16", "micro_batches": 2}, id="mixed precision, two micro-batches"
+        ),
+        pytest.param(
+            {"config": SHALLOW, "precision": "bf16", "parameters": "compute", "attention_kernel": "math"},
+            id="bf16, plain kernel",
         ),
         pytest.param({"config": EXPERTS}, id="fused experts"),
     ],
@@ -73,17 +77,17 @@ def order(**changes) -> dict:
 def test_a_trace_has_the_bytes_of_a_real_step(pool, changes):
     real = pool(1).run(f"{CASES}:profiled_peak", order=order(**changes))[0]
     traced = pool(1).run(f"{CASES}:traced_peak", order=order(**changes))[0]
-    # promised are 2 %; what is left is known: the tokens, and a few scratch tensors inside kernels
-    assert traced == pytest.approx(real, rel=0.005)
-    assert real > 30e6
+    # promised are 2 %; what is left is known: the tokens, and what kernels take for themselves (0.7 % in bf16 products)
+    assert traced == pytest.approx(real, rel=0.01)
+    assert real > 20e6
 
 
 def test_a_trace_has_the_buckets_of_ddp(pool):
-    changes = {"activation_checkpointing": True, "micro_batches": 2}
+    changes = {"config": SHALLOW, "micro_batches": 2}
     real = pool(2).run(f"{CASES}:profiled_peak", order=order(**changes))
     alone, traced = (pool(1).run(f"{CASES}:traced_peak", order=order(**changes, ranks=ranks))[0] for ranks in (1, 2))
     assert traced == pytest.approx(max(real), rel=0.005)
-    assert traced > 1.15 * alone
+    assert traced > 1.12 * alone
 
 
 @pytest.mark.parametrize("changes", [{}, {"method": LORA, "activation_checkpointing": True, "precision": "bf16"}])
@@ -116,13 +120,13 @@ def test_seven_billion_weights_take_no_memory(zygote):
 def test_a_gpu_takes_kernels_that_keep_no_scores(pool):
     def forward(kernel: str) -> int:
         changes = {"attention_kernel": kernel, "precision": "bf16", "method": LORA}
-        return pool(1).run(f"{CASES}:at_one_depth", order=order(**changes), layers=4)[0]["forward"]
+        return pool(1).run(f"{CASES}:at_one_depth", order=order(**changes), layers=2)[0]["forward"]
 
     plain, own, flash = forward("math"), forward("cpu"), forward("flash")
     # its inputs are copied to a GPU; this machine's flash kernel keeps the same otherwise
     assert flash == pytest.approx(own, rel=0.01)
     scores_bytes = 2 * 4 * 256 * 256 * 4
-    assert plain > flash + 4 * scores_bytes
+    assert plain > flash + 2 * scores_bytes
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def measure_compute(hosts: Hosts, work: Work, *, home: Path, seconds: float, tel
     )
     heard = listen([line for lines in gang.lines.values() for line in lines])
     found = tuple(_speeds(hosts, work, heard))
-    for speed in found:
+    # cards of one kind in one host share a profile; a step waits for the slowest of them
+    for speed in sorted(found, key=lambda each: each.profile.compute.micro_batch_s(*_typical(work))):
         save_profile(home, speed.profile)
     skipped = [each for rank in sorted(heard) for each in heard[rank].skipped]
     skipped += [Skipped(what=host, why=words) for host, words in list(gang.failures.items())[:1]]
@@ -152,6 +153,10 @@ def listen(lines: Sequence[str]) -> dict[int, _Heard]:
         elif kind == "error":
             rank.skipped.append(Skipped(what=record["what"], why=record.get("seen", "")))
     return heard
+
+
+def _typical(work: Work) -> tuple[int, int]:
+    return work.training.tokens, work.training.sequence_length
 
 
 def _order(hosts: Hosts, work: Work, *, seconds: float) -> dict[str, Any]:

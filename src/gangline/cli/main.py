@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
     "run": ("gangline.cli.run", "the same for a script of your own"),
-    "bench": ("gangline.cli.bench", "measure the network and all-reduce of a cluster, in bounded time"),
+    "bench": ("gangline.cli.bench", "measure the network of a cluster, or its speed at a job, in bounded time"),
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from where it stands"),
     "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),

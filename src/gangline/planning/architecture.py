@@ -81,6 +81,12 @@ class Layer:
     """Whether keys and values come from one narrow projection (MLA)."""
     parallel: bool = False
     """Whether attention and MLP both start from the layer's input."""
+    repeats_heads: bool = False
+    """Whether the model itself repeats keys and values for all query heads."""
+    plain_attention: bool = False
+    """Whether no attention kernel takes it but the plain form: one broadcast head of keys, or slopes (alibi)."""
+    rotary: bool = True
+    """Whether queries and keys are turned by position."""
     dropout: bool = False
     """Whether the model drops numbers of what attention and MLP add to the stream."""
 

@@ -7,7 +7,8 @@ tests/unit/planning/test_memory_rows.py with measured peaks of other software.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 from gangline.planning.architecture import Layer, Linear
 from gangline.planning.lora import adapted
@@ -74,7 +75,7 @@ class Block:
         value = self.norm(value) if self.layer.num_norms == 4 else value
         return self.tape.apply(value, keeps=(Value(value.numbers, 1),)) if self.layer.dropout else value
 
-    def norm(self, value: Value, *, width: int | None = None) -> Value:
+    def norm(self, value: Value) -> Value:
         """A norm over the last axis."""
         stack, kind = self.training.stack, self.layer.norm
         weight = FP32 if stack.upcasts or stack.upcast_norms else 0
@@ -104,7 +105,7 @@ class Block:
         if self.full:
             scratch = linear.inputs * linear.outputs * self._gradient_scratch()
             if self.autocast:
-                self.tape.constants += linear.inputs * linear.outputs * self.compute
+                self.tape.copy_weights(linear.inputs * linear.outputs * self.compute)
         return self.tape.apply(value, numbers=numbers, keeps=(value,) if self.full else (), scratch_bytes=scratch)
 
     def _gradient_scratch(self) -> int:
@@ -124,7 +125,7 @@ class Block:
         """peft: the input in the adapter's width, two narrow products, and the sum."""
         rank = value.numbers // linear.inputs * self.training.rank
         if self.autocast:
-            self.tape.constants += self.training.rank * (linear.inputs + linear.outputs) * self.compute
+            self.tape.copy_weights(self.training.rank * (linear.inputs + linear.outputs) * self.compute)
         value = self.tape.cast(value, self.stored)
         if self.training.dropout:
             value = self.tape.apply(value, keeps=(Value(value.numbers, 1),))
@@ -147,12 +148,11 @@ class Block:
             query, key, content = (self.linear(value, linear) for linear in linears[:3])
         else:
             whole = self.linear(value, linears[0])
-            query, key = (self.tape.apply(whole, numbers=size) for size in sizes[:2])
-            # values stay a view: as long as they are kept, all of the product is
-            content = self.tape.apply(whole, numbers=sizes[2], view=True)
+            # views: as long as one of them is kept, all of the product is
+            query, key, content = (self.tape.apply(whole, numbers=size, view=True) for size in sizes)
         if layer.qk_norm != "none":
             query, key = self.norm(query), self.norm(key)
-        return self._rotate(query), self._rotate(key), content
+        return (self._rotate(query), self._rotate(key), content) if layer.rotary else (query, key, content)
 
     def _rotate(self, value: Value) -> Value:
         width = max(value.width, self.residual_width)
@@ -185,7 +185,7 @@ class Block:
         kind = self._kernel(query.width)
         numbers = query.numbers // layer.head_dim * layer.value_dim
         repeated = layer.kv_heads < layer.heads and not layer.latent
-        if repeated and (kind != "flash" or self.training.stack.repeats_heads):
+        if repeated and (kind != "flash" or layer.repeats_heads or self.training.stack.repeats_heads):
             key = self.tape.apply(key, numbers=query.numbers)
             content = self.tape.apply(content, numbers=numbers)
         if kind in ("math", "eager"):
@@ -206,6 +206,8 @@ class Block:
         asked, layer = self.training.stack.attention, self.layer
         if asked != "flash":
             return asked
+        if layer.plain_attention:
+            return "math"
         if self.training.packed:
             return "efficient"
         if width == 2 and layer.head_dim <= 256 and layer.head_dim == layer.value_dim:
@@ -221,6 +223,9 @@ class Block:
             query, key = self.tape.apply(query), self.tape.apply(key)
             first = self.tape.apply(query, key, numbers=scores, keeps=(query, key))
             weights = self._softmax(self.tape.apply(first), first.width)
+            if self.layer.plain_attention:
+                # with a mask, rows that see nothing are set to zero in a tensor of their own
+                weights = self.tape.apply(weights)
         else:
             first = self.tape.apply(query, key, numbers=scores, keeps=(query, key))
             masked = self.tape.apply(self.tape.apply(first), passes=True)
@@ -294,7 +299,7 @@ class Block:
         numbers = int(layer.fused_weights * part)
         merged = numbers * self.compute if self._merges() else 0
         cast = numbers * self.compute if self.full and self.autocast else 0
-        self.tape.constants += merged + cast
+        self.tape.copy_weights(merged + cast, cached=False)
         scratch = numbers * self._gradient_scratch() if self.full else merged
         keeps = (routed,) if self.full else ()
         both = self.tape.apply(routed, numbers=2 * width, keeps=keeps, scratch_bytes=scratch)
@@ -317,6 +322,26 @@ def residual_width(training: Training) -> int:
     return BYTES[training.parameters if training.method == "full" else training.compute]
 
 
-def layer_tape(layer: Layer, hidden: int, training: Training, *, accumulates: bool = False) -> Tape:
-    """The tape of one layer."""
-    return Block(layer=layer, hidden=hidden, training=training, accumulates=accumulates, tape=Tape()).build()
+@functools.lru_cache(maxsize=4096)  # one layer is asked for at every instant of every way to run a job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """What one layer needs."""
+
+    kept: int
+    """From its forward to its backward."""
+    cached: int
+    """Copies of weights that autocast holds until forward ends."""
+    backward: int
+    """The highest point of its backward, with what is kept."""
+
+
+def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: bool = False) -> LayerBytes:
+    """Bytes of one layer; `accumulates`: gradients are there already, and new ones are added to them."""
+    return _layer_bytes(replace(layer, count=1), hidden, training, accumulates)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layer_bytes(layer: Layer, hidden: int, training: Training, accumulates: bool) -> LayerBytes:
+    block = Block(layer=layer, hidden=hidden, training=training, accumulates=accumulates, tape=Tape())
+    tape = block.build()
+    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=tape.backward_bytes())

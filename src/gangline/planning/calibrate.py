@@ -21,7 +21,7 @@ from typing import Any
 from gangline.planning.architecture import Architecture
 from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import fit_two
-from gangline.planning.speed import WITHOUT_RECOMPUTATION, ComputeModel
+from gangline.planning.speed import ComputeModel
 from gangline.planning.training import Training
 from gangline.runs.job import build
 
@@ -246,25 +246,6 @@ def refit(profile: Profile, *, predicted_s: float, measured_s: float) -> Profile
         factor=profile.factor * math.exp(weight * error),
         num_runs=profile.num_runs + 1,
         compute=dataclasses.replace(profile.compute, spread=max(LEAST_SPREAD, spread)),
-    )
-
-
-def with_checkpointing(model: ComputeModel, architecture: Architecture, wanted: Training) -> ComputeModel:
-    """A model that was measured with checkpointing the other way round, by FLOPs; less sure by 10 %."""
-    length = wanted.sequence_length
-    measured = dataclasses.replace(wanted, checkpointing=not wanted.checkpointing)
-    ratio = _layer_flops(architecture, wanted, length) / _layer_flops(architecture, measured, length)
-    kernels = WITHOUT_RECOMPUTATION if measured.checkpointing else 1 / WITHOUT_RECOMPUTATION
-    return dataclasses.replace(
-        model,
-        floor_s=model.floor_s * kernels,
-        overhead_s=model.overhead_s * ratio,
-        per_token_s=model.per_token_s * ratio,
-        per_token2_s=model.per_token2_s * ratio,
-        backward_share=flops_per_token(architecture, wanted, length=length).backward_share,
-        source=f"{model.source}, checkpointing by FLOPs",
-        spread=model.spread + 0.1,
-        profile=None,  # what a run of it takes is no word on the measurement
     )
 
 

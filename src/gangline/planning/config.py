@@ -282,13 +282,21 @@ def _attention(reader: _Reader) -> Layer:
         value_dim=width,
         width=0,
         gated=family.gated,
-        activation=str(next((reader.config[key] for key in _ACTIVATIONS if reader.config.get(key)), "silu")),
+        activation=str(next((reader.config[key] for key in _ACTIVATIONS if reader.config.get(key)), family.activation)),
         vectors=normed + (heads if reader.model_type == "gpt_oss" else 0),
         norm=family.norm,
         qk_norm=qk_norm,
-        dropout=any(isinstance(value := reader.config.get(key), float) and value > 0 for key in _DROPOUTS),
+        dropout=_drops(reader),
+        repeats_heads=reader.model_type == "falcon",
+        plain_attention=family.alibi or (reader.model_type == "falcon" and kv_heads == 1),
+        rotary=family.positions == "rotary" and not family.alibi,
         parallel=family.parallel or (reader.model_type == "falcon" and reader.flag("parallel_attn:true")),
     )
+
+
+def _drops(reader: _Reader) -> bool:
+    told = [reader.config[key] for key in _DROPOUTS if reader.config.get(key) is not None]
+    return any(isinstance(value, float) and value > 0 for value in told) if told else reader.family.drops
 
 
 def _latent(reader: _Reader) -> Layer:

@@ -52,7 +52,7 @@ def decide(question: Question, world: World) -> Verdict:
         best=choose(fitting),
         runnable=choose([option for option in fitting if option.is_built]),
         by_kind=tuple(options),
-        by_hosts=tuple(_by_hosts(question, world)),
+        by_hosts=tuple(_by_hosts(question, world, whole=choose(fitting))),
     )
 
 
@@ -139,13 +139,13 @@ def _together(question: Question, world: World, training: Training, kind: Kind) 
         yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
 
 
-def _by_hosts(question: Question, world: World) -> Iterator[tuple[int, Option]]:
-    """The best with the n fastest machines."""
+def _by_hosts(question: Question, world: World, *, whole: Option | None) -> Iterator[tuple[int, Option]]:
+    """The best with the n fastest machines; `whole`: with all of them."""
     order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
     counts = [n for n in range(1, len(order) + 1) if n <= 4 or n == len(order) or n & (n - 1) == 0]
     for count in counts:
         part = world.only(order[:count])
-        best = choose(_fitting(best_of_kinds(question, part)))
+        best = whole if count == len(order) else choose(_fitting(best_of_kinds(question, part)))
         if best is not None:
             yield count, best
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+
 from gangline.planning.plan import Plan, PlannedRank
-from gangline.units import format_count
+from gangline.units import format_bytes, format_count, format_duration
 
 
-def explain(plan: Plan) -> list[str]:
-    """The plan in plain lines, most important first."""
+def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
+    """The plan in plain lines, most important first. without: titles of lines that were said already."""
     rows = [
         ("strategy", f"{plan.strategy}: {plan.reason}"),
         ("method", f"{plan.method}, compute in {_precision(plan)}"),
         ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
         ("shares", _shares(plan)),
+        *_forecast(plan),
         ("length", length(plan)),
         ("saves", _saves(plan)),
         ("evaluates", _evaluates(plan)),
     ]
     rows += [("note", note) for note in plan.notes]
-    return [f"{title:<10} {text}" for title, text in rows]
+    return [f"{title:<10} {text}" for title, text in rows if title not in without]
+
+
+def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is foreseen, as far as it is known."""
+    forecast = plan.forecast
+    if forecast is None:
+        return
+    known = [(rank, planned) for rank, planned in zip(forecast.ranks, plan.ranks, strict=True) if rank.free_bytes]
+    if known:
+        rank, planned = min(known, key=lambda row: 1.0 if row[0].chance is None else row[0].chance)
+        free = format_bytes(rank.free_bytes or 0)
+        text = f"{format_bytes(rank.process_bytes)} for a rank; {free} free on {planned.host}"
+        yield "memory", text
+    if forecast.step_s is not None:
+        low, high = (format_duration(each or 0.0) for each in (forecast.step_low_s, forecast.step_high_s))
+        yield "step", f"about {format_duration(forecast.step_s)} ({low} to {high}), {forecast.source}"
 
 
 def _precision(plan: Plan) -> str:

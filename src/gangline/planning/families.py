@@ -23,6 +23,10 @@ class Family:
     mlp: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     """Three names of a gated MLP, two where gate and up are one matrix (or where there is no gate)."""
     gated: bool = True
+    activation: str = "silu"
+    """When config.json says nothing."""
+    drops: bool = False
+    """Whether numbers are dropped from what a layer adds when config.json says nothing."""
     qkv_bias: Switch = False
     out_bias: Switch = False
     mlp_bias: Switch = False
@@ -48,6 +52,8 @@ class Family:
     """When config.json says nothing; None: hidden / heads."""
     positions: Literal["rotary", "learned", "offset"] = "rotary"
     """learned: a table with a row per position; offset: with two rows more (opt)."""
+    alibi: bool = False
+    """Slopes on scores instead of positions."""
     embedding_norm: bool = False
     """A norm right after the embedding table (bloom)."""
     num_last_norms: int = 1
@@ -85,7 +91,14 @@ _QWEN3 = Family(
     qk_norm="head",
     window="switched",
 )
-_GEMMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", tied=True, kv_heads=16, head_dim=256)
+_GEMMA = Family(
+    activation="gelu_pytorch_tanh",
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    tied=True,
+    kv_heads=16,
+    head_dim=256,
+)
 _GEMMA2 = replace(_GEMMA, kv_heads=4, num_norms=4, window="every-2", scaled_logits=("final_logit_softcapping",))
 _OLMO = Family(qkv_bias="attention_bias", out_bias="attention_bias", norm="none")
 _OLMO2 = replace(_OLMO, norm="rms", qk_norm="projection")
@@ -106,6 +119,8 @@ _GPT2 = Family(
     out="c_proj",
     mlp=("c_fc", "c_proj"),
     gated=False,
+    activation="gelu_new",
+    drops=True,
     qkv_bias=True,
     out_bias=True,
     mlp_bias=True,
@@ -121,6 +136,7 @@ _NEOX = Family(
     out="dense",
     mlp=("dense_h_to_4h", "dense_4h_to_h"),
     gated=False,
+    activation="gelu",
     qkv_bias="attention_bias:true",
     out_bias="attention_bias:true",
     mlp_bias=True,
@@ -165,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         out="dense",
         mlp=("fc1", "fc2"),
         gated=False,
+        activation="gelu_new",
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
@@ -189,6 +206,7 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(
         mlp=("c_fc", "c_proj"),
         gated=False,
+        activation="gelu_pytorch_tanh",
         qkv_bias="use_bias:true",
         out_bias="use_bias:true",
         mlp_bias="use_bias:true",
@@ -198,11 +216,12 @@ FAMILIES: dict[str, Family] = {
         window="always",
     ),
     "gpt2": _GPT2,
-    "gpt_bigcode": _GPT2,
+    "gpt_bigcode": replace(_GPT2, activation="gelu_pytorch_tanh"),
     "gptj": Family(
         out="out_proj",
         mlp=("fc_in", "fc_out"),
         gated=False,
+        activation="gelu_new",
         mlp_bias=True,
         norm="layer",
         num_norms=1,
@@ -212,11 +231,13 @@ FAMILIES: dict[str, Family] = {
         parallel=True,
     ),
     "gpt_neox": replace(_NEOX, parallel=True),
-    "bloom": replace(_NEOX, qkv_bias=True, out_bias=True, tied=True, width_keys=(), embedding_norm=True),
+    "bloom": replace(_NEOX, qkv_bias=True, out_bias=True, tied=True, width_keys=(), alibi=True, embedding_norm=True),
     "opt": Family(
         out="out_proj",
         mlp=("fc1", "fc2"),
         gated=False,
+        activation="relu",
+        drops=True,
         qkv_bias="enable_bias:true",
         out_bias="enable_bias:true",
         mlp_bias="enable_bias:true",

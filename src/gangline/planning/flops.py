@@ -17,6 +17,8 @@ from gangline.planning.training import Training
 FLASH_BACKWARD = 2.5
 """Of the forward products of attention: four gradients, and the scores once more, which are not kept."""
 MATH_BACKWARD = 2.0
+WHOLE_SQUARE = ("math", "eager")
+"""Attention that computes and keeps scores for all pairs of tokens, masked or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def flops_per_token(architecture: Architecture, training: Training, *, length: i
     for layer in architecture.layers:
         weights, inner = 2 * layer.active_weights, attention_flops(layer, training, length=length)
         adapters = 0.0 if full else 2 * _active_adapters(layer, training)
-        again = FLASH_BACKWARD if training.stack.attention == "flash" else MATH_BACKWARD
+        again = MATH_BACKWARD if training.stack.attention in WHOLE_SQUARE else FLASH_BACKWARD
         forward += layer.count * (weights + inner + adapters)
         backward += layer.count * ((2 if full else 1) * weights + again * inner + 2 * adapters)
         recompute += layer.count * (weights + inner + adapters - _left_out(layer, training))
@@ -78,7 +80,7 @@ def attention_flops(layer: Layer, training: Training, *, length: int) -> float:
 
     A causal kernel passes over half of the square; plain products take all of it.
     """
-    if training.stack.attention == "math":
+    if training.stack.attention in WHOLE_SQUARE:
         keys = float(length)
     elif layer.window is not None and layer.window < length:
         keys = layer.window - layer.window**2 / (2 * length)

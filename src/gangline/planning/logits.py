@@ -52,18 +52,18 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
     rows = min(training.tokens, max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
-    chunk = rows * vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
-    head = architecture.hidden * vocabulary
-    full = training.method == "full"
-    kept = head * BYTES[training.parameters] if full else 0
-    # the next chunk is made while the last one is there; the head's gradient is a product beside the sum
-    logits = max(kept + (2 * chunk if rows < training.tokens else chunk), kept + chunk + (head * compute if full else 0))
+    each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
+    chunk, following = rows * each, min(rows, training.tokens - rows) * each
+    head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
+    kept = head * stored if training.method == "full" else 0
+    # the next chunk is made while the last one is there; the head's gradient is a product beside a wider sum
+    logits = kept + max(chunk + following, chunk + (head * compute if kept and stored > compute else 0))
     part = hidden // (training.tokens * width) * rows * compute if width > compute else 0
     return HeadBytes(
         peak=3 * hidden + part + logits + _head_copy(architecture, training),
         after=hidden + kept,
-        formula=f"3 T·h·{width} + {2 if rows < training.tokens else 1} chunks of {rows} rows of logits"
-        + (" + the head's gradient" if full else ""),
+        formula=f"3 T·h·{width} + {2 if following else 1} chunks of up to {rows} rows of logits"
+        + (" + the head's gradient" if kept else ""),
     )
 
 

@@ -229,11 +229,15 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _saves(option: Option, length: Length) -> str:
-    """A checkpoint holds trained weights and two states for each; frozen weights are never written."""
+    """A checkpoint holds trained weights and two states for each; frozen weights are never written.
+
+    What every rank holds is written whole on every host, so that a lost disk loses nothing; what is in parts, in parts.
+    """
     training = option.training
+    where = "on every host" if option.strategy.kind in {"single", "ddp", "local-sgd"} else "in parts, over all hosts"
     size = 3 * trained_weights(option.architecture, training) * BYTES[training.parameters]
     every = "" if length.save_minutes is None else f"; a power cut loses {length.save_minutes:g} min at the most"
-    return f"{format_bytes(size)} for a checkpoint, on every host{every}"
+    return f"{format_bytes(size)} for a checkpoint, {where}{every}"
 
 
 def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:

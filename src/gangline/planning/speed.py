@@ -18,42 +18,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
+from gangline.catalog.gpus import GpuSpec
 from gangline.planning.architecture import Architecture
 from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
 from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
 
-CardKind = Literal["consumer", "laptop", "datacenter", "cpu"]
-FRACTIONS: dict[CardKind, dict[str, float]] = {
-    "consumer": {"full": 0.40, "lora": 0.35, "qlora": 0.30},
-    "laptop": {"full": 0.32, "lora": 0.28, "qlora": 0.24},
-    "datacenter": {"full": 0.45, "lora": 0.45, "qlora": 0.40},
-    "cpu": {"full": 0.40, "lora": 0.40, "qlora": 0.20},
-}
-"""Of the peak that eager code reaches where it is not held up by asking for kernels: between published figures of
-0.40-0.67 (A100, QLoRA and full), 0.25-0.40 (RTX 4080, QLoRA); laptops for heat, with their own power limit's peak."""
-LAYER_FLOOR_S = {"full": 0.0035, "lora": 0.0047, "qlora": 0.012}
-"""Per layer and micro-batch with recomputation: 4.7 and 12 ms are published tables' (Qwen on A100; QLoRA on A100 and
-RTX 4080 alike); that of a full fine-tune, with fewer kernels, is estimated from these."""
 WITHOUT_RECOMPUTATION = 0.75
-UNCALIBRATED_SPREAD = 0.6
-"""Published figures lie from 1 / 1.6 to 1.6 times of what these fractions say."""
+WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
+"""Products in fp32 take so many times as long as in 16 bits: 2 on GeForce, 16 on an A100, and so the interval."""
 OPTIMIZER_BYTES = {"adamw": 7.0, "adamw-8bit": 4.0, "paged-adamw-8bit": 4.0}
 """Read and written per trained number, in numbers of its format: weight and both states twice, gradient once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What is known of a device without measuring."""
-
-    peak_flops: float
-    """Dense 16-bit products with 32-bit sums, per second."""
-    bytes_per_s: float
-    """Of its memory."""
-    kind: CardKind = "consumer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,32 +107,34 @@ class StepTime:
         return self.exposed_s / self.total_s if self.total_s else 0.0
 
 
-def uncalibrated(card: Card, architecture: Architecture, training: Training) -> ComputeModel:
-    """An estimate from a data sheet, 1.6 times too much or too little: one recipe reaches 10 to 85 % of a peak."""
-    fraction = FRACTIONS[card.kind][training.method]
+def uncalibrated(spec: GpuSpec, architecture: Architecture, training: Training) -> ComputeModel:
+    """An estimate from a data sheet and the part of it that published runs reached, with an interval to match."""
+    low, likely, high = default_efficiency(spec, method=training.method, num_parameters=architecture.num_parameters)
+    wide = BYTES[training.compute] > 2
+    peak, bytes_per_s = spec.tflops * 1e12 / (WIDE_NUMBERS if wide else 1), spec.bandwidth_gb_s * 1e9
     length = training.sequence_length
     whole = flops_per_token(architecture, training, length=length)
     squared = squared_flops(architecture, training, length=length)
-    per_flop_s = 1 / (card.peak_flops * fraction)
+    per_flop_s = 1 / (peak * likely)
     passes = 3 if training.checkpointing else 2
     quantised = architecture.linear_weights if training.method == "qlora" else 0
     plain = architecture.num_parameters - quantised
     weights = quantised * NF4_BYTES + plain * BYTES[training.compute]
     optimizer = trained_weights(architecture, training) * BYTES[training.parameters]
-    launches_s = 0.0 if card.kind == "cpu" else LAYER_FLOOR_S[training.method] * architecture.num_layers
+    launches_s = FLOOR_S_PER_LAYER[training.method] * architecture.num_layers
     return ComputeModel(
         per_token_s=(whole.total - whole.head - squared * length) * per_flop_s,
         per_token2_s=squared * per_flop_s,
         head_per_token_s=whole.head * per_flop_s,
         # 4-bit weights are read and written out in 16 bits for every pass, and read again
-        overhead_s=passes * quantised * (NF4_BYTES + 4) / card.bytes_per_s,
+        overhead_s=passes * quantised * (NF4_BYTES + 4) / bytes_per_s,
         floor_s=max(
-            launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / card.bytes_per_s
+            launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / bytes_per_s
         ),
-        optimizer_s=optimizer * OPTIMIZER_BYTES[training.optimizer] / card.bytes_per_s,
+        optimizer_s=optimizer * OPTIMIZER_BYTES[training.optimizer] / bytes_per_s,
         backward_share=whole.backward_share,
-        source="estimated from the data sheet",
-        spread=UNCALIBRATED_SPREAD,
+        source="estimated from data sheets",
+        spread=max(likely / low, high / likely) - 1 + (WIDE_SPREAD if wide else 0),
     )
 
 

@@ -8,6 +8,7 @@ a product keeps its inputs, a sum keeps nothing, a cast keeps nothing, a kernel 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 
@@ -41,13 +42,15 @@ class _Operation:
     """Whether the gradient of the output is handed on as it is (a sum of equal shapes)."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tape:
-    """One forward pass, written down."""
+    """One forward pass, written down; what is asked of it is reckoned once, when it is complete."""
 
     operations: list[_Operation] = field(default_factory=list)
     constants: int = 0
-    """Bytes kept that do not belong to a tensor of this tape (cast copies of weights)."""
+    """Bytes kept that do not belong to a tensor of this tape (cast or merged copies of weights)."""
+    cached: int = 0
+    """How many of them autocast holds until forward ends, checkpointing or not."""
     result: Value | None = None
 
     def apply(
@@ -77,6 +80,11 @@ class Tape:
         if self.operations:
             self.operations[-1].keeps = values
 
+    def copy_weights(self, num_bytes: int, *, cached: bool = True) -> None:
+        """Keep a copy of weights, which autocast makes once per forward (`cached`) or an operation each time."""
+        self.constants += num_bytes
+        self.cached += num_bytes if cached else 0
+
     def cast(self, value: Value, width: int) -> Value:
         """The same numbers in another width; nothing happens if it is the same."""
         return value if value.width == width else self.apply(value, width=width)
@@ -89,12 +97,22 @@ class Tape:
     @property
     def kept_bytes(self) -> int:
         """What backward needs, without external tensors; each tensor once."""
-        kept = {id(each.base or each): each.base or each for operation in self.operations for each in operation.keeps}
-        return self.constants + sum(each.num_bytes for each in kept.values() if not each.external)
+        return _kept_bytes(self)
 
     def backward_bytes(self) -> int:
         """The highest point of backward, the gradient of the result included."""
-        return _Backward(self).run()
+        return _backward_bytes(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_bytes(tape: Tape) -> int:
+    kept = {id(each.base or each): each.base or each for operation in tape.operations for each in operation.keeps}
+    return tape.constants + sum(each.num_bytes for each in kept.values() if not each.external)
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_bytes(tape: Tape) -> int:
+    return _Backward(tape).run()
 
 
 class _Backward:

@@ -66,7 +66,7 @@ GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, wid
 HF_KBIT = Stack(
     name="hf-kbit", loss="plain", kept_logits_bytes=4, upcasts=True, attention="math", foreach=True, autocast=False
 )
-"""A loop on transformers with peft's prepare_model_for_kbit_training: fp32 queries and keys leave sdpa its math form."""
+"""A loop on transformers with peft's prepare_model_for_kbit_training: fp32 queries leave sdpa its math form."""
 HF = Stack(name="hf", loss="plain", foreach=True)
 """transformers' Trainer on a half-precision model, with autocast; it lets logits go before backward."""
 HF_PURE = Stack(name="hf-pure", loss="plain", foreach=True, autocast=False)

@@ -15,6 +15,7 @@ from gangline.runs.job import Job
 from gangline.steps.forecast import Outlook, foresee_job
 from gangline.steps.look import START, Sight, look
 from gangline.steps.machines import world_of
+from gangline.steps.refitted import refit_profiles
 from gangline.steps.seams import Means
 
 
@@ -46,8 +47,12 @@ class Decision:
 
 
 def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
-    """Look, plan, judge; everything that is found is told. Changes nothing."""
+    """Look, plan, judge; everything that is found is told. Changes nothing but what is known of speeds: runs that ended
+
+    since the last look teach it.
+    """
     sight = look(cluster, START, means, silent=True)
+    refit_profiles(means.home, means.talk)
     world = world_of(cluster, sight.inventory, means.home)
     outlook = foresee_job(job, world, means)
     job = outlook.settled(job)

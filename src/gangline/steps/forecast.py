@@ -69,7 +69,7 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
         architecture=architecture,
         training=training_of(job, world, stack=stack),
         batch=job.batch,
-        compute=Speeds(architecture=architecture, config=config, home=means.home).of,
+        compute=Speeds(architecture=architecture, home=means.home).of,
         open=job.open,
     )
     return Outlook(verdict=decide(question, world), config=config, config_from=where)
@@ -90,7 +90,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
     """What a rank computes, as the job says."""
     compute = _compute(job, world)
     trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
-    attention = "math" if job.model.attention == "eager" else stack.attention
+    attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
         method=job.method.kind,
         micro_batch=job.micro_batch,

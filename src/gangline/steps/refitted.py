@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gangline.inventory.profiles import load_profiles, save_profile
-from gangline.planning.calibrate import Profile
 from gangline.planning.outcome import Comparison, fold
 from gangline.remote.said import NONSENSE
 from gangline.runs.files import read_json
@@ -20,12 +19,10 @@ FOLDED_FILE = "folded"
 
 
 def refit_profiles(home: Path, talk: Talk) -> None:
-    """Correct the profiles that are kept by what runs have taken, and say so. Without a profile, nothing is read."""
-    profiles = load_profiles(home)
-    known = {profile.name for profile in profiles}
-    fresh = [comparison for comparison in _unfolded(home, known) if _claim(home, comparison)] if known else []
-    before = {profile.name: profile for profile in profiles}
-    folded = fold(profiles, fresh)
+    """Correct the profiles that are kept by what runs have taken, and say so. Where there is none, nothing is read."""
+    before = {profile.name: profile for profile in load_profiles(home)}
+    fresh = [comparison for comparison in _unfolded(home, set(before)) if _claim(home, comparison)]
+    folded = fold(before.values(), fresh)
     for name, profile in folded.profiles.items():
         if profile != before[name]:
             save_profile(home, profile)
@@ -33,16 +30,9 @@ def refit_profiles(home: Path, talk: Talk) -> None:
         talk.say(f"refitted   {line}")
 
 
-def foresee_refit(home: Path) -> list[Profile]:
-    """The profiles as `refit_profiles` would leave them. Changes nothing."""
-    profiles = load_profiles(home)
-    known = {profile.name for profile in profiles}
-    return list(fold(profiles, _unfolded(home, known) if known else ()).profiles.values())
-
-
 def _unfolded(home: Path, known: set[str]) -> Iterator[Comparison]:
     """Comparisons that say something of a known profile, and have not been taken account of."""
-    for layout in (RunLayout(home, run_id) for run_id in run_ids(home)):
+    for layout in (RunLayout(home, run_id) for run_id in (run_ids(home) if known else ())):
         try:
             comparison = Comparison.from_json(read_json(layout.comparison))
         except (OSError, *NONSENSE):

@@ -2,34 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from gangline.inventory.profiles import find_profile
 from gangline.planning.architecture import Architecture
-from gangline.planning.speed import Card, CardKind, ComputeModel, uncalibrated
+from gangline.planning.calibrate import Profile, ProfileKey, architecture_digest, method_words
+from gangline.planning.flops import flops_per_token
+from gangline.planning.speed import ComputeModel, uncalibrated
 from gangline.planning.training import Training
 from gangline.planning.world import Seat
 
+DERIVED_SPREAD = 0.15
+"""What is added where recomputation was not measured but reckoned from FLOPs."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Speeds:
-    """The speeds that are known for one model."""
+    """The speeds that are known for one model; each is looked up once."""
 
     architecture: Architecture
-    config: dict[str, Any]
     home: Path
+    _known: dict[object, ComputeModel | None] = field(default_factory=dict)
 
     def of(self, seat: Seat, training: Training) -> ComputeModel | None:
         """Of a seat; None where nobody measured it and the catalogue does not have it."""
+        # neither the size of micro-batches nor their number changes what a token takes
+        training = dataclasses.replace(training, micro_batch=1, accumulation=1)
+        key = (seat.host, seat.gpu, seat.spec, training)
+        if key not in self._known:
+            self._known[key] = self._measured(seat, training) or self._expected(seat, training)
+        return self._known[key]
+
+    def _measured(self, seat: Seat, training: Training) -> ComputeModel | None:
+        """From a profile of the very method, or of the one that differs in recomputation only."""
+        if (profile := self._profile(seat, training)) is not None:
+            return profile.corrected
+        other = dataclasses.replace(training, checkpointing=not training.checkpointing)
+        if (profile := self._profile(seat, other)) is None:
+            return None
+        length = training.sequence_length
+        totals = [flops_per_token(self.architecture, each, length=length).total for each in (training, other)]
+        model = profile.corrected.scaled(totals[0] / totals[1])
+        # what a run of it takes is no word on the measurement
+        return dataclasses.replace(model, spread=model.spread + DERIVED_SPREAD, profile=None)
+
+    def _profile(self, seat: Seat, training: Training) -> Profile | None:
+        wanted = ProfileKey(
+            gpu=seat.gpu or "cpu",
+            driver="",
+            torch="",
+            kernels="",
+            method=method_words(training),
+            dtype=training.compute,
+            architecture=architecture_digest(self.architecture),
+        )
+        return find_profile(self.home, wanted, host=seat.host)
+
+    def _expected(self, seat: Seat, training: Training) -> ComputeModel | None:
         if seat.spec is None:
             return None
-        card = Card(peak_flops=seat.spec.tflops * 1e12, bytes_per_s=seat.spec.bandwidth_gb_s * 1e9, kind=_kind(seat))
-        return uncalibrated(card, self.architecture, training)
-
-
-def _kind(seat: Seat) -> CardKind:
-    assert seat.spec is not None
-    if seat.spec.laptop:
-        return "laptop"
-    return "consumer" if seat.spec.name.startswith(("GeForce", "TITAN")) else "datacenter"
+        return uncalibrated(seat.spec, self.architecture, training)

@@ -14,6 +14,9 @@ from gangline.planning.report import Length, report, terms, ways_lines
 from gangline.steps.foretell import Foretold
 from gangline.steps.traced import Traced
 
+SAID = ("strategy", "shares", "memory", "step")
+"""Titles of the plan's lines that the report says better."""
+
 
 def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool) -> list[str]:
     """What people read."""
@@ -28,7 +31,7 @@ def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why:
     if verdict is not None and verdict.best is None:
         lines += ways_lines(foretold.ways)
     if decision is not None and foretold.world == decision.world:
-        lines += explain(decision.plan)
+        lines += explain(decision.plan, without=SAID if verdict is not None else ())
         if (network := load_network(home, decision.sight.cluster)) is not None:
             lines.append(network_line(network))
     if decision is not None:

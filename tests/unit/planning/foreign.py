@@ -11,7 +11,7 @@ from dataclasses import replace
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import read_architecture
 from gangline.planning.memory import Memory, rank_memory
-from gangline.planning.overheads import Overheads
+from gangline.planning.overheads import CUDA
 from gangline.planning.training import Number, OptimizerKind, Part, Stack, Strategy, Training
 from tests.unit.planning.rows import Row, Run, model_config
 
@@ -21,6 +21,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
     "adamw_torch_fused": "adamw",
     "paged_adamw_8bit": "paged-adamw-8bit",
     "paged_adamw_32bit": "paged-adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
 }
 LOSSES = {
     "plain": "plain",
@@ -32,7 +33,6 @@ LOSSES = {
 ATTENTION = {"sdpa": "flash", "flash2": "flash", "sdpa-efficient": "efficient", "eager": "eager"}
 REPEATING = ("mistral", "mixtral")
 """Models of transformers 4 that repeat keys and values in front of flash attention."""
-CUDA = Overheads(factor=(1.02, 1.10, 1.25), context=(0, 0, 0))
 
 
 def predicted(row: Run) -> Memory:

@@ -122,6 +122,17 @@ def test_a_supervisor_that_came_up_though_the_connection_was_lost_is_found_runni
         world.may_be_resumed()
 
 
+@pytest.mark.parametrize("planned", [True, False])  # a command of the user's own has no plan
+def test_who_looks_after_a_run_has_its_plan_to_hold_what_comes_against(world, planned):
+    world.comes_up, world.error = True, None
+    if planned:
+        write_json(world.layout.plan, {"job": "tiny"})
+    world.start()
+    handed_over = world.keeper.files.get(PurePath(world.there.plan))
+    assert (handed_over is None) != planned
+    assert not planned or json.loads(handed_over) == {"job": "tiny"}
+
+
 def test_a_supervisor_that_did_not_come_up_leaves_a_run_that_is_lost_and_can_be_resumed(world):
     broken_off(world)
     assert world.record().phase == "lost"

@@ -21,6 +21,7 @@ from gangline.runs.state import Outcome, RunState
 from gangline.steps.keep import Keeping, copy_records
 from gangline.steps.keeper import who_keeps
 from gangline.steps.seams import Means, Seams
+from tests.unit.planning.outcomes import line, outcome, plan
 
 
 def ssh_host(name, **more):
@@ -204,6 +205,32 @@ def test_the_board_and_the_outcome_are_copied_and_what_was_started_is_not(world)
     assert json.loads((layout.attempt(1) / "board.json").read_bytes()) == BOARD
     assert Outcome.load(layout.attempt(1) / "outcome.json").hosts["pc1"].returncode == 1
     assert (layout.attempt(1) / "request.json").read_bytes() == started
+
+
+def comparison_there(world, layout, text):
+    path = RunLayout(PurePath("/home/pc1"), layout.run_id).comparison
+    world.transports["pc1"].files[PurePath(path)] = text
+
+
+COMPARISON = json.loads(json.dumps(outcome(plan(), [line(step) for step in range(1, 21)]).to_json()))
+
+
+def test_the_plan_beside_what_came_of_it_is_copied_once_the_run_has_ended(world):
+    layout = world.run()
+    comparison_there(world, layout, json.dumps(COMPARISON).encode())
+    copy_records(layout, world.said_there(layout, phase="running"), world.transports["pc1"])
+    assert not layout.comparison.exists()
+    copy_records(layout, world.said_there(layout, phase="failed"), world.transports["pc1"])
+    assert json.loads(layout.comparison.read_bytes()) == COMPARISON
+
+
+@pytest.mark.parametrize("text", [b"", DEEP, b"null", b"[7]", json.dumps(COMPARISON | {"attempt": "../.."}).encode()])
+def test_a_comparison_that_is_none_is_not_written_down_and_hides_nothing(world, text):
+    layout = world.run()
+    comparison_there(world, layout, text)
+    copy_records(layout, world.said_there(layout, phase="finished"), world.transports["pc1"])
+    assert RunState.load(layout).phase == "finished"
+    assert not layout.comparison.exists()
 
 
 @pytest.mark.parametrize(

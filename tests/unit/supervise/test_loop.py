@@ -12,10 +12,12 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
 from gangline.launch.fake import FakeBackend
+from gangline.planning.outcome import Comparison
 from gangline.remote.fake import FakeTransport
 from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
+from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, write_order
 from gangline.supervise.board import Limits
@@ -25,6 +27,7 @@ from gangline.supervise.loop import Supervisor
 from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
 from tests.unit.launch.gang import wait_until
+from tests.unit.planning.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 
 HOSTS = ("pc1", "pc2")
@@ -101,6 +104,75 @@ def test_a_gang_that_ends_well_has_finished(make):
     assert state.supervisor == ProcessId.current()
     assert Outcome.load(lab.layout.attempt(1) / "outcome.json") == outcome
     assert {host: status.returncode for host, status in outcome.hosts.items()} == {"pc1": 0, "pc2": 0}
+
+
+def figures_of(lab, *, steps=20):
+    write_json(lab.layout.plan, plan().to_json())
+    path = RunLayout(lab.folder / "pc1", lab.layout.run_id).metrics
+    lab.transports["pc1"].write(path, b"".join(json.dumps(line(n)).encode() + b"\n" for n in range(1, steps + 1)))
+    return path
+
+
+def test_at_the_end_the_plan_stands_beside_what_came_of_it(make):
+    lab = make()
+    figures_of(lab)
+    lab.run(lab.finish)
+    comparison = Comparison.from_json(read_json(lab.layout.comparison))
+    assert (comparison.run, comparison.attempt, comparison.step_s.measured) == ("calm-otter-7", 1, 0.8)
+
+
+@pytest.mark.parametrize("end", ["stopped", "failed"])
+def test_of_a_run_that_did_not_finish_too(make, end):
+    lab = make()
+    figures_of(lab)
+    lab.run((lambda: write_order(lab.layout, "stop", attempt=1)) if end == "stopped" else (lambda: lab.end(pc2=1)))
+    assert lab.phase() == end
+    assert Comparison.from_json(read_json(lab.layout.comparison)).num_steps == 18
+
+
+def test_after_too_few_steps_what_an_earlier_attempt_showed_stays(make):
+    lab = make()
+    figures_of(lab, steps=4)
+    lab.layout.comparison.write_text("{}", encoding="utf-8")
+    lab.run(lab.finish)
+    assert lab.layout.comparison.read_text(encoding="utf-8") == "{}"
+
+
+def break_plan(lab, _path):
+    lab.layout.plan.write_text("[]", encoding="utf-8")
+
+
+def break_disk(lab, _path):
+    lab.layout.comparison.mkdir()
+
+
+def break_head(lab, path):
+    lab.transports["pc1"].files[path] = None
+
+
+@pytest.mark.parametrize("harm", [break_plan, break_disk, break_head])
+def test_a_comparison_that_cannot_be_made_is_noted_and_the_run_ends_all_the_same(make, caplog, harm):
+    lab = make()
+    harm(lab, figures_of(lab))
+    assert lab.run(lab.finish).result == "finished"
+    assert "compar" in caplog.text
+    assert lab.phase() == "finished"
+
+
+def test_figures_that_are_read_slowly_do_not_keep_a_run_from_ending(make, caplog):
+    lab = make()
+    path, read, let_go = figures_of(lab), lab.transports["pc1"].read, threading.Event()
+
+    def slow(asked, **how):
+        if asked == path:
+            assert let_go.wait(20)
+        return read(asked, **how)
+
+    lab.transports["pc1"].read = slow
+    assert lab.run(lab.finish, patience_s=0.05).result == "finished"
+    let_go.set()
+    assert "its figures on pc1 are read too slowly" in caplog.text
+    assert not lab.layout.comparison.exists()
 
 
 def test_when_one_host_fails_the_other_is_ended(make):

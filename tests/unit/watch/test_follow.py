@@ -19,6 +19,8 @@ from gangline.watch.history import History
 from gangline.watch.progress import Progress
 from gangline.watch.session import summary, watch_run
 from gangline.watch.tail import JsonTail, Tail
+from tests.unit.planning.outcomes import line as figures
+from tests.unit.planning.outcomes import outcome, plan
 
 HERE = LocalTransport(Host(name="here", workdir="/", python="python"))
 
@@ -240,6 +242,27 @@ def test_the_end_says_losses_checkpoints_places_and_commands(run: Run) -> None:
     assert "gangline chat calm-otter-7" in text
     assert "gangline export calm-otter-7" in text
     assert "resume" not in text
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_the_end_says_what_was_planned_of_this_attempt(run: Run, attempt: int) -> None:
+    comparison = outcome(plan(), [figures(step) for step in range(1, 21)])
+    assert comparison is not None
+    run.layout.comparison.write_text(json.dumps({**comparison.to_json(), "attempt": attempt}), encoding="utf-8")
+    run.phase("finished")
+    watched = watch_run(run.view, io.StringIO(), live=False)
+    lines = summary(run.view, watched, width=70, plain=True)
+    measured = [each for each in lines if each.startswith("measured")]
+    expected = "measured         step 0.8 s, planned 0.72 s (-10 %); resident memory pc2 5 GiB, planned 3 GiB (-40 %)"
+    assert measured == ([expected] if attempt == 1 else [])
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", "null"])
+def test_a_comparison_that_cannot_be_read_is_none(run: Run, text: str) -> None:
+    run.layout.comparison.write_text(text, encoding="utf-8")
+    run.phase("finished")
+    watched = watch_run(run.view, io.StringIO(), live=False)
+    assert "measured" not in "\n".join(summary(run.view, watched, width=70, plain=True))
 
 
 def test_a_stopped_run_says_how_to_go_on(run: Run) -> None:

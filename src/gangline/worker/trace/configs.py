@@ -29,7 +29,14 @@ def read_config(config: dict[str, Any] | None, model: str | None, *, revision: s
         )
     with tempfile.TemporaryDirectory(prefix="gangline-trace-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return load_config(ModelJob(path=folder))
+        try:
+            return load_config(ModelJob(path=folder))
+        except ModelError as error:
+            raise ModelError(
+                f"model.config: transformers cannot read this config.json of model_type {config['model_type']}",
+                seen=error.seen.replace(folder, "the model's folder"),
+                fix="use a family that the installed transformers knows (a newer one may know more)",
+            ) from error
 
 
 def num_layers(config: Any) -> int:

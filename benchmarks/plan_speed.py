@@ -1,0 +1,80 @@
+"""How long does it take to weigh every way to run a job?
+
+    python -m benchmarks.plan_speed [--rounds 5]
+
+Eight unlike machines, and two with eight cards each; all strategies; micro-batches and recomputation left open; no
+trace. Processor seconds of the decision alone, each round in a new process, and of the whole command `gangline plan`, Python's
+start included. Exit code 1 if a decision for eight hosts takes a second or more in the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
+CASES = {
+    "8 unlike hosts, Llama-3.1-8B LoRA": (EIGHT, "meta-llama/Llama-3.1-8B", "lora"),
+    "8 unlike hosts, Llama-3.2-1B full": (EIGHT, "meta-llama/Llama-3.2-1B", "full"),
+    "2 x 8 A100, GLM-4.5-Air LoRA": ("8xa100-80gb,8xa100-80gb", "zai-org/GLM-4.5-Air", "lora"),
+}
+LIMIT_S = 1.0
+DECIDE = """
+import sys, time
+from pathlib import Path
+from tests.unit.planning.worlds import question, world
+import dataclasses
+from gangline.planning.decision import decide
+from gangline.steps.speeds import Speeds
+hosts, model, method = sys.argv[1:]
+job = question(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
+job = dataclasses.replace(job, compute=Speeds(architecture=job.architecture, home=Path("nowhere")).of)
+begun = time.process_time()
+verdict = decide(job, world(hosts, wire="10gbit"))
+print(time.process_time() - begun, "torch" in sys.modules)
+"""
+JOB = Path(__file__).parent.parent / "examples" / "home_lan" / "job.yaml"
+
+
+def main() -> int:
+    """Measure and print; the exit code says whether the bar is held."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    late = False
+    print("| case | decision, median (worst) | whole command |\n|---|---|---|")
+    for name, (hosts, model, method) in CASES.items():
+        decisions = [_decision_s(hosts, model, method) for _ in range(rounds)]
+        commands = [_command_s(hosts, model, method) for _ in range(rounds)]
+        median = statistics.median(decisions)
+        late = late or (name.startswith("8") and median >= LIMIT_S)
+        print(f"| {name} | {median:.2f} ({max(decisions):.2f}) s | {statistics.median(commands):.2f} s |")
+    return int(late)
+
+
+def _decision_s(hosts: str, model: str, method: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", DECIDE, hosts, model, method], capture_output=True, text=True, check=True
+    )
+    seconds, with_torch = done.stdout.split()
+    assert with_torch == "False", "planning imported torch"
+    return float(seconds)
+
+
+def _command_s(hosts: str, model: str, method: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = ["plan", str(JOB), f"method.kind={method}", "batch=240", "--model", model, "--hosts", hosts, "--json"]
+    if method == "full":
+        words = ["plan", str(JOB), "method=full", "batch=240", "--model", model, "--hosts", hosts, "--json"]
+    done = subprocess.run([sys.executable, "-m", "gangline.cli.main", *words], capture_output=True, check=False)
+    assert done.returncode in {0, 6}, done.stderr.decode()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

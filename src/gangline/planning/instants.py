@@ -1,0 +1,262 @@
+"""The instants of a step that may be its peak, term by term, on top of what lies there all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gangline.planning.architecture import Layer
+from gangline.planning.block import LayerBytes, layer_bytes, residual_width
+from gangline.planning.logits import HeadBytes, head_bytes
+from gangline.planning.states import (
+    SHARDED,
+    Share,
+    Term,
+    gradient_bytes,
+    optimizer_bytes,
+    outer_bytes,
+    quantised_bytes,
+    shards,
+    weight_bytes,
+)
+from gangline.planning.training import BYTES, Strategy, Training
+
+MIB = 1 << 20
+FP32 = 4
+BUCKET_NUMBERS = 500_000_000
+"""DeepSpeed's allgather_bucket_size and reduce_bucket_size, unless told otherwise."""
+
+LIVE_NUMBERS = 1_000_000_000
+"""DeepSpeed's stage3_max_live_parameters, unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instant:
+    """A moment of a step that may be the peak."""
+
+    name: str
+    terms: tuple[Term, ...]
+    """On top of what is there all the time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Sum of its terms."""
+        return sum(term.num_bytes for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of one rank."""
+
+    share: Share
+    training: Training
+    """As it was asked for: what lies there has these dtypes."""
+    strategy: Strategy
+
+    @property
+    def computed(self) -> Training:
+        """As it is computed: sharded weights are gathered in the width of products, and nothing needs autocast."""
+        sharded = self.strategy.kind in SHARDED or self.strategy.kind.startswith("zero")
+        if self.training.method == "full" and sharded:
+            return replace(self.training, parameters=self.training.compute)
+        return self.training
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are there before backward begins: of earlier micro-batches, or as buckets."""
+        return self.training.accumulation > 1 or self.strategy.kind in ("ddp", "local-sgd", "pipeline")
+
+    @property
+    def full(self) -> bool:
+        """Whether all weights are trained."""
+        return self.training.method == "full"
+
+    @property
+    def depth(self) -> int:
+        """Layers of this rank."""
+        return sum(layer.count for layer in self.share.layers)
+
+    @property
+    def entry_bytes(self) -> int:
+        """The stream between two layers."""
+        training = self.computed
+        return training.tokens * self.share.architecture.hidden * residual_width(training)
+
+    def layer(self, layer: Layer) -> LayerBytes:
+        """One layer's forward and backward."""
+        return layer_bytes(layer, self.share.architecture.hidden, self.computed, accumulates=self.accumulates)
+
+    def persistent(self) -> tuple[Term, ...]:
+        """What is there all the time."""
+        share, training, strategy = self.share, self.training, self.strategy
+        parts = shards(strategy)
+        among = f" / {parts} ranks" if parts > 1 else ""
+        adapters = share.num_adapters(training)
+        held = adapters * BYTES[training.parameters] // (parts if strategy.kind in SHARDED else 1)
+        return _filled(
+            Term(name="weights", num_bytes=weight_bytes(share, training, strategy), source=self._weights() + among),
+            Term(name="adapters", num_bytes=held, source=f"{adapters:,} numbers in {training.parameters}{among}"),
+            Term(
+                name="optimizer",
+                num_bytes=optimizer_bytes(share, training, strategy),
+                source=f"{training.optimizer}: two states per trained number{among}",
+            ),
+            Term(
+                name="outer optimizer",
+                num_bytes=outer_bytes(share, training, strategy),
+                source="weights of the last exchange, and momentum, in fp32",
+            ),
+            *([self._gradients()] if self.accumulates else []),
+            Term(name="workspace", num_bytes=8 * MIB, source="cuBLAS, one handle and stream"),
+        )
+
+    def _weights(self) -> str:
+        numbers = f"{self.share.num_parameters:,} numbers"
+        kinds = {
+            "full": f"{numbers} in {self.training.parameters}",
+            "lora": f"{numbers} in {self.training.compute}",
+            "qlora": f"{numbers}, those of linears in 4 bits",
+        }
+        return kinds[self.training.method]
+
+    def _gradients(self, part: float = 1.0) -> Term:
+        size = gradient_bytes(self.share, self.training, self.strategy)
+        numbers = self.share.num_trained(self.training)
+        return Term(name="gradients", num_bytes=int(size * part), source=f"of {numbers:,} trained numbers")
+
+    def instants(self) -> tuple[Instant, ...]:
+        """In order of time."""
+        return (
+            Instant(name="loss", terms=_filled(*self._kept(forward=True), *self._loss(), self._gathered(0))),
+            Instant(name="backward-last", terms=_filled(*self._backward_last())),
+            Instant(name="backward-first", terms=_filled(*self._backward_first())),
+            Instant(name="backward-rest", terms=_filled(*self._backward_rest(), self._gathered(0))),
+            Instant(name="optimizer", terms=_filled(*self._update())),
+        )
+
+    def _kept(self, *, forward: bool) -> Iterable[Term]:
+        """What all layers keep for backward, of every micro-batch in flight."""
+        flight, layers = self.share.in_flight, [(each.count, self.layer(each)) for each in self.share.layers]
+        if self.training.checkpointing:
+            size = self.depth * self.entry_bytes * flight
+            yield Term(name="checkpoints", num_bytes=size, source=f"{self.depth} layers' inputs, T·h each")
+            copies = sum(count * layer.cached for count, layer in layers) if forward else 0
+            yield Term(name="casted weights", num_bytes=copies, source="autocast keeps its copies until forward ends")
+        else:
+            kept = sum(count * layer.kept for count, layer in layers)
+            yield Term(
+                name="activations", num_bytes=kept * flight, source=f"what backward of {self.depth} layers needs"
+            )
+        width = 2 * self.share.layers[0].head_dim * residual_width(self.computed)
+        yield Term(name="rotary", num_bytes=self.training.tokens * width, source="cosines and sines of positions")
+
+    def _loss(self) -> Iterable[Term]:
+        if not self.share.has_head:
+            return
+        numbers = self.training.tokens * self.share.architecture.hidden
+        width, eager = residual_width(self.computed), "norm" not in self.training.stack.fused
+        kept = numbers * (FP32 if eager else width) + (numbers * width if self.full and eager else 0)
+        yield Term(name="last norm", num_bytes=kept, source="hidden states in fp32")
+        head = self._head()
+        yield Term(name="loss", num_bytes=head.peak, source=head.formula)
+
+    def _head(self) -> HeadBytes:
+        return head_bytes(self.share.architecture, self.computed, hidden_width=residual_width(self.computed))
+
+    def _backward_last(self) -> Iterable[Term]:
+        last = self.layer(self.share.layers[-1])
+        yield from self._kept(forward=False)
+        size = last.backward - (0 if self.training.checkpointing else last.kept)
+        yield Term(name="layer", num_bytes=size, source="recomputation and backward of the last layer")
+        if self.share.has_head:
+            stack = self.training.stack
+            held = stack.kept_logits_bytes if stack.loss != "fused" else 0
+            numbers = self.training.tokens * self.share.architecture.vocabulary
+            yield Term(name="logits", num_bytes=numbers * held, source="the caller still holds them")
+        yield from self._of_shards(units=2)
+        if not self.accumulates:
+            model = self.share.architecture
+            head = model.hidden * model.vocabulary if self.share.has_head else 0
+            yield self._gradients(head / self.share.num_parameters if self.full else 1.0)
+
+    def _backward_first(self) -> Iterable[Term]:
+        first = self.share.layers[0]
+        before = sum(term.num_bytes for term in self._kept(forward=False)) // self.share.in_flight
+        left = self.entry_bytes * self._inputs_left() + before * (self.share.in_flight - 1)
+        yield Term(name="checkpoints", num_bytes=left, source="what is left of layers' inputs")
+        size = self.layer(first).backward
+        yield Term(name="layer", num_bytes=size, source="recomputation and backward of the first layer")
+        yield from self._of_shards(units=1)
+        if not self.accumulates:
+            missing = first.num_parameters + self._own_table()
+            yield self._gradients(1.0 - missing / self.share.num_parameters if self.full else 1.0)
+
+    def _own_table(self) -> int:
+        """Numbers of an embedding table that is no head: its gradient comes last."""
+        model = self.share.architecture
+        return model.embedding_weights if self.share.has_embedding and not model.tied else 0
+
+    def _inputs_left(self) -> int:
+        """Layer inputs, and gradients of them, that are there in backward of the first layer."""
+        held = self.training.stack.holds_inputs and self.training.checkpointing and not self.full
+        return 2 * self.depth - 2 if held else 1
+
+    def _backward_rest(self) -> Iterable[Term]:
+        """The embedding's gradient is dense, and is added to the head's if they are one table."""
+        yield Term(name="hidden states", num_bytes=self.entry_bytes, source="gradient of the first layer's input")
+        model = self.share.architecture
+        if self.full and self.share.has_embedding:
+            copies = (2 if model.tied and self.share.has_head else 0) + (1 if self.accumulates else 0)
+            size = copies * model.embedding_weights * BYTES[self.computed.parameters]
+            yield Term(name="table's gradient", num_bytes=size, source="beside the one that stays")
+        if not self.accumulates:
+            yield self._gradients()
+
+    def _update(self) -> Iterable[Term]:
+        if not self.accumulates:
+            yield self._gradients()
+        training = self.training
+        if training.stack.foreach and training.optimizer == "adamw":
+            size = self.share.num_trained(training) // shards(self.strategy) * BYTES[training.parameters]
+            yield Term(name="foreach copy", num_bytes=size, source="AdamW's square roots of all trained numbers")
+        if self.strategy.kind in ("zero-1", "zero-2"):
+            size = min(BUCKET_NUMBERS, self.share.num_trained(training)) * BYTES[training.compute]
+            yield Term(name="gather bucket", num_bytes=size, source="DeepSpeed's allgather_bucket_size")
+
+    def _of_shards(self, *, units: int) -> Iterable[Term]:
+        """What exists because weights and gradients are cut among ranks."""
+        yield self._gathered(units)
+        if not self.full:
+            return
+        numbers = max(layer.num_parameters for layer in self.share.layers)
+        compute, wide = BYTES[self.training.compute], BYTES[self.training.stack.reduces]
+        if self.strategy.kind in SHARDED:
+            size = numbers * (compute + (wide if wide > compute else 0))
+            yield Term(name="unreduced gradients", num_bytes=size, source="of one layer, as computed and as summed")
+        if self.strategy.kind == "zero-2":
+            size = min(BUCKET_NUMBERS, self.share.num_trained(self.training)) * compute
+            yield Term(name="reduce bucket", num_bytes=size, source="DeepSpeed's reduce_bucket_size")
+
+    def _gathered(self, units: int) -> Term:
+        """Weights of other ranks that are here for a moment: so many layers, embedding and head."""
+        size = 0
+        if self.strategy.kind in SHARDED:
+            root = self.share.num_tables + self.share.architecture.vectors
+            size = units * max(self._unit_bytes(layer) for layer in self.share.layers)
+            size += root * BYTES[self.training.compute]
+        if self.strategy.kind == "zero-3":
+            live = min(self.share.num_parameters, LIVE_NUMBERS) * BYTES[self.training.compute]
+            return Term(name="gathered weights", num_bytes=max(size, live), source="DeepSpeed's max_live_parameters")
+        return Term(name="gathered weights", num_bytes=size, source=f"{units} layers, embedding and head")
+
+    def _unit_bytes(self, layer: Layer) -> int:
+        """One layer, whole, as ranks send it."""
+        one = replace(self.share, layers=(replace(layer, count=1),), has_embedding=False, has_head=False)
+        if self.training.method == "qlora":
+            packed, _, rest = quantised_bytes(one, self.training)
+            return packed + rest
+        return one.num_parameters * BYTES[self.training.compute]
+
+
+def _filled(*terms: Term) -> tuple[Term, ...]:
+    return tuple(term for term in terms if term.num_bytes)

@@ -1,0 +1,85 @@
+"""The planner's closed form for our own trainer against the trace of that trainer on fake tensors."""
+
+import pytest
+
+from gangline.planning.config import read_architecture
+from gangline.planning.memory import rank_memory
+from gangline.planning.overheads import CUDA
+from gangline.planning.training import GANGLINE, Strategy, Training
+from tests.unit.planning.published import config
+
+CASES = "tests.train.cases_trace"
+WORKSPACE = 8 << 20
+"""Of cuBLAS: a trace on a CPU has none."""
+LLAMA = config("llama", 1024, 3, 16, 4, 2816, 32000, tie_word_embeddings=False)
+TIED = config("qwen2", 1024, 3, 16, 4, 2816, 120_000, tie_word_embeddings=True)
+CAPPED = config("gemma2", 1024, 3, 8, 4, 2816, 32000, head_dim=128, final_logit_softcapping=30.0)
+EXPERTS = config("olmoe", 1024, 3, 16, 16, 512, 32000, num_experts=8, num_experts_per_tok=2, tie_word_embeddings=False)
+TURNED = config("phi3", 1024, 3, 16, 16, 2816, 32064, tie_word_embeddings=False, pad_token_id=0)
+
+
+def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, **settings):
+    """By closed form and by trace."""
+    targets = settings.pop("targets", ("all-linear",))
+    order = {
+        "config": data,
+        "method": {"kind": method, "targets": list(targets), "dropout": settings.get("dropout", 0.0)},
+        "parameters": "compute" if pure else "fp32",
+        "micro_batch": 2,
+        "sequence_length": 1024,
+        "micro_batches": settings.get("accumulation", 1),
+        "packing": settings.get("packed", False),
+        "activation_checkpointing": checkpointing,
+    }
+    training = Training(
+        method=method,
+        micro_batch=2,
+        sequence_length=1024,
+        parameters="bf16" if pure else "fp32",
+        checkpointing=checkpointing,
+        targets=targets,
+        stack=GANGLINE,
+        **settings,
+    )
+    single = Strategy(kind="single", world_size=1)
+    closed = rank_memory(read_architecture(data), training, single, device=CUDA).allocated_bytes - WORKSPACE
+    return closed, pool(1).run(f"{CASES}:traced_peak", order=order)[0]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
+    closed, traced = peaks(pool, LLAMA, method=method, checkpointing=checkpointing)
+    assert closed == pytest.approx(traced, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (LLAMA, {"method": "full", "pure": True}),
+        (LLAMA, {"method": "full", "checkpointing": True, "accumulation": 2}),
+        (LLAMA, {"targets": ("q_proj", "v_proj"), "packed": True}),
+        (LLAMA, {"dropout": 0.1, "checkpointing": True}),
+        (TIED, {"method": "full", "checkpointing": True}),
+        (TIED, {}),
+        (CAPPED, {"checkpointing": True}),
+        (EXPERTS, {"method": "full", "checkpointing": True}),
+        (EXPERTS, {"targets": ("q_proj", "v_proj")}),
+        (TURNED, {}),
+    ],
+    ids=[
+        "pure",
+        "accumulated",
+        "packed",
+        "dropout",
+        "tied-full",
+        "tied",
+        "capped",
+        "experts",
+        "around experts",
+        "fused",
+    ],
+)
+def test_other_cases_are_within_3_percent(pool, data, settings):
+    closed, traced = peaks(pool, data, **settings)
+    assert closed == pytest.approx(traced, rel=0.03)

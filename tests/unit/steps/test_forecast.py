@@ -1,0 +1,160 @@
+"""What a start does with the forecast: what is open is decided, what cannot be is refused before anything is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import DoesNotFit, ModelError, UsageError
+from gangline.planning.speed import ComputeModel
+from gangline.planning.training import GANGLINE
+from gangline.planning.world import Seat, World, link
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+from gangline.steps import forecast
+from gangline.steps.counted import counted
+from gangline.steps.forecast import foresee_job, require_startable, training_of, ways_of
+from gangline.steps.foretell import WhatIf, changed
+from gangline.steps.seams import REAL, Means
+from tests.unit.planning.worlds import with_memory, world
+
+JOB = Job(
+    name="j",
+    model=ModelJob(path="meta-llama/Llama-3.2-1B"),
+    data=DataJob(train=SourceJob(), sequence_length=1024),
+    method=MethodJob(kind="lora"),
+    batch=24,
+    micro_batch=1,
+)
+
+
+class Silent:
+    def say(self, line: str) -> None:
+        """Nobody listens."""
+
+    def tick(self, line: str) -> None:
+        """Nobody watches."""
+
+
+@pytest.fixture
+def means(tmp_path: Path) -> Means:
+    seams = dataclasses.replace(REAL, variables={"HF_HOME": str(tmp_path)})
+    return Means(transports={}, home=tmp_path, talk=Silent(), seams=seams)
+
+
+def cpu_world(*free_gib: float) -> World:
+    seats = tuple(
+        Seat(host=f"h{number}", free_bytes=int(gib * 2**30), memory_from="measured")
+        for number, gib in enumerate(free_gib, 1)
+    )
+    return World(seats=seats, wire=link("1gbit"), inside=link("pcie4-x16"))
+
+
+def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Means) -> None:
+    job = dataclasses.replace(JOB, open=("micro_batch", "activation_checkpointing"))
+    outlook = foresee_job(job, world("rtx4090,rtx4090"), means)
+    settled = outlook.settled(job)
+    assert settled.open == ()
+    assert settled.micro_batch > 1
+    assert job.batch % settled.micro_batch == 0
+    require_startable(settled, outlook)
+
+
+def test_what_is_not_open_stays_as_it_was_written(means: Means) -> None:
+    outlook = foresee_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), means)
+    assert outlook.settled(dataclasses.replace(JOB, micro_batch=3)).micro_batch == 3
+
+
+def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(means: Means) -> None:
+    job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
+    outlook = foresee_job(job, world("rtx3060,rtx3060"), means)
+    with pytest.raises(DoesNotFit, match="does not fit on") as caught:
+        require_startable(job, outlook)
+    assert "GiB are free" in caught.value.seen
+    assert "fits with" in caught.value.fix
+    assert caught.value.exit_code == 6
+
+
+def test_a_method_that_the_trainer_does_not_have_is_refused_by_train_and_planned_by_plan(means: Means) -> None:
+    job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
+    outlook = foresee_job(job, world("rtx4090"), means)
+    assert outlook.verdict is not None
+    assert outlook.verdict.best is not None
+    with pytest.raises(UsageError, match="cannot do qlora yet"):
+        require_startable(job, outlook)
+
+
+def test_further_machines_that_only_slow_the_first_down_are_refused(means: Means, monkeypatch) -> None:
+    def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
+        return ComputeModel(per_token_s=1e-7 if seat.host == "h1" else 1e-3, source="measured", spread=0.03)
+
+    monkeypatch.setattr(forecast.Speeds, "of", measured)
+    job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
+    outlook = foresee_job(job, cpu_world(32, 32), means)
+    with pytest.raises(DoesNotFit, match="h1 alone") as caught:
+        require_startable(job, outlook)
+    assert "share" in caught.value.fix
+    weighted = cpu_world(32, 32)
+    seats = tuple(dataclasses.replace(seat, weight=1.0) for seat in weighted.seats)
+    require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), means))
+
+
+def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Means) -> None:
+    job = dataclasses.replace(JOB, model=ModelJob(path="some/model"), open=("micro_batch",))
+    outlook = foresee_job(job, world("rtx4090"), means)
+    assert outlook.verdict is None
+    assert "not known" in outlook.unknown
+    require_startable(job, outlook)
+    assert outlook.settled(job).open == ()
+    assert ways_of(outlook) == []
+
+
+def test_a_broken_configuration_is_told_and_left_to_the_trainer(means: Means, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    outlook = foresee_job(dataclasses.replace(JOB, model=ModelJob(path=str(tmp_path))), world("rtx4090"), means)
+    assert isinstance(outlook.error, ModelError)
+    assert outlook.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("machines", "asked", "expected"),
+    [
+        ("rtx4090", "auto", "bf16"),
+        ("rtx4090,t4", "auto", "fp16"),
+        ("rtx4090", "fp32", "fp32"),
+    ],
+)
+def test_the_number_format_is_what_the_least_able_card_can_do(machines: str, asked: str, expected: str) -> None:
+    job = dataclasses.replace(JOB, precision=asked)
+    assert training_of(job, world(machines)).compute == expected
+    assert training_of(job, cpu_world(8)).compute == ("fp32" if asked == "auto" else expected)
+
+
+def test_eager_attention_keeps_its_matrix() -> None:
+    job = dataclasses.replace(JOB, model=dataclasses.replace(JOB.model, attention="eager"))
+    assert training_of(job, world("rtx4090")).stack.attention != GANGLINE.attention
+
+
+def test_what_if_adds_takes_away_and_rewires() -> None:
+    before = with_memory(world("a=rtx4090,b=rtx3090"), 20, 20)
+    after = changed(before, WhatIf(add=("c=rtx5090",), without=("b",), link="10gbit"))
+    assert after.hosts == ("a", "c")
+    assert after.wire.bytes_per_s > before.wire.bytes_per_s
+    assert after.seats[0].free_bytes == before.seats[0].free_bytes
+
+
+def test_a_counted_model_has_the_numbers_that_were_counted() -> None:
+    shapes = [
+        {"name": "q_proj", "rows": 64, "columns": 64, "bias": True, "count": 2},
+        {"name": "up_proj", "rows": 128, "columns": 64, "bias": False, "count": 2},
+    ]
+    linears = 2 * (64 * 64 + 128 * 64)
+    record = {"layers": 2, "shapes": shapes, "linears": linears, "experts": 0, "tied": True, "embeddings": 64 * 512}
+    record |= {"others": 2 * 64 + 300}
+    config = {"model_type": "new", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+    shape = counted(config, record)
+    assert shape.num_parameters == linears + 64 * 512 + 428
+    assert [linear.part for linear in shape.layers[0].linears] == ["attention", "mlp"]
+    with pytest.raises(ValueError, match="layers"):
+        counted(config, {**record, "layers": 3})
