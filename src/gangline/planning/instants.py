@@ -127,7 +127,9 @@ class Step:
     def instants(self) -> tuple[Instant, ...]:
         """In order of time."""
         return (
-            Instant(name="loss", terms=_filled(*self._kept(forward=True), *self._loss(), self._gathered(0))),
+            Instant(
+                name="loss", terms=_filled(*self._kept(forward=True), *self._loss(), self._gathered(0, forward=True))
+            ),
             Instant(name="backward-last", terms=_filled(*self._backward_last())),
             Instant(name="backward-first", terms=_filled(*self._backward_first())),
             Instant(name="backward-rest", terms=_filled(*self._backward_rest(), self._gathered(0))),
@@ -173,7 +175,7 @@ class Step:
             held = stack.kept_logits_bytes if stack.loss != "fused" else 0
             numbers = self.training.tokens * self.share.architecture.vocabulary
             yield Term(name="logits", num_bytes=numbers * held, source="the caller still holds them")
-        yield from self._of_shards(units=2)
+        yield from self._of_shards(units=2, forward=True)
         if not self.accumulates:
             model = self.share.architecture
             head = model.hidden * model.vocabulary if self.share.has_head else 0
@@ -223,9 +225,9 @@ class Step:
             size = min(BUCKET_NUMBERS, self.share.num_trained(training)) * BYTES[training.compute]
             yield Term(name="gather bucket", num_bytes=size, source="DeepSpeed's allgather_bucket_size")
 
-    def _of_shards(self, *, units: int) -> Iterable[Term]:
+    def _of_shards(self, *, units: int, forward: bool = False) -> Iterable[Term]:
         """What exists because weights and gradients are cut among ranks."""
-        yield self._gathered(units)
+        yield self._gathered(units, forward=forward)
         if not self.full:
             return
         numbers = max(layer.num_parameters for layer in self.share.layers)
@@ -237,17 +239,22 @@ class Step:
             size = min(BUCKET_NUMBERS, self.share.num_trained(self.training)) * compute
             yield Term(name="reduce bucket", num_bytes=size, source="DeepSpeed's reduce_bucket_size")
 
-    def _gathered(self, units: int) -> Term:
-        """Weights of other ranks that are here for a moment: so many layers, embedding and head."""
-        size = 0
+    def _gathered(self, units: int, *, forward: bool = False) -> Term:
+        """Weights of other ranks that are here for a moment: so many layers, embedding and head.
+
+        `forward`: whether no layer has been through backward; without resharding all of them are here then.
+        """
+        size, whole = 0, forward and not self.strategy.reshard
         if self.strategy.kind in SHARDED:
             root = self.share.num_tables + self.share.architecture.vectors
-            size = units * max(self._unit_bytes(layer) for layer in self.share.layers)
+            layers = [(each.count, self._unit_bytes(each)) for each in self.share.layers]
+            size = sum(count * each for count, each in layers) if whole else units * max(each for _, each in layers)
             size += root * BYTES[self.training.compute]
         if self.strategy.kind == "zero-3":
             live = min(self.share.num_parameters, LIVE_NUMBERS) * BYTES[self.training.compute]
             return Term(name="gathered weights", num_bytes=max(size, live), source="DeepSpeed's max_live_parameters")
-        return Term(name="gathered weights", num_bytes=size, source=f"{units} layers, embedding and head")
+        told = "all layers, kept since forward" if whole else f"{units} layers, embedding and head"
+        return Term(name="gathered weights", num_bytes=size, source=told)
 
     def _unit_bytes(self, layer: Layer) -> int:
         """One layer, whole, as ranks send it."""

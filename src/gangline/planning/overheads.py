@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 
@@ -41,19 +41,30 @@ class Overheads:
     """Low, likely, high."""
     context: tuple[int, int, int]
     """Bytes of the CUDA context with its kernels."""
-    per_peer_bytes: int = 0
-    """Communication buffers per communicator, with more than one rank."""
+    buffers: tuple[int, int, int] = (0, 0, 0)
+    """Bytes of the communicator, with more than one rank."""
 
     def process(self, allocated_bytes: int, *, num_ranks: int) -> Spread:
         """The whole process."""
-        buffers = self.per_peer_bytes if num_ranks > 1 else 0
+        buffers = self.buffers if num_ranks > 1 else (0, 0, 0)
         low, likely, high = (
-            int(allocated_bytes * factor) + context + buffers
-            for factor, context in zip(self.factor, self.context, strict=True)
+            int(allocated_bytes * factor) + context + buffer
+            for factor, context, buffer in zip(self.factor, self.context, buffers, strict=True)
         )
         return Spread(low=low, likely=likely, high=high)
 
 
-CUDA = Overheads(factor=(1.02, 1.10, 1.25), context=(141 * MIB, 350 * MIB, 600 * MIB), per_peer_bytes=64 * MIB)
+CUDA = Overheads(
+    factor=(1.02, 1.10, 1.25),
+    context=(141 * MIB, 350 * MIB, 600 * MIB),
+    buffers=(16 * MIB, 64 * MIB, 256 * MIB),
+)
+"""Factors: pool over tensors of ten QLoRA runs on an RTX 4080 (1.02 to 1.25, mean 1.10; can-i-finetune-this). Context:
+
+141 MiB on a T4 in every run of fitcheck-llm, 300 to 400 MB on larger cards. Buffers: a ring of two channels over
+Ethernet, 4 MiB for each channel and connection (NCCL); machines with NVSwitch take 1 GiB and more.
+"""
+CUDA_EXPANDABLE = replace(CUDA, factor=(1.01, 1.05, 1.12))
+"""With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Half of the gap is an assumption, not a measurement."""
 CPU = Overheads(factor=(1.00, 1.08, 1.30), context=(350 * MIB, 600 * MIB, 900 * MIB))
 """A rank on the processor: what python holds once torch and transformers are imported, instead of a context."""

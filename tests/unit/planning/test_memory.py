@@ -8,7 +8,7 @@ import pytest
 from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
 from gangline.planning.memory import rank_memory
-from gangline.planning.overheads import CPU, CUDA, Spread
+from gangline.planning.overheads import CPU, CUDA, CUDA_EXPANDABLE, Spread
 from gangline.planning.training import GANGLINE, HF_PURE, STACKS, Strategy, Training
 from tests.unit.planning.published import PUBLISHED
 
@@ -130,6 +130,15 @@ def test_full_sharding_divides_sixteen_bytes_by_the_ranks():
         assert memory.persistent_bytes == pytest.approx(16 * LLAMA.num_parameters / ranks, rel=0.001)
 
 
+def test_weights_that_are_not_given_up_after_forward_lie_there_whole():
+    gathered, kept = (
+        need(strategy=Strategy(kind="fsdp", world_size=4, reshard=reshard), checkpointing=True).instants[1]
+        for reshard in (True, False)
+    )
+    whole = 2 * LLAMA.num_parameters
+    assert kept.num_bytes - gathered.num_bytes == pytest.approx(whole * 29 / 32, rel=0.05)
+
+
 def test_full_sharding_over_three_ranks_is_near_the_trace_of_fsdp2():
     # planning.md section 5: gradients of the step before lay there
     memory = need(strategy=Strategy(kind="fsdp", world_size=3), method="full", checkpointing=True, accumulation=2)
@@ -204,9 +213,11 @@ def test_one_rank_needs_no_buffers_and_a_processor_no_context():
     alone = need().process
     together = need(strategy=Strategy(kind="ddp", world_size=2))
     gap = CUDA.process(together.allocated_bytes, num_ranks=1).likely
-    assert together.process.likely == gap + CUDA.per_peer_bytes
+    assert together.process.likely == gap + CUDA.buffers[1]
     assert CPU.process(0, num_ranks=1).likely > 0
     assert alone.low < alone.likely < alone.high
+    small = CUDA_EXPANDABLE.process(together.allocated_bytes, num_ranks=1)
+    assert small.high < CUDA.process(together.allocated_bytes, num_ranks=1).high
 
 
 def test_every_term_says_where_it_comes_from():

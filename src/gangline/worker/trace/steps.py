@@ -143,8 +143,8 @@ def _at_gradient(name: str, tracker: ByteTracker) -> Any:
 
 def _before_layers(tracker: ByteTracker) -> Any:
     def hook(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        tensor = inputs[0] if inputs else keywords["hidden_states"]
-        if tensor.requires_grad:
+        tensor = inputs[0] if inputs else keywords.get("hidden_states")
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
             tensor.register_hook(lambda _: tracker.instant("backward-rest"))
 
     return hook
