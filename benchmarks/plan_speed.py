@@ -2,9 +2,9 @@
 
     python -m benchmarks.plan_speed [--rounds 5]
 
-Eight unlike machines, and two with eight cards each; all strategies; micro-batches and recomputation left open; no
-trace. Processor seconds of the decision alone, each round in a new process, and of the whole command `gangline plan`, Python's
-start included. Exit code 1 if a decision for eight hosts takes a second or more in the median.
+Eight unlike machines, and two with eight cards each; all strategies; micro-batches and recomputation are left open; no
+trace. Processor seconds of the decision alone, each round in a new process, and of the whole command `gangline plan`,
+Python's start included. Exit code 1 if a decision for eight hosts takes a second or more in the median.
 """
 
 from __future__ import annotations

@@ -64,8 +64,10 @@ def order(**changes) -> dict:
         pytest.param(
             {"method": LORA, "activation_checkpointing": True, "packing": True}, id="LoRA, checkpointed, packed"
         ),
+        # one sample, so one chunk of logits: to add a bf16 product to an fp32 sum, a CPU (no GPU) makes an fp32 copy
         pytest.param(
-            {"config": SHALLOW, "precision": "bf16", "micro_batches": 2}, id="mixed precision, two micro-batches"
+            {"config": SHALLOW, "precision": "bf16", "micro_batches": 2, "micro_batch": 1},
+            id="mixed precision, two micro-batches",
         ),
         pytest.param(
             {"config": SHALLOW, "precision": "bf16", "parameters": "compute", "attention_kernel": "math"},
@@ -82,12 +84,12 @@ def test_a_trace_has_the_bytes_of_a_real_step(pool, changes):
     assert real > 20e6
 
 
-def test_a_trace_has_the_buckets_of_ddp(pool):
+def test_ddp_holds_gradients_once_however_many_micro_batches_a_rank_has(pool):
     changes = {"config": SHALLOW, "micro_batches": 2}
     real = pool(2).run(f"{CASES}:profiled_peak", order=order(**changes))
     alone, traced = (pool(1).run(f"{CASES}:traced_peak", order=order(**changes, ranks=ranks))[0] for ranks in (1, 2))
     assert traced == pytest.approx(max(real), rel=0.005)
-    assert traced > 1.12 * alone
+    assert traced == pytest.approx(alone, rel=0.005)
 
 
 @pytest.mark.parametrize("changes", [{}, {"method": LORA, "activation_checkpointing": True, "precision": "bf16"}])

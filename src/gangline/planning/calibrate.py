@@ -207,9 +207,8 @@ def fit_compute(
     """
     length = max((point.length for point in points), default=1)
     ratio = _attention_ratio(whole, training, length=length)
-    layer_points, once_points = _split(points)
+    layer_points, once = _split(points)
     layer = fit_line([(_size(tokens, each, ratio), seconds) for tokens, each, seconds in layer_points])
-    once = fit_line(once_points) if once_points else Line(floor=0.0, a=0.0, b=0.0, worst=0.0)
     head = fit_line([(point.tokens, point.head_s) for point in points if point.head_s > 0] or [(1.0, 1e-12)])
     # `layer` is one layer of the copy: a floor counts kernels, so layers; the slope counts FLOPs
     depth = float(whole.num_layers)
@@ -217,8 +216,8 @@ def fit_compute(
     spread = max(LEAST_SPREAD, layer.worst, sum(point.spread for point in points) / len(points))
     return ComputeModel(
         floor_s=layer.floor * depth,
-        overhead_s=layer.a * depth + once.at(0) + head.at(0),
-        per_token_s=slope + once.b,
+        overhead_s=layer.a * depth + once[0] + head.at(0),
+        per_token_s=slope + once[1],
         per_token2_s=slope * ratio,
         head_per_token_s=head.b,
         backward_share=_backward_share(points, whole.num_layers),
@@ -267,25 +266,29 @@ def _with_floor(rows: Sequence[tuple[float, float]], count: int) -> Line:
     return dataclasses.replace(line, worst=max(abs(line.at(size) - seconds) / seconds for size, seconds in rows))
 
 
-def _split(points: Sequence[Point]) -> tuple[list[tuple[int, int, float]], list[tuple[float, float]]]:
-    """(tokens, length, seconds) of one layer, and (tokens, seconds) of what is done once, without the head.
+def _split(points: Sequence[Point]) -> tuple[list[tuple[int, int, float]], tuple[float, float]]:
+    """(tokens, length, seconds) of one layer, and (a, b) of what is done once, a + b T, without the head.
 
-    t(2) = once + 2 layers, t(1) = once + layer; the difference is noisy, so `once` is a line over all sizes.
+    t(2) = once + 2 layers, t(1) = once + layer. The difference of the two is noisy, so what is done once is a line over
+    all sizes, whose errors count in relation to t(1).
     """
     body = {(point.tokens, point.length, point.layers): max(point.seconds - point.head_s, 1e-9) for point in points}
     deep = max((layers for *_, layers in body), default=1)
-    once = {
-        (tokens, length): min(max(1e-9, 2 * seconds - body[tokens, length, 2]), 0.9 * seconds)
+    pairs = [
+        (tokens, seconds, body[tokens, length, 2])
         for (tokens, length, layers), seconds in body.items()
         if layers == 1 and deep == 2 and (tokens, length, 2) in body
-    }
-    line = fit_line([(tokens, seconds) for (tokens, _), seconds in once.items()]) if once else None
+    ]
+    once = (0.0, 0.0)
+    if pairs:
+        rows = [(1.0, float(tokens), 2 * one - two) for tokens, one, two in pairs]
+        once = fit_two(rows, [one for _, one, _ in pairs])
     layer = [
-        (tokens, length, max(1e-9, seconds - (line.at(tokens) if line else 0.0)) / deep)
+        (tokens, length, max(0.1 * seconds, seconds - once[0] - once[1] * tokens) / deep)
         for (tokens, length, layers), seconds in body.items()
         if layers == deep
     ]
-    return layer, [(tokens, seconds) for (tokens, _), seconds in once.items()]
+    return layer, once
 
 
 def _size(tokens: float, length: float, ratio: float) -> float:

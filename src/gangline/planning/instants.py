@@ -142,7 +142,8 @@ class Step:
         if self.training.checkpointing:
             size = self.depth * self.entry_bytes * flight
             yield Term(name="checkpoints", num_bytes=size, source=f"{self.depth} layers' inputs, T·h each")
-            copies = sum(count * layer.cached for count, layer in layers) if forward else 0
+            held = forward and self.training.stack.caches_casts
+            copies = sum(count * layer.cached for count, layer in layers) if held else 0
             yield Term(name="casted weights", num_bytes=copies, source="autocast keeps its copies until forward ends")
         else:
             kept = sum(count * layer.kept for count, layer in layers)

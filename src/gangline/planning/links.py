@@ -134,16 +134,19 @@ def slowest_of_ring(
     return LinkModel(latency_s=latency_s, bytes_per_s=min(known), source=source)
 
 
-def fit_two(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """x, y >= 0 that make a*x + b*y come nearest to t in relative terms, for rows of (a, b, t)."""
-    weighted = [(a / t, b / t) for a, b, t in rows]
-    aa, ab, bb = (sum(row[i] * row[j] for row in weighted) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a1, b1 = (sum(row[i] for row in weighted) for i in (0, 1))
+def fit_two(rows: Sequence[tuple[float, float, float]], scales: Sequence[float] | None = None) -> tuple[float, float]:
+    """x, y >= 0 that make a*x + b*y come nearest to t, for rows of (a, b, t); errors count relative to the scales.
+
+    Those are t itself if none are given.
+    """
+    scales = scales or [t for *_, t in rows]
+    weighted = [(a / scale, b / scale, t / scale) for (a, b, t), scale in zip(rows, scales, strict=True)]
+    aa, ab, bb, at, bt = (sum(row[i] * row[j] for row in weighted) for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2)))
     determinant = aa * bb - ab * ab
     if determinant > 1e-12 * aa * bb:
-        x, y = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
+        x, y = (at * bb - bt * ab) / determinant, (bt * aa - at * ab) / determinant
         if x >= 0 and y >= 0:
             return x, y
         if x < 0:
-            return 0.0, b1 / bb
-    return (a1 / aa, 0.0) if aa else (0.0, b1 / bb)
+            return 0.0, max(0.0, bt / bb)
+    return (max(0.0, at / aa), 0.0) if aa else (0.0, max(0.0, bt / bb))

@@ -46,24 +46,23 @@ def _head_copy(architecture: Architecture, training: Training) -> int:
 
 
 def _fused(architecture: Architecture, training: Training, *, hidden: int, width: int) -> HeadBytes:
-    """`worker.loss.LinearCrossEntropy`: rows, their gradient, two chunks of logits (the old one is let go when the
+    """`worker.loss.LinearCrossEntropy`: rows, their gradient, a chunk of logits, and for a trained head its gradient
 
-    new one is there), and for a trained head its gradient beside one product of it.
+    beside one product of it.
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
     rows = min(training.tokens, max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
     each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
-    chunk, following = rows * each, min(rows, training.tokens - rows) * each
+    chunk = rows * each
     head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
     kept = head * stored if training.method == "full" else 0
-    # the next chunk is made while the last one is there; the head's gradient is a product beside a wider sum
-    logits = kept + max(chunk + following, chunk + (head * compute if kept and stored > compute else 0))
+    # the head's gradient is a product beside a wider sum
+    logits = kept + chunk + (head * compute if kept and stored > compute else 0)
     part = hidden // (training.tokens * width) * rows * compute if width > compute else 0
     return HeadBytes(
         peak=3 * hidden + part + logits + _head_copy(architecture, training),
         after=hidden + kept,
-        formula=f"3 T·h·{width} + {2 if following else 1} chunks of up to {rows} rows of logits"
-        + (" + the head's gradient" if kept else ""),
+        formula=f"3 T·h·{width} + a chunk of {rows} rows of logits" + (" + the head's gradient" if kept else ""),
     )
 
 

@@ -56,10 +56,12 @@ class Stack:
     expert_modules: bool = False
     """Whether experts are modules of their own (transformers 4), which are quantised like other linears."""
     autocast: bool = True
-    """Whether products of weights in another width run under autocast, which keeps casted copies of trained weights."""
+    """Whether products of weights in another width run under autocast."""
+    caches_casts: bool = True
+    """Whether autocast holds the copies that it makes until forward ends."""
 
 
-GANGLINE = Stack(name="gangline")
+GANGLINE = Stack(name="gangline", caches_casts=False)
 """Our own trainer: cross-entropy fused with the head, fused AdamW, sdpa."""
 GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, widens_norms=False)
 """The same on ranks without a GPU: chunks that stay in a CPU's caches."""

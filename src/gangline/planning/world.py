@@ -16,6 +16,8 @@ from gangline.planning.links import LinkModel
 MOST_RANKS = 4096
 DISPLAY_BYTES = 300 << 20
 """Of a card that nobody asked: what a desktop, or the driver, has taken of it already."""
+CATALOGUE_SPREAD, MISLEADING_SPREAD = 0.15, 1.0
+"""How far a link may be from its catalogue's figure; Wi-Fi and the like: twice as slow."""
 _HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[0-9]{1,3})\s*[x*]\s*)?(?P<gpu>.+)")
 
 
@@ -121,7 +123,12 @@ def link(text: str) -> LinkModel:
             seen=f"expected a name such as 1gbit, 2.5gbit, 10gbit or hdr; near: {near}",
             fix="write one of these names",
         )
-    return LinkModel(latency_s=spec.latency_s, bytes_per_s=spec.payload_bytes_per_s, source=f"catalogue: {spec.name}")
+    return LinkModel(
+        latency_s=spec.latency_s,
+        bytes_per_s=spec.payload_bytes_per_s,
+        source=f"catalogue: {spec.name}",
+        spread=MISLEADING_SPREAD if spec.warning else CATALOGUE_SPREAD,
+    )
 
 
 def with_hosts(world: World, text: str) -> World:

@@ -13,7 +13,7 @@ from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
 from gangline.planning.option import BUILT_METHODS, Option, Question
 from gangline.planning.report import slower_than_alone, ways_lines
-from gangline.planning.training import GANGLINE, Number, Stack, Training
+from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
 from gangline.runs.job import Job
 from gangline.steps.counted import count_architecture
@@ -90,6 +90,8 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
     """What a rank computes, as the job says."""
     compute = _compute(job, world)
     trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
+    if stack == GANGLINE and any(seat.gpu is None for seat in world.seats):
+        stack = GANGLINE_CPU
     attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
         method=job.method.kind,
@@ -101,6 +103,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
         targets=job.method.targets,
         dropout=job.method.dropout,
         checkpointing=job.activation_checkpointing,
+        packed=job.data.packing,
         stack=dataclasses.replace(stack, attention=attention),
     )
 

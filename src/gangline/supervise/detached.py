@@ -30,6 +30,14 @@ START_TIMEOUT_S = 600.0
 """Guards on many hosts, some of which answer slowly."""
 NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
 """An agent that came with our connection goes with it: who is to work alone must not lean on it."""
+REACH = """\
+import json, runpy, sys
+if sys.version_info < (3, 10):
+    print(json.dumps({"old": "%d.%d" % sys.version_info[:2]}))
+else:
+    runpy.run_module("gangline.supervise.control", run_name="__main__", alter_sys=True)
+"""
+"""The version is looked at in the same process: an older Python cannot read our code, and a start takes a while."""
 
 
 def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
@@ -133,24 +141,14 @@ def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
     head = cluster.head
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
-    version = _run(keeper, (AGENT, "python", "-c", "import sys; print(*sys.version_info[:2])"), head)
-    if version.returncode or _version(version.stdout) < (3, 10):
-        said = ".".join(version.stdout.split())[:20]
-        return [f"the Python of {head.name} is older than 3.10 ({said or 'unknown'})"]
-    stdin = json.dumps(cluster.to_json()).encode()
-    words = (AGENT, "python", "-m", "gangline.supervise.control", "reach")
-    result = _run(keeper, words, head, stdin=stdin)
+    result = _run(keeper, (AGENT, "python", "-c", REACH, "reach"), head, stdin=json.dumps(cluster.to_json()).encode())
     try:
-        return [str(reason) for reason in json.loads(result.stdout)["reasons"]]
+        answer = json.loads(result.stdout)
+        if "old" in answer:
+            return [f"the Python of {head.name} is older than 3.10 ({str(answer['old'])[:20]})"]
+        return [str(reason) for reason in answer["reasons"]]
     except NONSENSE:
         return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
-
-
-def _version(said: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, said.split()))
-    except ValueError:
-        return ()
 
 
 def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.world import leave
 
-REPEATS_LEAST, REPEATS_MOST = 3, 9
+REPEATS_LEAST, REPEATS_MOST = 3, 15
 POINT_SHARE = 0.8
 """Of the time, for points; the rest is for the update."""
 MEMORY_SHARE = 0.8
@@ -125,17 +125,66 @@ def point(copy: Copy, samples: int, length: int, *, depth: int, share_s: float) 
     batch = _batch(copy, samples, length)
     try:
         base = _start_peak(copy.device)
-        head_s = _median([_head(copy, batch) for _ in range(REPEATS_LEAST + 1)][1:])
-        for layers in (depth, 1):
-            with shallow(copy, layers) as done:
-                if done:
-                    _time_point(copy, batch, layers=layers, share_s=share_s / 2, head_s=head_s)
+        times = _Times(copy, batch, depth)
+        times.take(until_s=time.monotonic() + share_s)
+        times.tell()
         return max(1, _peak(copy.device) - base)
     except torch.cuda.OutOfMemoryError:
         copy.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         _tell("skipped", what=f"{samples} x {length} tokens", why="out of memory")
         return 0
+
+
+class _Times:
+    """Seconds of one size of micro-batch: whole, with one layer, and its head alone.
+
+    In turns: what becomes slower meanwhile (heat, other programs) does so for all three, and their difference, of which
+    all layers are reckoned, stays what it is.
+    """
+
+    def __init__(self, copy: Copy, batch: Batch, depth: int) -> None:
+        self._copy, self._batch = copy, batch
+        self._rows: dict[int, list[tuple[float, float]]] = {depth: [], 1: []}
+        self._heads: list[float] = []
+
+    def take(self, *, until_s: float) -> None:
+        """Once to warm up, then so often."""
+        for _ in range(2):
+            self._turn()
+        pauses_s = {depth: (self._copy.slowdown - 1) * sum(rows[-1]) for depth, rows in self._rows.items() if rows}
+        self._rows, self._heads = {depth: [] for depth in pauses_s}, []
+        while len(self._heads) < REPEATS_MOST and (len(self._heads) < REPEATS_LEAST or time.monotonic() < until_s):
+            self._turn(pauses_s)
+
+    def tell(self) -> None:
+        """A line for each depth."""
+        head_s = _median(self._heads)
+        for layers, rows in self._rows.items():
+            whole = sorted(sum(row) for row in rows)
+            middle = _median(whole)
+            _tell(
+                "point",
+                layers=layers,
+                tokens=self._batch.input_ids.numel(),
+                length=self._batch.input_ids.shape[1],
+                seconds=middle,
+                head_s=min(head_s, middle),
+                backward_share=_median([row[1] / sum(row) for row in rows]),
+                spread=(whole[-1] - whole[0]) / 2 / middle,
+                repeats=len(rows),
+            )
+
+    def _turn(self, pauses_s: dict[int, float] | None = None) -> None:
+        for layers, rows in self._rows.items():
+            with shallow(self._copy, layers) as done:
+                if done:
+                    # as in the loop: a host that is to be slow sleeps before each micro-batch, and leaves the machine
+                    # to others meanwhile
+                    if pauses_s and pauses_s[layers] > 0:
+                        time.sleep(pauses_s[layers])
+                    rows.append(_once(self._copy, self._batch))
+        self._heads.append(_head(self._copy, self._batch))
 
 
 def update(copy: Copy, *, until_s: float) -> None:
@@ -194,30 +243,6 @@ def timed(copy: Copy, what: Callable[[], object]) -> float:
     what()
     _settle(copy.device)
     return time.perf_counter() - begun
-
-
-def _time_point(copy: Copy, batch: Batch, *, layers: int, share_s: float, head_s: float) -> None:
-    _once(copy, batch)  # connections, kernels, the first touch of the memory
-    first_s, ends = sum(_once(copy, batch)), time.monotonic() + share_s
-    # as in the loop: a host that is to be slow sleeps before each micro-batch, and leaves the machine to others
-    pause_s = (copy.slowdown - 1) * first_s
-    rows: list[tuple[float, float]] = []
-    while len(rows) < REPEATS_MOST and (len(rows) < REPEATS_LEAST or time.monotonic() < ends):
-        time.sleep(pause_s)
-        rows.append(_once(copy, batch))
-    whole = sorted(sum(row) for row in rows)
-    middle = _median(whole)
-    _tell(
-        "point",
-        layers=layers,
-        tokens=batch.input_ids.numel(),
-        length=batch.input_ids.shape[1],
-        seconds=middle,
-        head_s=min(head_s, middle),
-        backward_share=_median([row[1] / sum(row) for row in rows]),
-        spread=(whole[-1] - whole[0]) / 2 / middle,
-        repeats=len(rows),
-    )
 
 
 def _once(copy: Copy, batch: Batch) -> tuple[float, float]:

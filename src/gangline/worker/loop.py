@@ -166,7 +166,7 @@ class Loop:
                 session.scaler.step(session.optimizer)
         if session.scaler is not None:
             session.scaler.update()
-        session.optimizer.zero_grad(set_to_none=True)
+        session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
 
     def _skip(self, report: StepReport, norm: torch.Tensor, samples: Indices) -> None:
         """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""

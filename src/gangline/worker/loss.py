@@ -68,6 +68,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 grad_hidden[start : start + rows] = delta @ head
             if need_weight:
                 grad_weight = _add_product(grad_weight, delta, part, dtype=weight.dtype)
+            del logits, delta, part  # else they live on while the next chunk is made: 0.75 GiB of 2^27 logits
         if need_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.unit.app.world import World
 
-
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,

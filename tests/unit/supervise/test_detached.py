@@ -489,7 +489,7 @@ def test_a_head_that_reaches_all_hosts_can_look_after_a_run_and_one_that_does_no
 def test_a_head_with_an_old_python_cannot(make):
     def answer(call):
         assert call.argv[:2] == (AGENT, "python")
-        return Scripted(stdout="3 9\n")
+        return Scripted(stdout='{"old": "3.9"}\n')
 
     head = replace(make("plain", "plain").cluster.head, code=SOURCE)
     cluster = Cluster(name="home", hosts=(head,))

@@ -16,6 +16,9 @@ class Strategy(Protocol):
     of `scale * loss` over all micro-batches of all ranks, the same on every rank.
     """
 
+    keeps_gradients: bool
+    """Whether the tensors of gradients stay from step to step: they are set to zero then, not let go."""
+
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
         ...

@@ -58,7 +58,13 @@ def _sum_hook(state: _Exchange, bucket: dist.GradBucket) -> torch.futures.Future
 
 
 class Ddp:
-    """DDP over the default process group."""
+    """DDP over the default process group.
+
+    Gradients are views of its buckets, and stay that: let go after a step, those of all micro-batches but the last
+    would be made anew beside the buckets, and there would be two of each.
+    """
+
+    keeps_gradients = True
 
     def __init__(self, loss: CausalLoss, *, precision: Precision, device: torch.device) -> None:
         self._precision = precision
@@ -106,12 +112,15 @@ class Ddp:
             self._ended_event.record()
 
     def _settle_buckets(self) -> None:
-        """One pass that changes nothing. DDP cuts its buckets anew after the first backward, which changes the order
+        """Two passes that change nothing. DDP cuts its buckets anew after the first backward, which changes the order
 
-        of sums; done before the first step of every attempt, a resumed run adds in the same order as the first.
+        of sums; done before the first step of every attempt, a resumed run adds in the same order as the first. The
+        second pass makes the gradients views of the new buckets.
         """
         self.join()
-        self._ddp.zero_grad()
+        self._ddp.zero_grad(set_to_none=True)
+        self.join()
+        self._ddp.zero_grad(set_to_none=False)
 
 
 def agree_weights(loss: CausalLoss) -> None:

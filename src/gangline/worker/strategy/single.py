@@ -12,6 +12,8 @@ from gangline.worker.precision import Precision
 class Single:
     """Plain backward passes."""
 
+    keeps_gradients = False
+
     def __init__(self, loss: CausalLoss, *, precision: Precision, device: torch.device) -> None:
         self._loss = loss
         self._precision = precision

@@ -94,7 +94,7 @@ def _notes(order: TraceOrder, config: Any, seen: Sequence[Depth]) -> list[str]:
     if order.attention_kernel != "cpu" and order.attention == "eager":
         notes.append("attention_kernel has no meaning for eager attention, which keeps the scores")
     if order.ranks > 1:
-        notes.append("DDP's buckets are counted: they live through the whole step")
+        notes.append("gradients are counted through the whole step: they are DDP's buckets")
     if not is_even(config, tuple(depth.layers for depth in seen)):
         notes.append("the deeper layers are of other kinds than the traced ones: the straight line is approximate")
     off = [_distance(seen, name) for name in INSTANTS]

@@ -18,7 +18,7 @@ from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
 from gangline.worker.strategy.base import Strategy
-from gangline.worker.trace.buckets import Buckets
+from gangline.worker.trace.buckets import fill_buckets
 from gangline.worker.trace.build import build_model, build_session
 from gangline.worker.trace.configs import at_depth
 from gangline.worker.trace.kernels import kernels_of
@@ -82,10 +82,10 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
 class _Marked:
     """A strategy that tells the tracker where a step stands."""
 
-    def __init__(self, inner: Strategy, *, tracker: ByteTracker, buckets: Buckets, as_on_gpu: bool) -> None:
+    def __init__(self, inner: Strategy, *, tracker: ByteTracker, buckets: bool, as_on_gpu: bool) -> None:
         self._inner = inner
         self._tracker = tracker
-        self._buckets = buckets
+        self.keeps_gradients = buckets
         self._as_on_gpu = as_on_gpu
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
@@ -93,8 +93,7 @@ class _Marked:
         self._tracker.instant("forward")
         if self._as_on_gpu:
             batch = Batch(*(tensor.clone() for tensor in batch.tensors))
-        with self._buckets.filled(last):
-            loss = self._inner.forward_backward(batch, scale=scale, last=last)
+        loss = self._inner.forward_backward(batch, scale=scale, last=last)
         if last:
             self._tracker.instant("clip")
         return loss
@@ -108,9 +107,12 @@ class _Marked:
 
 
 def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
-    buckets = Buckets(list(trainable(session.model).values()) if order.ranks > 1 else [])
+    if order.ranks > 1:
+        fill_buckets(list(trainable(session.model).values()))
     _mark(session, tracker)
-    strategy = _Marked(session.strategy, tracker=tracker, buckets=buckets, as_on_gpu=order.attention_kernel != "cpu")
+    strategy = _Marked(
+        session.strategy, tracker=tracker, buckets=order.ranks > 1, as_on_gpu=order.attention_kernel != "cpu"
+    )
     outlets = Outlets(recorder=None, saver=None, stop=StopFlag())
     Loop(replace(session, strategy=strategy), outlets, Progress()).run()
 
