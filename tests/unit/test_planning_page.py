@@ -137,7 +137,7 @@ READMES = {
     ("slurm_llama70b", "over all 32 cards, 34.5 GB"): lambda: shape(SEVENTY).num_parameters * 16 / 32e9,
     ("slurm_llama70b", "then brings 401 to 535 GB"): lambda: hosts_gb(SEVENTY, "fsdp", method="full", nodes=4),
     ("slurm_llama70b", "per card, and 1.2 GB"): lambda: hosts_gb(SEVENTY, "hsdp", targets=("all-linear",), nodes=4),
-    ("zero3_four_by_eight", "ddp is right: 0.96 GB"): lambda: hosts_gb("gpt2", "ddp", method="full", nodes=4),
+    ("zero3_four_by_eight", "ddp sends 0.96 GB"): lambda: hosts_gb("gpt2", "ddp", method="full", nodes=4),
     ("zero3_four_by_eight", "ZeRO-3 would send 2.9 GB"): lambda: (
         4 * hosts_gb("gpt2", "zero-3", method="full", nodes=4, compute="fp16")
     ),

@@ -13,7 +13,7 @@ from gangline.planning.memory import Memory, rank_memory
 from gangline.planning.overheads import CPU, CUDA, Overheads
 from gangline.planning.shares import shares_by_time, split_layers
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
-from gangline.planning.traffic import Traffic, traffic
+from gangline.planning.traffic import Backend, Traffic, traffic
 from gangline.planning.training import Strategy, Training
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import split_whole
@@ -126,7 +126,8 @@ def weigh(question: Question, world: World, strategy: Strategy, training: Traini
     models = [_scaled(question.compute(seat, training), seat) for seat in world.seats]
     shares = _shares(world, strategy, models, count=count, tokens=tokens, length=question.tokens_per_sample)
     training = dataclasses.replace(training, accumulation=2 if max(shares) > 1 else 1)
-    flow = traffic(question.architecture, training, strategy, micro_batches=max(shares))
+    backend: Backend = "gloo" if any(seat.gpu is None for seat in world.seats) else "nccl"
+    flow = traffic(question.architecture, training, strategy, micro_batches=max(shares), backend=backend)
     known = [model for model in models if model is not None]
     time = None
     if len(known) == len(models):
