@@ -19,6 +19,7 @@ from pathlib import Path
 from gangline.checks.judge import require
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
+from gangline.planning.training import STACKS
 from gangline.runs.checkpoints import choose
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
@@ -60,6 +61,7 @@ from gangline.watch.commands import orders, printed
 
 __all__ = [
     "REAL",
+    "STACKS",
     "Command",
     "Decision",
     "Foretold",

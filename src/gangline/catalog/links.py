@@ -191,3 +191,16 @@ def suggest_links(text: str, *, at_most: int = 5) -> list[str]:
     likenesses = {link.name: likeness(link) for link in LINKS}
     near = [name for name, (shared, ratio) in likenesses.items() if shared or ratio >= 0.6]
     return sorted(near, key=likenesses.__getitem__, reverse=True)[:at_most]
+
+
+def nvlink_of(gpu: str) -> str | None:
+    """The NVLink that cards of this name are joined by on their board; None for cards in slots, bridged or not."""
+    words = set(re.split(r"[-\s]+", gpu))
+    if words & {"PCIe", "PCIE", "NVL"}:
+        return None
+    families = {
+        "nvlink-b200": {"B200", "GB200", "B300", "GB300"},
+        "nvlink-h100": {"H100", "H200", "GH200", "H20"},
+        "nvlink-a100": {"SXM4", "H800", "A800"},
+    }
+    return next((name for name, members in families.items() if words & members), None)

@@ -11,6 +11,7 @@ from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
+from gangline.watch.session import terminal_width
 
 
 def command(  # noqa: PLR0913 - typer reads the options off the arguments
@@ -45,7 +46,7 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="what if it were this model", show_default=False)
     ] = None,
-    stack: Annotated[str, typer.Option(help="whose trainer: gangline, or another's for gangline run")] = "gangline",
+    stack: Annotated[str, typer.Option(help=f"whose trainer: {', '.join(app.STACKS)}")] = "gangline",
     trace: Annotated[
         bool, typer.Option("--trace", help="run the trainer's own code on tensors without data, too (needs torch here)")
     ] = False,
@@ -64,15 +65,18 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     if commands and what_if.changes_machines:
         raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
     talk = Terminal(quiet=True)
-    foretold = app.plan(start, what_if, talk=talk)
-    traced = app.trace(foretold, home=home, talk=talk) if trace else []
-    talk.clear()
+    try:
+        foretold = app.plan(start, what_if, talk=talk)
+        traced = app.trace(foretold, home=home, talk=talk) if trace else []
+    finally:
+        talk.clear()
     if as_json:
-        print_json(app.plan_json(foretold, traced))
+        lines = app.rehearse(start, talk=talk) if commands and foretold.can_start else None
+        print_json({**app.plan_json(foretold, traced), "commands": lines})
     else:
-        print_data(app.plan_lines(foretold, traced, home=home, why=why))
+        print_data(app.plan_lines(foretold, traced, home=home, why=why, width=terminal_width()))
     app.require_fit(foretold)
     if foretold.decision is not None:
         require(foretold.decision.findings)
-    if commands:
+    if commands and not as_json:
         print_data(app.rehearse(start, talk=talk))

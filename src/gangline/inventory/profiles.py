@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.planning.calibrate import SCHEMA_VERSION, Profile, ProfileKey
@@ -29,12 +30,12 @@ def load_profiles(home: Path) -> list[Profile]:
     return sorted((each for each in found if each is not None), key=lambda each: each.measured, reverse=True)
 
 
-def find_profile(home: Path, wanted: ProfileKey, *, host: str | None = None) -> Profile | None:
+def find_profile(profiles: Sequence[Profile], wanted: ProfileKey, *, host: str | None = None) -> Profile | None:
     """The newest one that holds for what is asked; that of the host itself comes first.
 
     Words of `wanted` that are empty ask for nothing. A processor's speed holds for its own host only: "cpu" may be any.
     """
-    known = [each for each in load_profiles(home) if each.key.meets(wanted)]
+    known = [each for each in profiles if each.key.meets(wanted)]
     own = [each for each in known if each.host == host]
     others = [] if wanted.gpu in {"", "cpu"} else known
     return next(iter(own or others), None)

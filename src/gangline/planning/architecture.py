@@ -161,8 +161,3 @@ class Architecture:
     def active_weights(self) -> float:
         """Numbers that one token is multiplied with, the output head among them (it is used once per token)."""
         return sum(layer.count * layer.active_weights for layer in self.layers) + self.hidden * self.vocabulary
-
-    @property
-    def largest_layer(self) -> Layer:
-        """The layer with most numbers."""
-        return max(self.layers, key=lambda layer: layer.num_parameters)

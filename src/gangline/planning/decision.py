@@ -13,12 +13,26 @@ from gangline.planning.world import World
 SIMPLEST: tuple[Kind, ...] = ("single", "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "zero-3", "pipeline", "local-sgd")
 """Of two that are as fast, the one further to the left is taken."""
 AS_FAST = 1.02
-MUCH_FASTER = 2.0
-"""So much faster must a strategy be that does not compute the same as one big machine."""
+LEAST_CHANCE = 0.1
+"""Below that a start is refused; what is foreseen of a process may be a quarter too much."""
 INNER_STEPS = 50
 """local-sgd: steps between two exchanges, as published for fine-tuning over slow links (DiLoCo: 50 to 500)."""
+UNTIMED = 4
+"""Samples at once where nobody knows how long they take, if they fit."""
+MOST_ALONE = 8
+"""Unlike machines that are each tried alone."""
 MOST_AT_ONCE = 64
 """Samples of a micro-batch, at the most, where the plan chooses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """What some of the machines would do."""
+
+    count: int
+    best: Option | None
+    runnable: Option | None
+    """Of those that gangline's own trainer can do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,27 +47,34 @@ class Verdict:
     """The fastest that fits of those that gangline's own trainer can do."""
     by_kind: tuple[Option, ...]
     """The best of every strategy, those that do not fit among them."""
-    by_hosts: tuple[tuple[int, Option], ...] = ()
-    """How many machines, and the best with so many: the fastest ones first."""
+    by_hosts: tuple[Few, ...] = ()
+    """The best with 1, 2, ... machines: the fastest ones first."""
 
     @property
-    def alone(self) -> Option | None:
-        """The best on one machine."""
-        return next((option for count, option in self.by_hosts if count == 1), None)
+    def today(self) -> Option | None:
+        """The fastest that gangline's own trainer can do with any number of these machines."""
+        built = [few.runnable for few in self.by_hosts if few.runnable is not None]
+        return min(built, key=lambda option: option.seconds, default=self.runnable)
 
 
 def decide(question: Question, world: World) -> Verdict:
     """Weigh every way on all hosts, and the best one on fewer."""
     options = best_of_kinds(question, world)
-    fitting = _fitting(options)
+    best, runnable = choose(fitting(options)), _runnable(options)
+    whole = Few(count=len(world.hosts), best=best, runnable=runnable)
     return Verdict(
         question=question,
         world=world,
-        best=choose(fitting),
-        runnable=choose([option for option in fitting if option.is_built]),
+        best=best,
+        runnable=runnable,
         by_kind=tuple(options),
-        by_hosts=tuple(_by_hosts(question, world, whole=choose(fitting))),
+        by_hosts=tuple(_by_hosts(question, world, whole=whole)),
     )
+
+
+def _runnable(options: list[Option]) -> Option | None:
+    built = [option for option in options if option.is_built]
+    return choose(fitting(built) or [option for option in built if option.chance >= LEAST_CHANCE])
 
 
 def best_of_kinds(question: Question, world: World) -> list[Option]:
@@ -62,18 +83,19 @@ def best_of_kinds(question: Question, world: World) -> list[Option]:
     for kind in SIMPLEST:
         options = list(_options(question, world, kind))
         if options:
-            found.append(choose(_fitting(options)) or max(options, key=lambda option: option.chance))
+            found.append(choose(fitting(options)) or max(options, key=_nearness))
     return found
 
 
+def _nearness(option: Option) -> tuple[float, int]:
+    return option.chance, -option.tightest.shortage_bytes
+
+
 def choose(options: list[Option]) -> Option | None:
-    """The simplest of the fastest. What is not exact has to be much faster."""
-    exact = [option for option in options if option.is_exact]
+    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself."""
+    exact = [option for option in options if option.is_exact] or options
     least_s = min((option.seconds for option in exact), default=float("inf"))
-    others = [option for option in options if not option.is_exact and option.seconds * MUCH_FASTER < least_s]
-    pool = others or exact
-    least_s = min((option.seconds for option in pool), default=float("inf"))
-    as_fast = [option for option in pool if option.seconds <= least_s * AS_FAST]
+    as_fast = [option for option in exact if option.seconds <= least_s * AS_FAST]
     return min(as_fast, key=_simplicity, default=None)
 
 
@@ -81,12 +103,13 @@ def _simplicity(option: Option) -> tuple[int, bool, int, float]:
     return (
         SIMPLEST.index(option.strategy.kind),
         option.training.checkpointing,
-        option.training.micro_batch,
+        # without times, a few samples at once: one alone keeps no device busy
+        abs(option.training.micro_batch - UNTIMED) if option.time is None else option.training.micro_batch,
         option.seconds,
     )
 
 
-def _fitting(options: list[Option]) -> list[Option]:
+def fitting(options: list[Option]) -> list[Option]:
     """Those that fit; where none does, those that may."""
     return [option for option in options if option.fits] or [option for option in options if option.may_fit]
 
@@ -139,15 +162,38 @@ def _together(question: Question, world: World, training: Training, kind: Kind) 
         yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
 
 
-def _by_hosts(question: Question, world: World, *, whole: Option | None) -> Iterator[tuple[int, Option]]:
-    """The best with the n fastest machines; `whole`: with all of them."""
+def _by_hosts(question: Question, world: World, *, whole: Few) -> Iterator[Few]:
+    """The best with n machines: of one, the best of all; of more, the fastest ones. `whole`: with all of them."""
     order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
-    counts = [n for n in range(1, len(order) + 1) if n <= 4 or n == len(order) or n & (n - 1) == 0]
-    for count in counts:
-        part = world.only(order[:count])
-        best = whole if count == len(order) else choose(_fitting(best_of_kinds(question, part)))
-        if best is not None:
-            yield count, best
+    if len(order) > 1:
+        unlike = {_kind(world, host): host for host in reversed(order)}
+        alone = [_few(question, world.only([host])) for host in list(unlike.values())[:MOST_ALONE]]
+        yield from _best_of(alone)
+    for count in (n for n in range(2, len(order)) if n <= 4 or n & (n - 1) == 0):
+        yield from _best_of([_few(question, world.only(order[:count]))])
+    yield from _best_of([whole])
+
+
+def _few(question: Question, world: World) -> Few:
+    options = best_of_kinds(question, world)
+    return Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
+
+
+def _best_of(several: list[Few]) -> Iterator[Few]:
+    """One entry with the fastest of each; none where nothing fits."""
+    best = [few.best for few in several if few.best is not None]
+    runnable = [few.runnable for few in several if few.runnable is not None]
+    if best or runnable:
+        yield Few(
+            count=several[0].count,
+            best=min(best, key=lambda option: option.seconds, default=None),
+            runnable=min(runnable, key=lambda option: option.seconds, default=None),
+        )
+
+
+def _kind(world: World, host: str) -> tuple[object, ...]:
+    """What two hosts have to share to do the same."""
+    return tuple((seat.gpu, seat.free_bytes, seat.slowdown, seat.gpu or host) for seat in world.seats_of(host))
 
 
 def _speed(question: Question, world: World, host: str) -> float:

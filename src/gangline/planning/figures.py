@@ -22,7 +22,10 @@ def verdict_json(verdict: Verdict, ways: list[Way]) -> dict[str, Any]:
         "best": verdict.best and option_json(verdict.best),
         "runnable": verdict.runnable and option_json(verdict.runnable),
         "strategies": [option_json(option) for option in verdict.by_kind],
-        "by_hosts": [{"num_hosts": count, **option_json(option)} for count, option in verdict.by_hosts],
+        "today": verdict.today and option_json(verdict.today),
+        "by_hosts": [
+            {"num_hosts": few.count, **option_json(few.best)} for few in verdict.by_hosts if few.best is not None
+        ],
         "instead": [{"changes": list(way.words), **option_json(way.option)} for way in ways],
     }
 

@@ -39,12 +39,13 @@ class _Change:
 
 
 def ways_out(question: Question, world: World) -> list[Way]:
-    """The smallest sets of changes after which gangline's own trainer has room; where there are none, after which
+    """The smallest sets of changes after which gangline's own trainer has room, or, if there are none, any strategy.
 
-    any strategy has. At last the smallest card that would hold the job alone.
+    At last the smallest card that would hold the job alone.
     """
     ways = _of_the_job(question, world)
-    if (bought := _one_card(question)) is not None:
+    has_cards = all(seat.gpu is not None for seat in world.seats)
+    if has_cards and (bought := _one_card(question)) is not None:
         ways.append(bought)
     return ways
 

@@ -22,6 +22,8 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows."""
 SURE, EVEN = 0.9, 0.5
 """Chances to fit: from here on it fits; below that it does not; in between it is tight."""
+IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
+"""Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
 BUILT_STRATEGIES = ("single", "ddp")
 BUILT_METHODS = ("full", "lora")
 """What gangline's own trainer does so far."""
@@ -56,6 +58,11 @@ class Need:
     memory: Memory
     chance: float | None
     """That it fits; None where the seat's memory is not known."""
+
+    @property
+    def shortage_bytes(self) -> int:
+        """What is likely to be missing; below 0 where there is room."""
+        return self.memory.process.likely - (self.seat.free_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ class Option:
     @property
     def tightest(self) -> Need:
         """The rank that is the first not to fit."""
-        return min(self.needs, key=lambda need: 1.0 if need.chance is None else need.chance)
+        return min(self.needs, key=lambda need: (1.0 if need.chance is None else need.chance, -need.shortage_bytes))
 
     @property
     def is_built(self) -> bool:
@@ -149,9 +156,9 @@ def weigh(question: Question, world: World, strategy: Strategy, training: Traini
 
 
 def stages(question: Question, world: World, training: Training) -> tuple[int, ...] | None:
-    """Layers of every pipeline stage, by speed and within memory; by speed alone where they do not fit anyhow.
+    """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably. Where nothing does,
 
-    None where there are more ranks than layers.
+    by memory alone, which comes nearest to fitting. None where there are more ranks than layers.
     """
     depth, size = question.architecture.num_layers, len(world.seats)
     if size > depth:
@@ -160,10 +167,14 @@ def stages(question: Question, world: World, training: Training) -> tuple[int, .
     tokens, length = training.micro_batch * question.tokens_per_sample, question.tokens_per_sample
     seconds = [1.0 if model is None else model.micro_batch_s(tokens, length) for model in models]
     fast = split_layers(seconds, depth, most=[depth] * size)
-    if fast is None or all(_holds(question.architecture, world, training, fast, rank) for rank in range(size)):
+    architecture = question.architecture
+    if fast is None or all(_holds(architecture, world, training, fast, rank, SURE) for rank in range(size)):
         return fast
-    most = [_most_layers(question.architecture, world, training, rank) for rank in range(size)]
-    return split_layers(seconds, depth, most=most) or fast
+    for chance in (SURE, EVEN):
+        most = [_most_layers(architecture, world, training, rank, chance) for rank in range(size)]
+        if (found := split_layers(seconds, depth, most=most)) is not None:
+            return found
+    return split_layers([1 / max(1, seat.free_bytes or 1) for seat in world.seats], depth, most=[depth] * size)
 
 
 def fabric(world: World) -> Fabric:
@@ -193,10 +204,10 @@ def _shares(
     size = len(world.seats)
     if strategy.kind == "pipeline":
         return (count,) * size
-    if any(seat.weight is not None for seat in world.seats):
+    if any(seat.weight is not None for seat in world.seats) and strategy.kind not in IN_STEP:
         return split_whole(count, [1.0 if seat.weight is None else seat.weight for seat in world.seats])
     known = [model for model in models if model is not None]
-    if len(known) < size:
+    if len(known) < size or strategy.kind in IN_STEP:
         return split_whole(count, [1.0] * size)
     return shares_by_time([model.micro_batch_s(tokens, length) for model in known], count)
 
@@ -216,7 +227,7 @@ def _memory(architecture: Architecture, training: Training, strategy: Strategy, 
     return rank_memory(architecture, training, strategy, rank=rank, device=device)
 
 
-def _most_layers(architecture: Architecture, world: World, training: Training, rank: int) -> int:
+def _most_layers(architecture: Architecture, world: World, training: Training, rank: int, chance: float) -> int:
     """Layers that a rank has memory for, by halving."""
     depth, size, seat = architecture.num_layers, len(world.seats), world.seats[rank]
     low, high = 0, depth - size + 1
@@ -227,13 +238,16 @@ def _most_layers(architecture: Architecture, world: World, training: Training, r
         rest = [1] * size
         rest[rank] = middle
         rest[rank - 1 if rank else size - 1] += depth - sum(rest)
-        low, high = (middle, high) if _holds(architecture, world, training, tuple(rest), rank) else (low, middle - 1)
+        holds = _holds(architecture, world, training, tuple(rest), rank, chance)
+        low, high = (middle, high) if holds else (low, middle - 1)
     return low
 
 
-def _holds(architecture: Architecture, world: World, training: Training, layers: tuple[int, ...], rank: int) -> bool:
-    """Whether a rank has memory for its stage."""
+def _holds(
+    architecture: Architecture, world: World, training: Training, layers: tuple[int, ...], rank: int, chance: float
+) -> bool:
+    """Whether a rank has memory for its stage, with that chance at least."""
     seat = world.seats[rank]
     strategy = Strategy(kind="pipeline", world_size=len(layers), stages=layers)
     memory = _memory(architecture, training, strategy, rank, overheads(seat))
-    return seat.free_bytes is None or memory.fits(seat.free_bytes) >= SURE
+    return seat.free_bytes is None or memory.fits(seat.free_bytes) >= chance

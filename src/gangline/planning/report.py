@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangline.planning.decision import Verdict
 from gangline.planning.instead import Way
-from gangline.planning.option import Need, Option
+from gangline.planning.option import BUILT_METHODS, BUILT_STRATEGIES, Need, Option
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
 from gangline.planning.training import BYTES, Strategy
 from gangline.planning.world import Seat
 from gangline.units import format_bytes, format_count, format_duration
 
 GIB = 2**30
-MOST_COLUMNS = 6
+MUCH_FASTER = 2.0
+"""So much faster has a strategy to be that does not compute the same as one big machine, to be mentioned."""
+MOST_STAGES = 6
+TITLE, COLUMN = 11, 18
+"""Characters of the titles, and of a column of the table of memory."""
 MEANINGS = {
     "single": "one rank holds the model and does the whole batch",
     "ddp": "every rank holds the whole model; only the gradients of trained weights travel",
@@ -43,10 +48,10 @@ class Length:
         return None if self.known is None else self.known[0]
 
 
-def report(verdict: Verdict, length: Length, *, why: bool = False) -> list[str]:
-    """All that was decided. why: every strategy that was weighed, not the usual ones alone."""
+def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 120) -> list[str]:
+    """All that was decided. why: every strategy that was weighed, not the usual ones alone; width: of the screen."""
     best = verdict.best
-    rows = [("model", _model(verdict)), *_fit_rows(verdict)]
+    rows = [("model", _model(verdict)), *_fit_rows(verdict, width)]
     if best is None:
         rows.append(("strategy", "none fits"))
     else:
@@ -57,11 +62,22 @@ def report(verdict: Verdict, length: Length, *, why: bool = False) -> list[str]:
         rows += [("saves", _saves(best, length))]
     rows += [("instead of", text) for text in _others(verdict, every=why)]
     rows += [("machines", text) for text in _machines(verdict, length.steps)]
+    rows += [("today", text) for text in _today(verdict, length.steps)]
     rows += [("note", text) for text in _notes(verdict)]
-    return _aligned(rows)
+    return _aligned(rows, width)
 
 
-def ways_lines(ways: Sequence[Way]) -> list[str]:
+def change_line(before: Verdict, after: Verdict, width: int) -> list[str]:
+    """What the change of machines, links or model brings, in a line."""
+    old, new = before.best, after.best
+    texts = ["does not fit" if each is None else f"{_seconds(each.seconds)} a step" for each in (old, new)]
+    text = f"{texts[0]} without the change, {texts[1]} with it"
+    if old is not None and new is not None and old.time is not None and new.time is not None:
+        text += f" ({old.seconds / new.seconds:.2f} x as fast)"
+    return _aligned([("change", text)], width)
+
+
+def ways_lines(ways: Sequence[Way], width: int = 120) -> list[str]:
     """What would make it fit."""
     if not ways:
         return ["instead     nothing that was tried fits: a smaller model, or more machines"]
@@ -72,10 +88,10 @@ def ways_lines(ways: Sequence[Way]) -> list[str]:
         text += f" of {_gib(need.seat.free_bytes)}" if need.seat.free_bytes is not None else ""
         text += "" if way.option.is_built else " (gangline train cannot do this yet)"
         rows.append(("instead", text))
-    return _aligned(rows)
+    return _aligned(rows, width)
 
 
-def terms(verdict: Verdict) -> list[str]:
+def terms(verdict: Verdict, width: int = 120) -> list[str]:
     """The terms of memory of the option that was taken, or of the nearest one; of the rank that needs most."""
     option = verdict.best or max(verdict.by_kind, key=lambda each: each.chance)
     memory = option.tightest.memory
@@ -87,7 +103,7 @@ def terms(verdict: Verdict) -> list[str]:
     process = memory.process
     low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
     rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
-    return _aligned(rows)
+    return _aligned(rows, width)
 
 
 def name(strategy: Strategy) -> str:
@@ -102,7 +118,7 @@ def name(strategy: Strategy) -> str:
 
 
 def _folded(stages: Sequence[int]) -> list[str]:
-    if len(stages) <= MOST_COLUMNS:
+    if len(stages) <= MOST_STAGES:
         return [str(count) for count in stages]
     return [*(str(count) for count in stages[:3]), "...", str(stages[-1])]
 
@@ -114,25 +130,42 @@ def _model(verdict: Verdict) -> str:
     if training.method != "full":
         text += f", rank {training.rank}"
     option = verdict.best or verdict.by_kind[0]
-    return f"{text}: {format_count(trained_weights(architecture, option.training))} trained"
+    trained = format_count(trained_weights(architecture, option.training))
+    return f"{text}: {trained} trained, products in {training.compute}"
 
 
-def _fit_rows(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """A table: a column per kind of seat, a row per strategy."""
-    groups = _groups(verdict.world.seats)
-    shown = list(groups.items())[:MOST_COLUMNS]
-    heads = [_column_head(seats) for _, seats in shown]
-    widths = [max(len(head), 16) for head in heads]
-    first = max(len(name(option.strategy)) for option in verdict.by_kind) + 2
-    yield "fits", "".ljust(first) + "  ".join(head.ljust(width) for head, width in zip(heads, widths, strict=True))
-    free = [_free(seats[0]) for _, seats in shown]
-    yield "", "free".ljust(first) + "  ".join(text.ljust(width) for text, width in zip(free, widths, strict=True))
+def _fit_rows(verdict: Verdict, width: int) -> Iterator[tuple[str, str]]:
+    """Tables of as many columns as the screen has room for: a column per kind of seat, a row per strategy."""
+    yield "fits", "GiB that a rank needs, and how likely it is that they are there"
+    groups = list(_groups(verdict.world.seats).values())
+    names = [name(option.strategy) for option in verdict.by_kind]
+    first = max(len(each) for each in (*names, "free")) + 2
+    room = max(1, (width - TITLE - first) // (COLUMN + 2))
+    for begin in range(0, len(groups), room):
+        part = groups[begin : begin + room]
+        heads = [textwrap.wrap(_column_head(seats), COLUMN) for seats in part]
+        for line in range(max(map(len, heads))):
+            yield "", _table_row("", first, [head[line] if line < len(head) else "" for head in heads])
+        yield "", _table_row("free", first, [_free(seats[0]) for seats in part])
+        for option, title in zip(verdict.by_kind, names, strict=True):
+            yield "", _table_row(title, first, [_cell(option, seats) for seats in part])
+    yield from (("with", text) for text in _settings(verdict))
+
+
+def _table_row(title: str, first: int, cells: Sequence[str]) -> str:
+    return (title.ljust(first) + "  ".join(cell.ljust(COLUMN) for cell in cells)).rstrip()
+
+
+def _settings(verdict: Verdict) -> Iterator[str]:
+    """What was chosen for each row of the table, where the job leaves that open."""
+    groups: dict[str, list[str]] = {}
     for option in verdict.by_kind:
-        cells = [_cell(option, seats) for _, seats in shown]
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield "", (name(option.strategy).ljust(first) + line).rstrip()
-    if len(groups) > MOST_COLUMNS:
-        yield "", f"and {len(groups) - MOST_COLUMNS} more kinds of machines: --json lists all"
+        recomputed = ", activations computed twice" if option.training.checkpointing else ""
+        groups.setdefault(f"micro-batches of {option.training.micro_batch}{recomputed}", []).append(
+            option.strategy.kind
+        )
+    if verdict.question.open:
+        yield "; ".join(f"{words}: {', '.join(kinds)}" for words, kinds in groups.items())
 
 
 def _groups(seats: Sequence[Seat]) -> dict[tuple[object, ...], list[Seat]]:
@@ -199,11 +232,19 @@ def _step(option: Option) -> Iterator[str]:
     if option.traffic.exchanges:
         share = f"{100 * time.communication_share:.1f} %"
         text += f", of which {_seconds(time.exposed_s)} waiting for the network ({share})"
-        out = max(wire.out, default=0.0)
-        way = f"{format_bytes(out)} leave each host" if out else f"{format_bytes(max(wire.inside))} leave each card"
-        text += f"; {way} in a step, {_seconds(time.communication_s)} on the wire"
     yield text
-    yield f"computation {_source(option)}; network {option.world.wire.source}"
+    if option.traffic.exchanges:
+        out, inside = max(wire.out, default=0.0), max(wire.inside, default=0.0)
+        ways = [f"{format_bytes(out)} leave each host ({option.world.wire.source})"] if out else []
+        ways += (
+            [f"{format_bytes(inside)} go from each card to its neighbour ({option.world.inside.source})"]
+            if inside
+            else []
+        )
+        yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} if nothing hid it"
+    yield f"computation {_source(option)}"
+    if any(seat.spec is not None and seat.spec.laptop for seat in option.world.seats):
+        yield "what a laptop's card does depends on the power that it is given: the middle is assumed"
 
 
 def _source(option: Option) -> str:
@@ -220,7 +261,8 @@ def _run(option: Option, length: Length) -> Iterator[str]:
     powers = [seat.spec.power_w for seat in option.world.seats if seat.spec is not None]
     if len(powers) == len(option.world.seats):
         kwh = sum(powers) * steps * time.total_s / 3.6e6
-        yield f"{kwh:.3g} kWh at the most, of the cards alone, each at its full {_range(powers)} W"
+        if kwh >= 0.01:
+            yield f"{kwh:.3g} kWh at the most, of the cards alone, each at its full {_range(powers)} W"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -259,12 +301,12 @@ def _reason(option: Option, best: Option | None) -> str:
         need = option.tightest
         return f"does not fit on {need.seat.host}: {_need(need)} of {_gib(need.seat.free_bytes)} GiB"
     if option.time is None or best is None or best.time is None:
-        return "fits" if best is None else "more to do for the same numbers"
+        return "not the numbers of one big machine" if not option.is_exact else "fits, and has more to do"
     words = f"{_seconds(option.time.total_s)} a step against {_seconds(best.time.total_s)}"
     if not option.is_exact and option.seconds < best.seconds:
         return f"{words}, but not the numbers of one big machine"
     if option.seconds <= best.seconds * 1.02:
-        return f"{words}: no faster, and more to go wrong" if option.fits else f"{words}: memory is tight"
+        return f"{words}: hardly faster, and more to go wrong" if option.fits else f"{words}: memory is tight"
     heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
     if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
         words += f"; {_heavy(heavy)} over this link"
@@ -276,45 +318,88 @@ def _heavy(exchange: Exchange) -> str:
 
 
 def _machines(verdict: Verdict, steps: int | None) -> Iterator[str]:
-    """What 1..n machines take; the first line to read for who thinks of another one."""
-    rows = [(count, option) for count, option in verdict.by_hosts if option.time is not None]
-    if len(rows) < 2:
+    """What 1..n machines take; the first lines to read for who thinks of another one."""
+    rows = [few.best for few in verdict.by_hosts if few.best is not None and few.best.time is not None]
+    if len(verdict.world.hosts) < 2 or not rows:
         return
-    one_s = rows[0][1].seconds
-    for count, option in rows:
-        hosts = option.world.hosts
-        who = ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
-        length = format_duration(steps * option.seconds) if steps else f"{_seconds(option.seconds)} a step"
-        ratio = f", {one_s / option.seconds:.2f} x" if count > rows[0][0] else ""
-        yield f"{count} ({who}) {length}{ratio}, {name(option.strategy)}"
+    for option in rows:
+        ratio = f", {rows[0].seconds / option.seconds:.2f} x" if option is not rows[0] else ""
+        yield f"{len(option.world.hosts)} ({_who(option)}) {_length(option, steps)}{ratio}, {name(option.strategy)}"
+
+
+def _who(option: Option) -> str:
+    hosts = option.world.hosts
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
+
+
+def _length(option: Option, steps: int | None) -> str:
+    return format_duration(steps * option.seconds) if steps else f"{_seconds(option.seconds)} a step"
+
+
+def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
+    """What gangline's own trainer can do, where that is not what was chosen."""
+    best, today = verdict.best, verdict.today
+    if best is None or best.is_built:
+        if best is None and today is not None:
+            yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
+        return
+    lacking = f"gangline train cannot do {_missing(best)} yet"
+    if today is not None:
+        length = f": {_length(today, steps)}" if today.time is not None else ""
+        yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
+    elif best.training.method in BUILT_METHODS:
+        yield f"{lacking}, and there is no room for what it can do"
+    else:
+        yield lacking
+
+
+def _missing(option: Option) -> str:
+    """What of an option our trainer lacks."""
+    words = [] if option.strategy.kind in BUILT_STRATEGIES else [name(option.strategy)]
+    words += [] if option.training.method in BUILT_METHODS else [option.training.method]
+    return " and ".join(words)
 
 
 def _notes(verdict: Verdict) -> Iterator[str]:
-    best, runnable = verdict.best, verdict.runnable
-    if best is not None and not best.is_built:
-        what = name(best.strategy) if best.strategy.kind not in {"single", "ddp"} else best.training.method
-        text = f"gangline train cannot do {what} yet"
-        if runnable is not None:
-            text += f"; the best it can: {name(runnable.strategy)}, {_seconds(runnable.seconds)} a step"
-        yield text
+    best = verdict.best
     if best is not None and not best.fits:
         yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
     if (slower := slower_than_alone(verdict)) is not None:
         yield slower
+    for option in verdict.by_kind:
+        if best is not None and not option.is_exact and option.may_fit and option.seconds * MUCH_FASTER < best.seconds:
+            yield (
+                f"{option.strategy.kind} would take {_seconds(option.seconds)} a step, with other numbers than one big "
+                f"machine: an exchange every {option.strategy.inner_steps} steps"
+            )
+    if best is not None and best.training.compute == "bf16":
+        lacking = [need.seat.label for need in best.needs if need.seat.spec is not None and not need.seat.spec.bf16]
+        if lacking:
+            yield f"{', '.join(dict.fromkeys(lacking))} cannot compute in bf16: precision: auto takes fp16"
 
 
 def slower_than_alone(verdict: Verdict) -> str | None:
-    """The sentence that says so, where fewer machines are faster than all of them."""
-    best = verdict.best
-    fewer = [(count, option) for count, option in verdict.by_hosts if count < len(verdict.world.hosts)]
-    if best is None or best.time is None or not fewer:
-        return None
-    count, fastest = min(fewer, key=lambda row: row[1].seconds)
-    if fastest.seconds >= best.seconds:
-        return None
-    who = ", ".join(fastest.world.hosts[:4])
-    machines = "one machine is" if count == 1 else f"{count} machines are"
-    return f"{machines} faster than all: {who} alone {_seconds(fastest.seconds)} a step, all {_seconds(best.seconds)}"
+    """The sentence that says so, where fewer machines are faster than all of them, of what can be started and of what
+
+    was chosen.
+    """
+    for choice in ("runnable", "best"):
+        whole: Option | None = getattr(verdict, choice)
+        fastest = fastest_of_fewer(verdict, runnable=choice == "runnable")
+        if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
+            count = len(fastest.world.hosts)
+            machines = "one machine is" if count == 1 else f"{count} machines are"
+            alone, all_s = ", ".join(fastest.world.hosts[:4]), _seconds(whole.seconds)
+            return f"{machines} faster than all: {alone} alone {_seconds(fastest.seconds)} a step, all {all_s}"
+    return None
+
+
+def fastest_of_fewer(verdict: Verdict, *, runnable: bool) -> Option | None:
+    """The fastest way with some of the machines; `runnable`: that our own trainer can do."""
+    fewer = [few for few in verdict.by_hosts if few.count < len(verdict.world.hosts)]
+    options = [few.runnable if runnable else few.best for few in fewer]
+    known = [option for option in options if option is not None and option.time is not None]
+    return min(known, key=lambda option: option.seconds, default=None)
 
 
 def _seconds(seconds: float) -> str:
@@ -335,11 +420,15 @@ def _gib2(num_bytes: float) -> str:
     return f"{num_bytes / GIB:6.2f}"
 
 
-def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Titles in a column of their own; a title that repeats is said once."""
+def _aligned(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Titles in a column of their own, each said once; long lines go on below their beginning."""
     lines, last = [], ""
     for title, text in rows:
         shown = "" if title == last else title
-        lines.append(f"{shown:<10} {text}".rstrip())
+        indent = len(text) - len(text.lstrip())
+        parts = textwrap.wrap(text, max(40, width - TITLE), subsequent_indent=" " * (indent + 2)) or [""]
+        if title in {"", "fits"}:
+            parts = [text]
+        lines += [f"{shown if number == 0 else '':<10} {part}".rstrip() for number, part in enumerate(parts)]
         last = title or last
     return lines

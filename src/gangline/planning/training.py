@@ -123,8 +123,3 @@ class Strategy:
     """local-sgd: optimizer steps between two exchanges."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the model, each of which computes other samples."""
-        return 1 if self.kind == "pipeline" else self.world_size

@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.catalog.gpus import GpuSpec, find_gpu, suggest_gpus
-from gangline.catalog.links import find_link, suggest_links
+from gangline.catalog.links import find_link, nvlink_of, suggest_links
 from gangline.errors import UsageError
 from gangline.planning.links import LinkModel
 
 MOST_RANKS = 4096
 DISPLAY_BYTES = 300 << 20
 """Of a card that nobody asked: what a desktop, or the driver, has taken of it already."""
+ASSUMED_LINK = "1gbit"
+"""Where nothing is known of the network: what most homes have."""
+USUAL_BUS = "pcie4-x16"
 CATALOGUE_SPREAD, MISLEADING_SPREAD = 0.15, 1.0
 """How far a link may be from its catalogue's figure; Wi-Fi and the like: twice as slow."""
-_HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[0-9]{1,3})\s*[x*]\s*)?(?P<gpu>.+)")
+_HOST = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=)?(?:(?P<count>[1-9][0-9]{0,2})\s*[x*]\s*)?(?P<gpu>.+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +137,26 @@ def link(text: str) -> LinkModel:
 
 
 def with_hosts(world: World, text: str) -> World:
-    """The world with more machines."""
-    return dataclasses.replace(world, seats=(*world.seats, *imagine(text, taken=world.hosts)))
+    """The world with more machines; where there was one, with an assumed network between them."""
+    more = imagine(text, taken=world.hosts)
+    wire = world.wire if len(world.hosts) > 1 else assumed_link()
+    inside = world.inside
+    if len({seat.host for seat in more}) < len(more):
+        inside = min(inside, bus_of(more), key=lambda model: model.bytes_per_s)
+    return dataclasses.replace(world, seats=(*world.seats, *more), wire=wire, inside=inside)
+
+
+def assumed_link() -> LinkModel:
+    """Between hosts of whose network nothing is known."""
+    return dataclasses.replace(
+        link(ASSUMED_LINK), source=f"assumed to be {ASSUMED_LINK}; --link names another", spread=1.0
+    )
+
+
+def bus_of(seats: Sequence[Seat]) -> LinkModel:
+    """What joins the cards of a host whose table nobody read: NVLink where the card's name says so, else the bus."""
+    names = {(nvlink_of(seat.gpu or "") or USUAL_BUS) for seat in seats}
+    return min((link(each) for each in names), key=lambda model: model.bytes_per_s)
 
 
 def without_hosts(world: World, names: Sequence[str]) -> World:

@@ -16,7 +16,8 @@ from gangline.runs.files import read_json, write_json
 from gangline.steps.seams import Means
 from gangline.steps.shape import config_digest
 
-LIMIT_S = 300.0
+LIMIT_S = 120.0
+"""Building a model without weights takes seconds, a trace half a minute on a slow machine."""
 _ATTENTION = ("q", "k", "v", "o", "qkv", "attn", "query", "key", "value", "wqkv", "out")
 """Beginnings of names of the matrices around attention."""
 
@@ -28,9 +29,12 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, mean
     """
     host = Host(name="this computer", workdir=str(means.home), python=sys.executable)
     argv = host.argv("-m", "gangline.worker.trace", *words)
-    result = LocalTransport(host).run(
-        argv, stdin=json.dumps(order).encode(), env={**host.code_env, "OMP_NUM_THREADS": "1"}, timeout_s=LIMIT_S
-    )
+    env = {**host.code_env, "OMP_NUM_THREADS": "1"}
+    try:
+        result = LocalTransport(host).run(argv, stdin=json.dumps(order).encode(), env=env, timeout_s=LIMIT_S)
+    except TimeoutError as error:
+        fix = "try again while less runs on this computer"
+        raise ModelError("the model cannot be built in time", seen=str(error), fix=fix) from error
     try:
         answer = json.loads(result.stdout)
     except ValueError:
@@ -55,15 +59,23 @@ def count_architecture(config: Mapping[str, Any], means: Means) -> Architecture:
         record = read_json(kept)
     except (OSError, ValueError):
         means.talk.tick("counting the model's parameters")
-        record = ask_trace({"config": dict(config)}, "count", means=means)
+        try:
+            record = ask_trace({"config": dict(config)}, "count", means=means)
+        except ModelError:
+            raise
+        except GanglineError as error:  # of the worker's own: it would be the same the next time
+            record = {**error.to_json(), "kind": "error"}
         _keep(kept, record)
+    if record.get("kind") == "error":
+        raise ModelError(str(record.get("what", "")), seen=str(record.get("seen", "")), fix=str(record.get("fix", "")))
     try:
         return counted(config, record)
     except (KeyError, TypeError, ValueError) as error:
+        missing = f"config.json has no {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(
-            f"the layers of this {config.get('model_type', 'model')} are not of one shape",
-            seen=f"{error}",
-            fix="gangline plan --trace measures it on fake tensors",
+            f"no closed form holds for models of the kind {config.get('model_type')}",
+            seen=missing,
+            fix="plan with a model of the same size of a kind that is known",
         ) from error
 
 

@@ -12,7 +12,7 @@ from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
 from gangline.planning.option import BUILT_METHODS, Option, Question
-from gangline.planning.report import slower_than_alone, ways_lines
+from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
 from gangline.runs.job import Job
@@ -20,6 +20,9 @@ from gangline.steps.counted import count_architecture
 from gangline.steps.seams import Means
 from gangline.steps.shape import find_config, shape_unknown
 from gangline.steps.speeds import Speeds
+
+GUESSED = 0.5
+"""A link that may be so far from what is assumed is no ground to refuse a start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,11 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
         compute=Speeds(architecture=architecture, home=means.home).of,
         open=job.open,
     )
-    return Outlook(verdict=decide(question, world), config=config, config_from=where)
+    try:
+        verdict = decide(question, world)
+    except ModelError as error:  # adapters that find no place, by the names that the closed form knows
+        return _unknown(error)
+    return Outlook(verdict=verdict, config=config, config_from=where)
 
 
 def _unknown(error: ModelError) -> Outlook:
@@ -146,8 +153,12 @@ def require_startable(job: Job, outlook: Outlook) -> None:
 
 
 def _refuse_size(verdict: Verdict) -> None:
-    built = next(option for option in verdict.by_kind if option.is_built)
+    built = next((option for option in verdict.by_kind if option.is_built), None)
+    if built is None:
+        return
     need = built.tightest
+    if need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
+        return  # what a process shares with others, and what may be swapped, is not known well enough
     better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do yet"
     ways = ways_lines(ways_out(verdict.question, verdict.world))
     raise DoesNotFit(
@@ -159,16 +170,16 @@ def _refuse_size(verdict: Verdict) -> None:
 
 
 def _refuse_slowness(verdict: Verdict) -> None:
-    """Only where even the best case of all machines is worse than the worst case of fewer."""
-    slower, whole = slower_than_alone(verdict), verdict.runnable
-    fewer = [option for count, option in verdict.by_hosts if option.is_built and option.time is not None]
-    if slower is None or whole is None or whole.time is None or not fewer:
+    """Only where the best case of all machines is worse than the worst case of fewer, on a network that is known."""
+    whole, fewer = verdict.runnable, fastest_of_fewer(verdict, runnable=True)
+    if whole is None or whole.time is None or fewer is None or fewer.time is None:
         return
-    fastest = min(fewer, key=lambda option: option.seconds)
-    if fastest.time is not None and fastest.time.high_s < whole.time.low_s:
-        raise DoesNotFit(
-            slower,
-            seen="the network costs more than the further machines bring",
-            fix=f"leave all hosts but {', '.join(fastest.world.hosts)} out of the cluster file, or raise batch; "
-            "with a share at each host in the cluster file it is started as it is",
-        )
+    if verdict.world.wire.spread >= GUESSED or fewer.time.high_s >= whole.time.low_s:
+        return
+    raise DoesNotFit(
+        f"{', '.join(fewer.world.hosts)} alone would be faster than all machines together",
+        seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
+        "further machines bring",
+        fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
+        "with a share at each host in the cluster file it is started as it is",
+    )

@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from gangline.catalog.gpus import GpuSpec
-from gangline.errors import UsageError
+from gangline.errors import ModelError, UsageError
+from gangline.planning.decision import Verdict
 from gangline.planning.instead import Way
-from gangline.planning.links import LinkModel
 from gangline.planning.training import GANGLINE, STACKS, Stack
-from gangline.planning.world import World, imagine, link, with_hosts, without_hosts
+from gangline.planning.world import World, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
 from gangline.runs.job import Job
 from gangline.steps.decide import Decision, decide
 from gangline.steps.forecast import Outlook, foresee_job, ways_of
-from gangline.steps.machines import ASSUMED_LINK
 from gangline.steps.reach import Start, load, reached
 from gangline.steps.samples import estimated_steps
 from gangline.steps.seams import Means, Seams, Talk
-
-NVLINK = {"B200": "nvlink-b200", "GB200": "nvlink-b200", "H100": "nvlink-h100", "H200": "nvlink-h100"}
-"""Cards whose names say that they are joined by NVLink, where nobody asked the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +44,17 @@ class Foretold:
     outlook: Outlook
     decision: Decision | None
     """What `train` would decide; None where nobody was asked."""
+    before: Verdict | None = None
+    """What it would be without the change that somebody thinks of."""
     ways: tuple[Way, ...] = field(default=())
     """What would make it fit, where it does not."""
+
+    @property
+    def can_start(self) -> bool:
+        """Whether `train` would get as far as starting something."""
+        if self.decision is None or any(each.severity == "fail" for each in self.decision.findings):
+            return False
+        return self.outlook.verdict is None or self.outlook.runnable is not None
 
     @property
     def length(self) -> tuple[int, str] | None:
@@ -59,12 +63,14 @@ class Foretold:
 
 
 def foretell(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams) -> Foretold:
-    """Look, unless the machines are thought of, and weigh. Changes nothing."""
+    """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:
         job = _job(start)
         means = Means(transports={}, home=start.home, talk=talk, seams=seams)
-        return _foretold(job, _imagined(what_if), None, means, stack=stack)
+        before = changed(_imagined(what_if), WhatIf(link=what_if.link))
+        world = changed(before, dataclasses.replace(what_if, link=None))
+        return _foretold(job, world, None, means, stack=stack, before=before)
     job, cluster = load(start)
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
@@ -74,7 +80,7 @@ def foretell(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams) -> Fore
         if world == decision.world and stack == GANGLINE:
             ways = tuple(ways_of(decision.outlook))
             return Foretold(job=decision.job, world=world, outlook=decision.outlook, decision=decision, ways=ways)
-        return _foretold(job, world, decision, means, stack=stack)
+        return _foretold(job, world, decision, means, stack=stack, before=decision.world)
 
 
 def changed(world: World, what_if: WhatIf) -> World:
@@ -88,12 +94,19 @@ def changed(world: World, what_if: WhatIf) -> World:
     return world
 
 
-def _foretold(job: Job, world: World, decision: Decision | None, means: Means, *, stack: Stack) -> Foretold:
+def _foretold(
+    job: Job, world: World, decision: Decision | None, means: Means, *, stack: Stack, before: World
+) -> Foretold:
     outlook = foresee_job(job, world, means, stack=stack)
     if outlook.error is not None:
         raise outlook.error
+    if outlook.verdict is None and decision is None:
+        raise ModelError("nothing can be foreseen", seen=outlook.unknown, fix="name a model whose config.json is here")
+    earlier = None if before == world else foresee_job(job, before, means, stack=stack).verdict
     ways = tuple(ways_of(outlook))
-    return Foretold(job=outlook.settled(job), world=world, outlook=outlook, decision=decision, ways=ways)
+    return Foretold(
+        job=outlook.settled(job), world=world, outlook=outlook, decision=decision, before=earlier, ways=ways
+    )
 
 
 def _job(start: Start) -> Job:
@@ -111,23 +124,4 @@ def _stack(name: str) -> Stack:
 def _imagined(what_if: WhatIf) -> World:
     assert what_if.hosts is not None
     seats = imagine(what_if.hosts)
-    world = World(seats=seats, wire=link(ASSUMED_LINK), inside=_inside([seat.spec for seat in seats]), asked=False)
-    if what_if.link is None and len(world.hosts) > 1:
-        assumed = dataclasses.replace(world.wire, source=f"assumed to be {ASSUMED_LINK}; --link names another")
-        world = dataclasses.replace(world, wire=assumed)
-    return changed(world, what_if)
-
-
-def _inside(specs: list[GpuSpec | None]) -> LinkModel:
-    """What joins the cards of a host whose table nobody read."""
-    names = {_bus(spec) for spec in specs}
-    return min((link(name) for name in names), key=lambda model: model.bytes_per_s)
-
-
-def _bus(spec: GpuSpec | None) -> str:
-    words = (spec.name if spec else "").replace("-", " ").split()
-    if "SXM4" in words:
-        return "nvlink-a100"
-    if "PCIe" in words or "NVL" in words:
-        return "pcie4-x16"
-    return next((bus for word, bus in NVLINK.items() if word in words), "pcie4-x16")
+    return World(seats=seats, wire=assumed_link(), inside=bus_of(seats), asked=False)

@@ -6,23 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangline.catalog.gpus import find_gpu
-from gangline.catalog.links import find_link
+from gangline.catalog.links import find_link, nvlink_of
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.network import Network, load_network
 from gangline.inventory.nics import choose_nic
 from gangline.planning.links import LinkModel, fit_all_reduce, slowest_of_ring
 from gangline.planning.plan import devices_of
 from gangline.planning.shares import rank_hosts
-from gangline.planning.world import Seat, World, link
+from gangline.planning.world import ASSUMED_LINK, Seat, World, link
 from gangline.runs.cluster import Cluster, Host
 
-ASSUMED_LINK = "1gbit"
-"""Where nothing is known of the network: what most homes have."""
 MEMORY_BYTES_PER_S = 2e9
 """Between ranks of one host without GPUs: what gloo moved over loopback on a machine with two cores."""
 LOOPBACK_S = 50e-6
-MANY = 8
-"""All-reduces of fewer bytes than this many MiB say more about latency than about bandwidth."""
 
 
 def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> World:
@@ -144,8 +140,9 @@ def _inside(inventory: Inventory) -> LinkModel:
 def _bus(facts: HostFacts) -> str:
     """The catalogue's name of what joins a host's cards."""
     if _all_nvlink(facts):
-        name = facts.gpus[0].name
-        return "nvlink-b200" if "B200" in name else "nvlink-h100" if "H" in name.split()[-1][:2] else "nvlink-a100"
+        found = nvlink_of(facts.gpus[0].name)
+        if found is not None:
+            return found
     generations = [gpu.pcie_generation_max or 3 for gpu in facts.gpus]
     widths = [gpu.pcie_width_max or 16 for gpu in facts.gpus]
     generation, width = max(3, min(5, *generations)), 16 if min(widths) >= 16 else 8

@@ -6,14 +6,16 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangline.inventory.profiles import find_profile
+from gangline.inventory.profiles import find_profile, load_profiles
 from gangline.planning.architecture import Architecture
 from gangline.planning.calibrate import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planning.flops import flops_per_token
 from gangline.planning.speed import ComputeModel, uncalibrated
-from gangline.planning.training import Training
+from gangline.planning.training import GANGLINE, Training
 from gangline.planning.world import Seat
 
+MAKER = "NVIDIA "
+"""What NVML says before the names that the catalogue has."""
 DERIVED_SPREAD = 0.15
 """What is added where recomputation was not measured but reckoned from FLOPs."""
 
@@ -24,6 +26,7 @@ class Speeds:
 
     architecture: Architecture
     home: Path
+    _profiles: list[Profile] | None = None
     _known: dict[object, ComputeModel | None] = field(default_factory=dict)
 
     def of(self, seat: Seat, training: Training) -> ComputeModel | None:
@@ -49,16 +52,21 @@ class Speeds:
         return dataclasses.replace(model, spread=model.spread + DERIVED_SPREAD, profile=None)
 
     def _profile(self, seat: Seat, training: Training) -> Profile | None:
+        """Of our own trainer only: another's kernels are as fast as they are."""
+        if not training.stack.name.startswith(GANGLINE.name):
+            return None
+        if self._profiles is None:
+            self._profiles = load_profiles(self.home)
         wanted = ProfileKey(
-            gpu=seat.gpu or "cpu",
+            gpu="cpu" if seat.gpu is None else seat.gpu if seat.gpu.startswith(MAKER) else MAKER + seat.gpu,
             driver="",
             torch="",
-            kernels="",
+            kernels="eager" if training.stack.attention == "eager" else "sdpa",
             method=method_words(training),
             dtype=training.compute,
             architecture=architecture_digest(self.architecture),
         )
-        return find_profile(self.home, wanted, host=seat.host)
+        return find_profile(self._profiles, wanted, host=seat.host)
 
     def _expected(self, seat: Seat, training: Training) -> ComputeModel | None:
         if seat.spec is None:

@@ -10,26 +10,27 @@ from gangline.errors import DoesNotFit
 from gangline.inventory.network import load_network, network_line
 from gangline.planning.explain import explain
 from gangline.planning.figures import verdict_json
-from gangline.planning.report import Length, report, terms, ways_lines
+from gangline.planning.report import Length, change_line, report, terms, ways_lines
 from gangline.steps.foretell import Foretold
 from gangline.steps.traced import Traced
 
-SAID = ("strategy", "shares", "memory", "step")
+SAID = ("strategy", "shares", "memory", "step", "saves")
 """Titles of the plan's lines that the report says better."""
 
 
-def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool) -> list[str]:
-    """What people read."""
+def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool, width: int) -> list[str]:
+    """What people read, on a screen of that many columns."""
     lines: list[str] = []
     decision, verdict = foretold.decision, foretold.outlook.verdict
     if verdict is None:
         lines.append(f"note       {foretold.outlook.unknown}")
     else:
-        lines += report(verdict, Length(foretold.length, foretold.job.checkpoint.every_minutes), why=why)
-        lines += terms(verdict) if why else []
+        lines += report(verdict, Length(foretold.length, foretold.job.checkpoint.every_minutes), why=why, width=width)
+        lines += terms(verdict, width) if why else []
+        lines += change_line(foretold.before, verdict, width) if foretold.before is not None else []
     lines += [f"traced     {each.line}" for each in traced]
     if verdict is not None and verdict.best is None:
-        lines += ways_lines(foretold.ways)
+        lines += ways_lines(foretold.ways, width)
     if decision is not None and foretold.world == decision.world:
         lines += explain(decision.plan, without=SAID if verdict is not None else ())
         if (network := load_network(home, decision.sight.cluster)) is not None:
@@ -56,10 +57,11 @@ def require_fit(foretold: Foretold) -> None:
     verdict = foretold.outlook.verdict
     if verdict is None or verdict.best is not None:
         return
-    need = max(verdict.by_kind, key=lambda option: option.chance).tightest
+    nearest = max(verdict.by_kind, key=lambda option: (option.chance, -option.tightest.shortage_bytes))
+    need = nearest.tightest
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
-        seen=f"the least that a rank needs is about {need.memory.process.likely / 2**30:.1f} GiB; "
-        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
+        seen=f"of all ways the nearest is {nearest.strategy.kind}, which needs about "
+        f"{need.memory.process.likely / 2**30:.1f} GiB there; {(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
         fix="see above, under instead" if foretold.ways else "take a smaller model, or more machines",
     )

@@ -15,6 +15,8 @@ from gangline.steps.seams import Means
 from gangline.units import format_bytes
 
 BUILT_STACK = "gangline"
+ON_A_PROCESSOR = {"attention_kernel": "cpu", "rounding_bytes": 1}
+"""Where a rank computes without a GPU: its own kernels and exact bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Traced:
         return (
             f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
             f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
-            f"{self.answer['versions']['torch']}"
+            f"{self.answer['versions']['torch']}" + "".join(f"; {note}" for note in self.answer["notes"])
         )
 
 
@@ -51,7 +53,8 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
             "nothing can be traced", seen=foretold.outlook.unknown, fix="name a model whose config.json is here"
         )
     finalists = _finalists(verdict.runnable, [option for option in verdict.by_kind if option.is_built])
-    if foretold.job.method.kind not in BUILT_METHODS or verdict.question.training.stack.name != BUILT_STACK:
+    ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
+    if foretold.job.method.kind not in BUILT_METHODS or not ours:
         raise ModelError(
             "gangline's own trainer has no code for this job, so there is nothing to trace",
             seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
@@ -83,4 +86,5 @@ def order_of(job: Job, option: Option, config: dict[str, Any]) -> dict[str, Any]
         "optimizer": dataclasses.asdict(job.optimizer),
         "attention": job.model.attention,
         "ranks": len(option.needs),
+        **({} if all(need.seat.gpu is not None for need in option.needs) else ON_A_PROCESSOR),
     }

@@ -149,7 +149,7 @@ def test_what_was_measured_is_kept_for_the_planner(tmp_path):
         dtype="fp32",
         architecture=architecture_digest(WORK.whole),
     )
-    assert find_profile(tmp_path, wanted) == kept
+    assert find_profile(load_profiles(tmp_path), wanted) == kept
     assert len(kept.points) == 6
 
 

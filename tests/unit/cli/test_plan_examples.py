@@ -41,7 +41,7 @@ def inside(example: str, home: Path) -> Iterator[None]:
     """In the example's folder, with a home and a hub's cache that are empty."""
     before, variables = Path.cwd(), dict(os.environ)
     os.chdir(ROOT / "examples" / example)
-    os.environ.update(GANGLINE_HOME=str(home), HF_HOME=str(home / "hub"))
+    os.environ.update(GANGLINE_HOME=str(home), HF_HOME=str(home / "hub"), COLUMNS="120")
     os.environ.pop("HF_HUB_CACHE", None)
     try:
         yield

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gangline.errors import UsageError
-from gangline.planning.world import imagine, link, with_hosts, without_hosts
+from gangline.planning.world import bus_of, imagine, link, with_hosts, without_hosts
 from tests.unit.planning.worlds import world
 
 
@@ -30,6 +32,7 @@ def test_a_laptop_is_not_its_desktop_namesake() -> None:
         ("rtx4091", "no GPU called 'rtx4091'"),
         ("pc1=", "no GPU called 'pc1='"),
         ("", "no machine can be read"),
+        ("0xrtx4090", "no GPU called"),
         ("a=rtx4090,a=rtx4080", "two machines are called a"),
         ("999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090", "4995 ranks"),
     ],
@@ -58,3 +61,25 @@ def test_machines_are_added_and_taken_away() -> None:
         without_hosts(more, ["pc9"])
     with pytest.raises(UsageError, match="no host is left"):
         without_hosts(world("rtx4090"), ["host1"])
+
+
+def test_a_machine_beside_a_single_one_is_reached_over_an_assumed_network() -> None:
+    alone = dataclasses.replace(world("rtx4090"), wire=world().inside)
+    assert "assumed" in with_hosts(alone, "rtx3090").wire.source
+    assert with_hosts(world(), "rtx3090").wire == world().wire
+    assert with_hosts(world(), "2xrtx3090").inside.bytes_per_s <= bus_of(imagine("2xrtx3090")).bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("cards", "bus"),
+    [
+        ("8xa100-80gb", "NVLink A100"),
+        ("8xh100", "NVLink H100"),
+        ("8xb200", "NVLink B200"),
+        ("2xH100 NVL", "PCIe"),
+        ("2xA100 80GB PCIe", "PCIe"),
+        ("2xrtx4090", "PCIe"),
+    ],
+)
+def test_what_joins_cards_is_told_by_their_name(cards: str, bus: str) -> None:
+    assert bus in bus_of(imagine(cards)).source
