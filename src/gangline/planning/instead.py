@@ -78,10 +78,7 @@ def _changed(question: Question, changes: tuple[_Change, ...]) -> Question:
     training = question.training
     for change in changes:
         training = change.apply(training)
-    mean = question.mean_tokens
-    if mean is not None:
-        mean = min(mean, float(training.sequence_length))
-    return dataclasses.replace(question, training=training, mean_tokens=mean)
+    return dataclasses.replace(question, training=training)
 
 
 def _changes(training: Training) -> Iterator[_Change]:

@@ -12,7 +12,6 @@ that it leaves and enters a host once; a switch port is full-duplex, so both dir
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,19 +66,6 @@ def num_messages(operation: Operation, world_size: int, *, backend: Backend = "n
     if operation == "all_reduce" or (operation == "reduce_scatter" and backend == "gloo"):
         return 2 * (world_size - 1)
     return world_size - 1 if operation in {"all_gather", "reduce_scatter"} else 1
-
-
-def ring_s(operation: Operation, num_bytes: float, world_size: int, link: LinkModel) -> float:
-    """Seconds of one operation on a ring of equal links."""
-    sent = collective_bytes(operation, num_bytes, world_size)
-    return num_messages(operation, world_size) * link.latency_s + sent / link.bytes_per_s
-
-
-def tree_all_reduce_s(num_bytes: float, world_size: int, link: LinkModel) -> float:
-    """Seconds of an all-reduce up and down a binary tree: fewer messages than a ring, and a little more data."""
-    if world_size < 2:
-        return 0.0
-    return 2 * math.ceil(math.log2(world_size)) * link.latency_s + 2 * num_bytes / link.bytes_per_s
 
 
 def exchange_s(exchange: Exchange, fabric: Fabric, *, shard_size: int) -> float:

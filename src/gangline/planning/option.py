@@ -41,13 +41,11 @@ class Question:
     compute: Compute
     open: tuple[str, ...] = ()
     """See `Job.open`."""
-    mean_tokens: float | None = None
-    """Of a sample; None: samples are full."""
 
     @property
     def tokens_per_sample(self) -> float:
-        """What a step's time is reckoned with."""
-        return self.mean_tokens or float(self.training.sequence_length)
+        """What a step's time is reckoned with: samples are taken to be full, as packing makes them."""
+        return float(self.training.sequence_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 MIB = 1 << 20
 
@@ -64,8 +64,6 @@ CUDA = Overheads(
 141 MiB on a T4 in every run of fitcheck-llm, 300 to 400 MB on larger cards. Buffers: a ring of two channels over
 Ethernet, 4 MiB for each channel and connection (NCCL); machines with NVSwitch take 1 GiB and more.
 """
-CUDA_EXPANDABLE = replace(CUDA, factor=(1.01, 1.05, 1.12))
-"""With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Half of the gap is an assumption, not a measurement."""
 CPU = Overheads(factor=(1.00, 1.05, 1.25), context=(300 * MIB, 390 * MIB, 600 * MIB))
 """A rank on the processor: what python holds once torch and transformers are imported, instead of a context. In the
 demo's runs 330 MiB of a rank are its own, and 430 with what it shares with others."""

@@ -243,7 +243,7 @@ def _step(option: Option) -> Iterator[str]:
         )
         yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} if nothing hid it"
     yield f"computation {_source(option)}"
-    if any(seat.spec is not None and seat.spec.laptop for seat in option.world.seats):
+    if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
         yield "what a laptop's card does depends on the power that it is given: the middle is assumed"
 
 

@@ -107,9 +107,16 @@ class StepTime:
         return self.exposed_s / self.total_s if self.total_s else 0.0
 
 
-def uncalibrated(spec: GpuSpec, architecture: Architecture, training: Training) -> ComputeModel:
-    """An estimate from a data sheet and the part of it that published runs reached, with an interval to match."""
-    low, likely, high = default_efficiency(spec, method=training.method, num_parameters=architecture.num_parameters)
+def uncalibrated(
+    spec: GpuSpec, architecture: Architecture, training: Training, *, power_limit_w: float | None = None
+) -> ComputeModel:
+    """An estimate from a data sheet and the part of it that published runs reached, with an interval to match.
+
+    power_limit_w: what a laptop's card is given, as the driver says it.
+    """
+    low, likely, high = default_efficiency(
+        spec, method=training.method, num_parameters=architecture.num_parameters, power_limit_w=power_limit_w
+    )
     wide = BYTES[training.compute] > 2
     peak, bytes_per_s = spec.tflops * 1e12 / (WIDE_NUMBERS if wide else 1), spec.bandwidth_gb_s * 1e9
     length = training.sequence_length

@@ -40,6 +40,8 @@ class Seat:
     free_bytes: int | None = None
     """Memory that a rank may take; None: not known."""
     memory_from: Literal["measured", "catalogue", "unknown"] = "unknown"
+    power_limit_w: float | None = None
+    """What the card may take, as its driver says."""
     weight: float | None = None
     """The user's own word on its speed, relative to the others."""
     slowdown: float = 1.0

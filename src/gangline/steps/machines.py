@@ -56,6 +56,7 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
         spec=find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
         free_bytes=gpu.memory_free_bytes // max(1, num_sharing),
         memory_from="measured",
+        power_limit_w=gpu.power_limit_w,
         weight=weight,
         slowdown=host.slowdown,
     )

@@ -33,7 +33,7 @@ class Speeds:
         """Of a seat; None where nobody measured it and the catalogue does not have it."""
         # neither the size of micro-batches nor their number changes what a token takes
         training = dataclasses.replace(training, micro_batch=1, accumulation=1)
-        key = (seat.host, seat.gpu, seat.spec, training)
+        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w, training)
         if key not in self._known:
             self._known[key] = self._measured(seat, training) or self._expected(seat, training)
         return self._known[key]
@@ -71,4 +71,4 @@ class Speeds:
     def _expected(self, seat: Seat, training: Training) -> ComputeModel | None:
         if seat.spec is None:
             return None
-        return uncalibrated(seat.spec, self.architecture, training)
+        return uncalibrated(seat.spec, self.architecture, training, power_limit_w=seat.power_limit_w)

@@ -11,7 +11,7 @@ from typing import Literal
 from gangline.launch.backend import HostRequest, Request
 from gangline.runs.process import ProcessId
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 RANK = """
 import json, os, signal, struct, subprocess, sys, time
