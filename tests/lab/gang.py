@@ -54,7 +54,7 @@ class Gang:
             time.sleep(0.2)
 
     def joined(self):
-        return self.until(lambda now: events(now)[-1:] == ["joined"], "all ranks join")
+        return self.until(lambda now: "joined" in events(now), "all ranks join")
 
     def outcome(self, **options):
         return self.until(lambda now: now["outcome"] is not None, "the run ends", **options)["outcome"]
