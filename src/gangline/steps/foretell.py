@@ -74,7 +74,8 @@ def foretell(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams) -> Fore
     job, cluster = load(start)
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
-        if decision.outlook.error is not None:
+        stopped = any(each.severity == "fail" for each in decision.findings)
+        if decision.outlook.error is not None and not stopped:  # else what stops the start is said first
             raise decision.outlook.error
         world = changed(decision.world, what_if)
         if world == decision.world and stack == GANGLINE:
