@@ -19,6 +19,8 @@ INNER_STEPS = 50
 """local-sgd: steps between two exchanges, as published for fine-tuning over slow links (DiLoCo: 50 to 500)."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
+FEW_HOSTS = 5
+"""Up to here every number of them is tried, beyond it 1, 2, 4, 8, ..."""
 MOST_ALONE = 8
 """Unlike machines that are each tried alone."""
 MOST_AT_ONCE = 64
@@ -169,7 +171,7 @@ def _by_hosts(question: Question, world: World, *, whole: Few) -> Iterator[Few]:
         unlike = {_kind(world, host): host for host in reversed(order)}
         alone = [_few(question, world.only([host])) for host in list(unlike.values())[:MOST_ALONE]]
         yield from _best_of(alone)
-    for count in (n for n in range(2, len(order)) if n <= 4 or n & (n - 1) == 0):
+    for count in (n for n in range(2, len(order)) if len(order) <= FEW_HOSTS or n & (n - 1) == 0):
         yield from _best_of([_few(question, world.only(order[:count]))])
     yield from _best_of([whole])
 
