@@ -22,7 +22,7 @@ from gangline.errors import GanglineError, UsageError
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("gangline.cli.init", "write cluster.yaml from host names or a hostfile; shows host keys first"),
     "check": ("gangline.cli.check", "look at every host; every failure has evidence, meaning and fix"),
-    "plan": ("gangline.cli.plan", "who does what, and why; starts nothing"),
+    "plan": ("gangline.cli.plan", "does it fit, who does what, how long does it take, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
     "run": ("gangline.cli.run", "the same for a script of your own"),
     "bench": ("gangline.cli.bench", "measure the network of a cluster, or its speed at a job, in bounded time"),
