@@ -20,18 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.pool import ROOT, Zygote
+from tests.train.test_trace import SMALL
 
 GIB = 1 << 30
-SMALL: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 688,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 4096,
-    "max_position_embeddings": 1024,
-}
 EXPERTS = {
     **SMALL,
     "model_type": "qwen3_moe",

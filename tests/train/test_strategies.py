@@ -2,6 +2,8 @@
 
 import pytest
 
+from gangline.planning.traffic import bucket_bytes
+
 CASES = "tests.train.cases_loop"
 
 
@@ -27,3 +29,5 @@ def test_buckets_are_small_enough_to_hide_an_adapters_exchange(pool):
     assert 1 <= adapter <= 33.6 / 8
     assert tiny == 1
     assert large == 25
+    planned = [bucket_bytes(num_bytes) / 2**20 for num_bytes in (33_600_000, 10_000, 4_000_000_000)]
+    assert planned == pytest.approx([adapter, tiny, large], abs=1e-6)

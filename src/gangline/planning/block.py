@@ -199,9 +199,10 @@ class Block:
         return result
 
     def _kernel(self, width: int) -> str:
-        """What sdpa takes (`sdp_utils.cpp`): flash for half precision without a mask, heads of equal width up to 256;
+        """What sdpa takes (torch's sdp_utils.cpp).
 
-        the memory-efficient one otherwise, but for grouped heads without a mask, which transformers leaves grouped.
+        Flash for half precision without a mask, heads of equal width up to 256; the memory-efficient one otherwise, but
+        for grouped heads without a mask, which transformers leaves grouped.
         """
         asked, layer = self.training.stack.attention, self.layer
         if asked != "flash":

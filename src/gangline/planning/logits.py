@@ -46,9 +46,9 @@ def _head_copy(architecture: Architecture, training: Training) -> int:
 
 
 def _fused(architecture: Architecture, training: Training, *, hidden: int, width: int) -> HeadBytes:
-    """`worker.loss.LinearCrossEntropy`: rows, their gradient, a chunk of logits, and for a trained head its gradient
+    """`worker.loss.LinearCrossEntropy`: rows, their gradient, a chunk of logits.
 
-    beside one product of it.
+    For a trained head its gradient as well, beside one product of it.
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
     rows = min(training.tokens, max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))

@@ -154,9 +154,9 @@ def weigh(question: Question, world: World, strategy: Strategy, training: Traini
 
 
 def stages(question: Question, world: World, training: Training) -> tuple[int, ...] | None:
-    """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably. Where nothing does,
+    """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably.
 
-    by memory alone, which comes nearest to fitting. None where there are more ranks than layers.
+    Where nothing does, by memory alone, which comes nearest to fitting. None where there are more ranks than layers.
     """
     depth, size = question.architecture.num_layers, len(world.seats)
     if size > depth:

@@ -379,13 +379,12 @@ def _notes(verdict: Verdict) -> Iterator[str]:
 
 
 def slower_than_alone(verdict: Verdict) -> str | None:
-    """The sentence that says so, where fewer machines are faster than all of them, of what can be started and of what
+    """The sentence that says so, where fewer machines are faster than all of them.
 
-    was chosen.
+    Of what can be started, else of what was chosen.
     """
-    for choice in ("runnable", "best"):
-        whole: Option | None = getattr(verdict, choice)
-        fastest = fastest_of_fewer(verdict, runnable=choice == "runnable")
+    for whole, runnable in ((verdict.runnable, True), (verdict.best, False)):
+        fastest = fastest_of_fewer(verdict, runnable=runnable)
         if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
             count = len(fastest.world.hosts)
             machines = "one machine is" if count == 1 else f"{count} machines are"

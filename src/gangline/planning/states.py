@@ -8,7 +8,7 @@ from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import layer_adapters
 from gangline.planning.training import BYTES, Strategy, Training
 
-NF4_BYTES = 0.5
+PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
 SCALE_BYTES = 4 / 64
 DOUBLE_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
@@ -144,7 +144,7 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
     tables = share.num_tables * (FP32 if stack.upcasts else compute)
     vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
-    return int(packed * NF4_BYTES), int(packed * scale), experts + tables + vectors
+    return int(packed * PACKED_BYTES), int(packed * scale), experts + tables + vectors
 
 
 def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:

@@ -22,6 +22,7 @@ from typing import Literal
 
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import layer_adapters, lora_parameters
+from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES
 from gangline.planning.training import BYTES, Strategy, Training
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
@@ -36,7 +37,7 @@ Hides = Literal["nothing", "last-backward", "backward", "forward-layer", "backwa
 forward or backward); other micro-batches of a pipeline."""
 
 MIB = 1 << 20
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+NF4_BYTES = PACKED_BYTES + DOUBLE_SCALE_BYTES
 """Of one weight, with the block scales quantised in their turn (QLoRA, "double quantisation")."""
 
 

@@ -47,9 +47,9 @@ class Decision:
 
 
 def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
-    """Look, plan, judge; everything that is found is told. Changes nothing but what is known of speeds: runs that ended
+    """Look, plan, judge; everything that is found is told.
 
-    since the last look teach it.
+    Changes nothing but what is known of speeds: runs that ended since the last look teach it.
     """
     sight = look(cluster, START, means, silent=True)
     refit_profiles(means.home, means.talk)

@@ -6,10 +6,10 @@ import dataclasses
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 
+from gangline.planning import decision
 from gangline.planning.decision import Verdict, best_of_kinds, decide
 from gangline.planning.instead import ways_out
 from gangline.planning.option import Option, weigh
@@ -205,10 +205,12 @@ def test_the_users_own_shares_are_kept() -> None:
     assert option.shares == (12, 8, 4)
 
 
-def test_eight_hosts_and_all_strategies_are_weighed_in_a_second_of_processor_time() -> None:
-    begun = time.process_time()
+def test_the_ways_that_are_weighed_for_eight_hosts_are_no_more_than_planning_has_time_for(monkeypatch) -> None:
+    """benchmarks/plan_speed.py measures the time: half a second for these 580 ways."""
+    weighed = []
+    monkeypatch.setattr(decision, "weigh", lambda *ask: weighed.append(ask) or weigh(*ask))
     decide(question("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(EIGHT, wire="10gbit"))
-    assert time.process_time() - begun < 3.0  # benchmarks/plan_speed.py measures it; this catches a tenfold mistake
+    assert 100 < len(weighed) < 1000
 
 
 def test_planning_loads_neither_torch_nor_numpy() -> None:

@@ -112,10 +112,11 @@ class Ddp:
             self._ended_event.record()
 
     def _settle_buckets(self) -> None:
-        """Two passes that change nothing. DDP cuts its buckets anew after the first backward, which changes the order
+        """Two passes that change nothing.
 
-        of sums; done before the first step of every attempt, a resumed run adds in the same order as the first. The
-        second pass makes the gradients views of the new buckets.
+        DDP cuts its buckets anew after the first backward, which changes the order of sums; done before the first step
+        of every attempt, a resumed run adds in the same order as the first. The second pass makes the gradients views
+        of the new buckets.
         """
         self.join()
         self._ddp.zero_grad(set_to_none=True)
