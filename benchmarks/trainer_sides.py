@@ -74,7 +74,8 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file."""
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.layout import RunLayout
-    from gangline.worker.loop import Loop, Outlets
+    from gangline.worker.keep import Outlets
+    from gangline.worker.loop import Loop
     from gangline.worker.phase import PhaseFile
     from gangline.worker.progress import Progress
     from gangline.worker.record import Recorder

@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 
 from gangline.worker.evaluate import evaluate
-from gangline.worker.loop import Loop, Outlets
+from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
+from gangline.worker.synchronous import Synchronous
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 
@@ -32,9 +33,8 @@ def gradient(shares, *, method: str, precision: str):
 def _step_gradient(job, world) -> torch.Tensor:
     session = make_session(job, world)
     _stir(session)
-    loop = Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag()), Progress())
-    samples = session.order.samples(3)
-    loop._accumulate(3, label_tokens=int(session.train_set.label_counts[samples].sum()))
+    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 
 
@@ -66,6 +66,7 @@ def evaluation(shares, *, precision: str):
             session.loss,
             session.evaluation_set,
             world=world,
+            shares=world.shares,
             precision=session.precision,
             micro_batch=2,
             max_samples=None,

@@ -146,7 +146,7 @@ def figures_without_room(*, on_failure: str):
         times = (RankTimes(data_s=0.0, compute_s=1.0, wait_s=0.0, memory_bytes=1),)
         figures = {"loss": 1.0, "learning_rate": 1.0, "grad_norm": 1.0, "tokens_per_s": 1.0}
         try:
-            recorder.step(StepReport(loss_sum=1.0, times=times), step=1, **figures)
+            recorder.step(StepReport(loss_sum=1.0, times=times), step=1, shares=[1], **figures)
             recorder.evaluation(Evaluation(loss=1.0, label_tokens=1, duration_s=0.1), step=1)
         except GanglineError as error:
             return {"error": error.to_json()}

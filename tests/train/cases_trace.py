@@ -24,10 +24,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gangline.errors import GanglineError
 from gangline.worker import loss
-from gangline.worker.loop import Loop, Outlets
+from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.progress import Progress
 from gangline.worker.session import build_session
 from gangline.worker.signals import StopFlag
+from gangline.worker.synchronous import Synchronous
 from gangline.worker.trace import line
 from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths
@@ -171,10 +172,11 @@ def profiled_peak(order: dict) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             world = make_world(shares, rank=distributed.get_rank() if num_ranks > 1 else 0)
             session = build_session(job, world, train_set=rows, evaluation_set=None)
-            loop = Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag()), Progress())
-            loop._train_step()
+            outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+            steps = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+            steps.advance()
             with record_function(_MEASURED):
-                loop._train_step()
+                steps.advance()
     return _peak(profiler.profiler.kineto_results.events())
 
 

@@ -22,7 +22,8 @@ from gangline.runs.job import (
     ScheduleJob,
     SourceJob,
 )
-from gangline.worker.loop import Loop, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session, build_session
 from gangline.worker.signals import StopFlag

@@ -107,6 +107,8 @@ class Plan:
     """Whether there is anything to evaluate on."""
     evaluation_at_start: bool
     evaluation_every_steps: int | None
+    moving_shares: bool = False
+    """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
     shares_gpus: bool = False
     """More ranks than GPUs on a machine: see `Gang.shares_gpus`."""
     forecast: Forecast | None = None
@@ -138,6 +140,7 @@ class Plan:
             ranks=ranks,
             resume_step=resume_step,
             strategy=self.strategy,
+            moving_shares=self.moving_shares,
             shares_gpus=self.shares_gpus,
         )
 
@@ -157,12 +160,18 @@ class Plan:
 
 
 def make_plan(
-    job: Job, cluster: Cluster, gpus: Mapping[str, Sequence[str]] | None = None, *, option: Option | None = None
+    job: Job,
+    cluster: Cluster,
+    gpus: Mapping[str, Sequence[str]] | None = None,
+    *,
+    option: Option | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
 
     gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order. option: what was
-    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file.
+    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file. notes: what
+    else the user may want to know.
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
@@ -185,9 +194,10 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
+        moving_shares=len(ranks) > 1 and all(host.share is None for host in cluster.hosts),
         shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
-        notes=_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)),
+        notes=(*_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)), *notes),
     )
 
 

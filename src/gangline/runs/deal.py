@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 
@@ -23,6 +24,26 @@ def split_whole(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     for index in by_remainder[: total - sum(parts)]:
         parts[index] += 1
     return tuple(parts)
+
+
+def shares_by_time(seconds: Sequence[float], total: int, *, least: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Cut `total` equal pieces of work so that the last rank to finish finishes as early as possible.
+
+    seconds: of one piece, by rank; least: pieces that a rank gets in any case, none if they are more than there are.
+    Each further piece goes to the rank that would have done it first, which gives the smallest possible maximum of
+    pieces * seconds. Ties go to the faster rank, then to the lower number. Raises ValueError for times that are not
+    positive.
+    """
+    if not seconds or min(seconds) <= 0:
+        raise ValueError(f"seconds of a micro-batch must be positive: {list(seconds)}")
+    shares = list(least) if least is not None and sum(least) <= total else [0] * len(seconds)
+    queue = [((shares[rank] + 1) * each, each, rank) for rank, each in enumerate(seconds)]
+    heapq.heapify(queue)
+    for _ in range(total - sum(shares)):
+        ends, each, rank = queue[0]
+        shares[rank] += 1
+        heapq.heapreplace(queue, (ends + each, each, rank))
+    return tuple(shares)
 
 
 def steps_per_epoch(num_samples: int, batch: int) -> int:

@@ -39,6 +39,8 @@ class Gang:
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
     strategy: Literal["ddp"] = "ddp"
+    moving_shares: bool = False
+    """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False
     """More ranks than GPUs on a machine: NCCL refuses that, so gradients go over gloo."""
 

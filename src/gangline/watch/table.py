@@ -60,7 +60,7 @@ def event_line(record: dict[str, Any]) -> str | None:
     return clean(_joined([name, *details]))
 
 
-_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": ""}
+_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": "", "shares": ""}
 """What events are called where that is not their name; "": the rest says it."""
 
 _TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined"})

@@ -23,6 +23,9 @@ class RankTimes:
     memory_bytes: int
 
 
+NO_TIMES = RankTimes(data_s=0.0, compute_s=0.0, wait_s=0.0, memory_bytes=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
     """One rank's word on a step; `agree` turns all of them into one that is the same everywhere.
@@ -71,3 +74,13 @@ def agree(report: StepReport, world: World) -> StepReport:
         slow_saves=slow_saves,
         times=times,
     )
+
+
+def gather(value: float, world: World) -> list[float]:
+    """One number of every rank, by rank; collective."""
+    if world.size == 1:
+        return [value]
+    vector = torch.zeros(world.size, dtype=torch.float64)
+    vector[world.rank] = value
+    dist.all_reduce(vector)
+    return vector.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ def evaluate(
     source: TokenSource,
     *,
     world: World,
+    shares: Sequence[int],
     precision: Precision,
     micro_batch: int,
     max_samples: int | None,
@@ -51,7 +53,7 @@ def evaluate(
     sums = torch.zeros(2, dtype=torch.float64)
     was_training = loss.training
     loss.eval()
-    for index in deal(len(starts), world.shares)[world.rank]:
+    for index in deal(len(starts), shares)[world.rank]:
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
         with precision.autocast(world.device):
             sums[0] += loss(*batch.to(world.device).tensors).double().cpu()

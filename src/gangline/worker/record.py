@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,12 +38,13 @@ class Recorder:
         with self._tolerance():
             self._events.write("event", source="worker", event=event, attempt=self._world.gang.attempt, **details)
 
-    def step(self, report: StepReport, *, step: int, **figures: Any) -> None:
+    def step(self, report: StepReport, *, step: int, shares: Sequence[int], **figures: Any) -> None:
         """Note one optimizer step; `figures` as the brief of metrics.jsonl in docs/metrics.md lists them."""
         ranks = [
             {
                 "rank": rank,
                 "host": self._world.gang.ranks[rank].host,
+                "micro_batches": shares[rank],
                 "data_s": round(times.data_s, 6),
                 "compute_s": round(times.compute_s, 6),
                 "wait_s": round(times.wait_s, 6),

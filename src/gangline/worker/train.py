@@ -15,7 +15,8 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.arrival import Arrival, arrive
 from gangline.worker.checkpoint import Saver
-from gangline.worker.loop import Loop, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Loop
 from gangline.worker.progress import restore
 from gangline.worker.record import Recorder
 from gangline.worker.session import build_session, open_sets

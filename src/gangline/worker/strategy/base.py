@@ -27,6 +27,10 @@ class Strategy(Protocol):
         """Take part in a step without any work of one's own."""
         ...
 
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name."""
+        ...
+
     def waited_s(self) -> float:
         """Seconds of the last step in which this rank had computed everything and waited for the exchange."""
         ...

@@ -98,6 +98,10 @@ class Ddp:
         """Add zero: one token without a target through the model."""
         self.forward_backward(empty_batch().to(self._device), scale=0.0, last=True)
 
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer are all there is."""
+        return {}
+
     def waited_s(self) -> float:
         """From this rank's last bucket being ready to the end of the exchange."""
         if self._ended_event is not None and self._exchange.ready_event is not None:

@@ -30,6 +30,10 @@ class Single:
     def join(self) -> None:
         """A rank alone always has work."""
 
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer are all there is."""
+        return {}
+
     def waited_s(self) -> float:
         """Nobody to wait for."""
         return 0.0

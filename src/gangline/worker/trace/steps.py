@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gangline.errors import ModelError
 from gangline.worker.batch import Batch
-from gangline.worker.loop import Loop, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Loop
 from gangline.worker.model import base_of, trainable
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
@@ -100,6 +101,10 @@ class _Marked:
 
     def join(self) -> None:
         """A traced rank always has work."""
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Nothing is saved."""
+        return {}
 
     def waited_s(self) -> float:
         """Nobody to wait for."""

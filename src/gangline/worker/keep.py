@@ -1,0 +1,108 @@
+"""When the loop saves, and what a save that failed does to the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from gangline.errors import CheckpointError
+from gangline.worker.agree import StepReport
+from gangline.worker.checkpoint import Saver
+from gangline.worker.optimizer import state_tensors
+from gangline.worker.phase import PhaseFile
+from gangline.worker.progress import Progress
+from gangline.worker.record import Recorder
+from gangline.worker.session import Session
+from gangline.worker.signals import StopFlag
+
+_SLOW_SAVE_S = 60.0
+"""A background write that takes longer puts the next save off: waiting for it would hold the other ranks up."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlets:
+    """Where a loop writes and whom it obeys. The recorder exists on rank 0, the saver on one rank of each host."""
+
+    recorder: Recorder | None
+    saver: Saver | None
+    stop: StopFlag
+    phase: PhaseFile | None = None
+
+    def enter(self, phase: str, *, step: int) -> None:
+        """Say where this rank is; see `PhaseFile`. step: 1-based."""
+        if self.phase is not None:
+            self.phase.enter(phase, step=step)
+
+    def event(self, event: str, **details: object) -> None:
+        """Note something that happened, where this rank is the one that writes."""
+        if self.recorder is not None:
+            self.recorder.event(event, **details)
+
+
+class Keeper:
+    """Saves of one attempt on one rank."""
+
+    def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
+        self._session = session
+        self._out = outlets
+        self._progress = progress
+        self._saved_step = progress.step
+        self._saved_s = time.monotonic()
+        self._known_failure: CheckpointError | None = None
+        self._waits = False
+
+    @property
+    def minutes_are_up(self) -> bool:
+        """Whether the job's minutes between two saves have passed."""
+        minutes = self._session.job.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's last save failed, and nobody was told yet."""
+        saver = self._out.saver
+        return saver is not None and saver.failure not in (None, self._known_failure)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a write has been going on for so long that the next save must wait."""
+        saver = self._out.saver
+        return saver is not None and saver.busy and time.monotonic() - self._saved_s > _SLOW_SAVE_S
+
+    def is_due(self, report: StepReport, *, before: int) -> bool:
+        """Whether to save now, after the optimizer steps that followed step `before`. Every rank says the same."""
+        job, progress = self._session.job.checkpoint, self._progress
+        every = bool(job.every_steps and progress.step // job.every_steps > before // job.every_steps)
+        self._waits = self._waits or (progress.is_best and job.keep_best) or bool(report.save) or every
+        return self._waits and not report.slow_saves
+
+    def save(self, *, wait: bool) -> None:
+        """Save this step, unless that was done; `wait` until it is on the disk."""
+        session, progress = self._session, self._progress
+        if progress.step != self._saved_step and self._out.saver is not None:
+            self._out.enter("save", step=progress.step + 1)
+            log.info("saving step %d", progress.step)
+            tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+            self._out.saver.save(progress.step, tensors, progress.to_json(session.scaler), wait=wait)
+            self._out.event("saving", step=progress.step)
+        self._saved_step, self._saved_s, self._waits = progress.step, time.monotonic(), False
+        if wait and self._out.saver is not None:
+            self._out.saver.wait()
+
+    def gives_up(self) -> bool:
+        """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave."""
+        saver, job = self._out.saver, self._session.job.checkpoint
+        failure = saver.failure if saver is not None else None
+        self._known_failure = failure
+        if failure is not None:
+            log.error("%s", failure)
+        what = failure.what if failure is not None else "on another host; see the logs of its first rank"
+        self._out.event("save-failed", step=self._progress.step, what=what)
+        if job.on_failure == "continue":
+            return False
+        if failure is not None:
+            raise failure
+        return True

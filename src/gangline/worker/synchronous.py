@@ -1,0 +1,223 @@
+"""Steps of all ranks together: each does its part of the micro-batches, and the sum of gradients moves every replica."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from gangline.errors import RunFailed
+from gangline.worker.agree import RankTimes, StepReport, agree
+from gangline.worker.batch import pick
+from gangline.worker.dealer import Dealer, padded_tokens
+from gangline.worker.flops import step_flops, utilisation
+from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.memory import memory_bytes
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate
+from gangline.worker.order import Indices, micro_batch_seed
+from gangline.worker.pace import Pace
+from gangline.worker.progress import Progress
+from gangline.worker.schedule import learning_rate
+from gangline.worker.session import Session
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One step of this rank while it runs."""
+
+    loss_sum: torch.Tensor
+    data_s: float = 0.0
+
+
+class Synchronous:
+    """Moves a run on by one optimizer step at a time."""
+
+    def __init__(self, session: Session, outlets: Outlets, progress: Progress, *, keeper: Keeper) -> None:
+        self._session = session
+        self._out = outlets
+        self._progress = progress
+        self._keeper = keeper
+        self._parameters = list(trainable(session.model).values())
+        self._dealer = Dealer(session.world.shares, moving=session.world.gang.moving_shares)
+        self._pace = Pace(session)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches of a full step, by rank."""
+        return self._dealer.shares
+
+    def begin(self) -> None:
+        """Where shares may move, find out how fast every rank is; nothing that a checkpoint holds is changed."""
+        if self._dealer.moving:
+            self._out.enter("compute", step=self._progress.step + 1)
+            micro_batches = self._session.order.micro_batches(self._progress.step)
+            moved = self._dealer.begin(self._pace.probe(micro_batches), self._step_work(micro_batches))
+            self._out.event("shares", step=self._progress.step, why="measured at the start", shares=list(moved.after))
+
+    def advance(self) -> StepReport:
+        """One optimizer step."""
+        session, progress = self._session, self._progress
+        started = time.perf_counter()
+        step, samples = progress.step, session.order.samples(progress.step)
+        micro_batches = session.order.micro_batches(step)
+        tally = self.accumulate(step)
+        norm = self._gradient_norm()
+        report = agree(self._report(tally, norm, started, num_micro_batches=len(micro_batches)), session.world)
+        rate = learning_rate(
+            step, session.total_steps, peak=session.job.optimizer.learning_rate, schedule=session.job.schedule
+        )
+        self._update(report, norm, rate, samples=samples)
+        progress.step += 1
+        self._record(report, norm, rate, samples=samples, step_s=time.perf_counter() - started)
+        self._learn(report, micro_batches)
+        return report
+
+    def accumulate(self, step: int) -> _Tally:
+        """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
+        session, world = self._session, self._session.world
+        micro_batches = session.order.micro_batches(step)
+        label_tokens = int(session.train_set.label_counts[session.order.samples(step)].sum())
+        mine = self._dealer.deal(len(micro_batches))[world.rank]
+        tally = _Tally(torch.zeros((), dtype=torch.float64, device=world.device))
+        scale = (session.scaler.get_scale() if session.scaler else 1.0) / max(1, label_tokens)
+        for index in mine:
+            self._enter("data")
+            started = time.perf_counter()
+            batch = pick(micro_batches[index], session.train_set).to(world.device)
+            tally.data_s += time.perf_counter() - started
+            last = index == mine[-1]
+            self._enter("exchange" if last else "compute")
+            self._pace.simulate_slowness()
+            torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
+            tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
+        if not mine:
+            self._enter("exchange")
+            session.strategy.join()
+        return tally
+
+    def _gradient_norm(self) -> torch.Tensor:
+        if self._session.scaler is not None:
+            self._session.scaler.unscale_(self._session.optimizer)
+        return gradient_norm(self._parameters)
+
+    def _report(self, tally: _Tally, norm: torch.Tensor, started: float, *, num_micro_batches: int) -> StepReport:
+        session, keeper = self._session, self._keeper
+        loss_sum = float(tally.loss_sum.item())
+        wait_s = session.strategy.waited_s()
+        compute_s = max(0.0, time.perf_counter() - started - tally.data_s - wait_s)
+        self._pace.took(compute_s, len(self._dealer.deal(num_micro_batches)[session.world.rank]))
+        return StepReport(
+            loss_sum=loss_sum,
+            bad=int(not (math.isfinite(loss_sum) and bool(torch.isfinite(norm)))),
+            stop=int(self._out.stop.raised),
+            save=int(session.world.is_head and keeper.minutes_are_up),
+            save_failed=int(keeper.failed),
+            slow_saves=int(keeper.is_slow),
+            times=(
+                RankTimes(
+                    data_s=tally.data_s,
+                    compute_s=compute_s,
+                    wait_s=wait_s,
+                    memory_bytes=memory_bytes(session.world.device),
+                ),
+            ),
+        )
+
+    def _update(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices) -> None:
+        session = self._session
+        self._enter("update")
+        if report.bad:
+            self._skip(report, norm, samples)
+        else:
+            self._progress.skipped_in_a_row = 0
+            clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
+            set_learning_rate(session.optimizer, rate)
+            if session.scaler is None:
+                session.optimizer.step()
+            else:
+                session.scaler.step(session.optimizer)
+        if session.scaler is not None:
+            session.scaler.update()
+        session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
+
+    def _skip(self, report: StepReport, norm: torch.Tensor, samples: Indices) -> None:
+        """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""
+        progress, job = self._progress, self._session.job
+        progress.skipped += 1
+        scaler = self._session.scaler
+        searching_scale = scaler is not None and math.isfinite(report.loss_sum) and scaler.get_scale() >= 1
+        progress.skipped_in_a_row += 0 if searching_scale else 1
+        names = [int(sample) for sample in samples]
+        log.warning("step %d skipped: summed loss %s, samples %s", progress.step + 1, report.loss_sum, names)
+        self._out.event(
+            "step-skipped", step=progress.step + 1, loss=report.loss_sum, grad_norm=float(norm), samples=names
+        )
+        if progress.skipped_in_a_row > job.max_skipped_steps:
+            raise RunFailed(
+                f"the loss or its gradient was not finite in {progress.skipped_in_a_row} steps in a row, "
+                f"up to step {progress.step + 1}",
+                seen=f"expected finite numbers; summed loss {report.loss_sum}, gradient norm {norm:.6g}; "
+                f"samples of the last step: {names[:16]}",
+                fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set "
+                "precision: fp32; what was saved before is untouched",
+            )
+
+    def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
+        """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""
+        moved = self._dealer.learn(report.times, self._step_work(micro_batches))
+        if moved is not None:
+            hosts = [rank.host for rank in self._session.world.gang.ranks]
+            log.info("shares from step %d on: %s", self._progress.step + 1, list(moved.after))
+            self._out.event(
+                "shares",
+                step=self._progress.step,
+                why=moved.reason(hosts),
+                before=list(moved.before),
+                shares=list(moved.after),
+            )
+
+    def _step_work(self, micro_batches: list[Indices]) -> list[int]:
+        return padded_tokens(micro_batches, self._session.train_set.lengths)
+
+    def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
+        if self._out.recorder is None:
+            return
+        session = self._session
+        lengths = session.train_set.lengths[samples]
+        label_tokens = int(session.train_set.label_counts[samples].sum())
+        num_micro_batches = -(-len(samples) // session.job.micro_batch)
+        self._out.recorder.step(
+            report,
+            step=self._progress.step,
+            shares=self._dealer.counts(num_micro_batches),
+            steps=session.total_steps,
+            epoch=round(self._progress.step / session.order.steps_per_epoch, 4),
+            loss=report.loss_sum / max(1, label_tokens),
+            learning_rate=rate,
+            grad_norm=float(norm),
+            samples=len(samples),
+            tokens=int(lengths.sum()),
+            label_tokens=label_tokens,
+            step_s=round(step_s, 6),
+            tokens_per_s=round(float(lengths.sum()) / step_s, 2),
+            mfu=self._utilisation(lengths, step_s),
+            skipped=bool(report.bad),
+        )
+
+    def _utilisation(self, lengths: Indices, step_s: float) -> float | None:
+        """MFU; the catalogue's peaks are those of half-precision products."""
+        session = self._session
+        peaks = [rank.peak_flops for rank in session.world.gang.ranks]
+        if session.precision.compute.itemsize > 2 or None in peaks:
+            return None
+        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
+        return utilisation(flops, step_s, peaks)
+
+    def _enter(self, phase: str) -> None:
+        self._out.enter(phase, step=self._progress.step + 1)
