@@ -2,14 +2,17 @@
 
     python -m benchmarks.plan_speed [--rounds 5]
 
-Eight unlike machines, and two with eight cards each; all strategies; micro-batches and recomputation are left open; no
-trace. Processor seconds of the decision alone, each round in a new process, and of the whole command `gangline plan`,
-Python's start included. Exit code 1 if a decision for eight hosts takes a second or more in the median.
+Eight unlike machines, two and eight with eight cards each, of one kind and of several, and eight without room for the
+job; all strategies; micro-batches and recomputation are left open; no trace. Processor seconds of the decision alone
+(with what would make the job fit, where it does not), each round in a new process, and of the whole command `gangline
+plan --json`, Python's start included. Exit code 1 if a decision for eight hosts takes a second or more in the median;
+the search for what would make a job fit is shown, and has no bar.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 import statistics
 import subprocess
@@ -17,24 +20,46 @@ import sys
 from pathlib import Path
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
+THREE = "a100-80gb,rtx4090,rtx3090"
+
+
+def cards(kinds: str) -> str:
+    """Eight hosts with eight cards each, of these kinds in turn."""
+    return ",".join(f"8x{kind}" for kind in itertools.islice(itertools.cycle(kinds.split(",")), 8))
+
+
 CASES = {
     "8 unlike hosts, Llama-3.1-8B LoRA": (EIGHT, "meta-llama/Llama-3.1-8B", "lora"),
     "8 unlike hosts, Llama-3.2-1B full": (EIGHT, "meta-llama/Llama-3.2-1B", "full"),
+    "8 x 8 A100, Llama-3.1-8B LoRA": (cards("a100-80gb"), "meta-llama/Llama-3.1-8B", "lora"),
+    "8 x 8 RTX 4090, Llama-2-70B QLoRA": (cards("rtx4090"), "meta-llama/Llama-2-70b-hf", "qlora"),
+    "8 x 8 A100 and RTX 4090, GLM-4.5-Air LoRA": (cards("a100-80gb,rtx4090"), "zai-org/GLM-4.5-Air", "lora"),
+    "8 x 8 of three kinds, Llama-3.1-8B full": (cards(THREE), "meta-llama/Llama-3.1-8B", "full"),
+    "8 x 8 of eight kinds, Llama-2-70B LoRA": (cards(EIGHT), "meta-llama/Llama-2-70b-hf", "lora"),
+    "8 x 8 of three kinds, Llama-2-70B full (no room)": (
+        cards("rtx4090,rtx3060,rtx3090"),
+        "meta-llama/Llama-2-70b-hf",
+        "full",
+    ),
     "2 x 8 A100, GLM-4.5-Air LoRA": ("8xa100-80gb,8xa100-80gb", "zai-org/GLM-4.5-Air", "lora"),
 }
 LIMIT_S = 1.0
+NO_ROOM = "no room"
 DECIDE = """
 import sys, time
 from pathlib import Path
 from tests.unit.planning.worlds import question, world
 import dataclasses
 from gangline.planning.decision import decide
+from gangline.planning.instead import ways_out
 from gangline.steps.speeds import Speeds
 hosts, model, method = sys.argv[1:]
 job = question(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
 job = dataclasses.replace(job, compute=Speeds(architecture=job.architecture, home=Path("nowhere")).of)
 begun = time.process_time()
-verdict = decide(job, world(hosts, wire="10gbit"))
+machines = world(hosts, wire="10gbit")
+verdict = decide(job, machines)
+ways = ways_out(job, machines) if verdict.best is None else []
 print(time.process_time() - begun, "torch" in sys.modules)
 """
 JOB = Path(__file__).parent.parent / "examples" / "home_lan" / "job.yaml"
@@ -51,7 +76,7 @@ def main() -> int:
         decisions = [_decision_s(hosts, model, method) for _ in range(rounds)]
         commands = [_command_s(hosts, model, method) for _ in range(rounds)]
         median = statistics.median(decisions)
-        late = late or (name.startswith("8") and median >= LIMIT_S)
+        late = late or (name.startswith("8") and NO_ROOM not in name and median >= LIMIT_S)
         print(f"| {name} | {median:.2f} ({max(decisions):.2f}) s | {statistics.median(commands):.2f} s |")
     return int(late)
 

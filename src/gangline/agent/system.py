@@ -8,7 +8,7 @@ import platform
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from gangline.agent.bounded import run, within
 
@@ -22,7 +22,7 @@ SYSTEMD = Path("/run/systemd/system")
 
 def system(_request: Dict[str, Any]) -> Dict[str, Any]:
     """What machine this is, what runs on it, and what it lets us use."""
-    memory = meminfo()
+    memory, groups = meminfo(), memory_groups()
     return {
         "hostname": platform.node(),
         "machine": machine(),
@@ -36,8 +36,8 @@ def system(_request: Dict[str, Any]) -> Dict[str, Any]:
         "time_s": time.time(),
         "num_cpus": num_cpus(),
         "memory_total_bytes": memory.get("MemTotal"),
-        "memory_available_bytes": memory.get("MemAvailable"),
-        "memory_limit_bytes": memory_limit(),
+        "memory_available_bytes": available(memory.get("MemAvailable"), groups),
+        "memory_limit_bytes": min((limit for limit, _ in groups), default=None),
         "swap_total_bytes": memory.get("SwapTotal"),
         "wsl": "microsoft" in platform.release().lower(),
         "container": _container(),
@@ -70,25 +70,50 @@ def meminfo() -> Dict[str, int]:
     return {key: int(words[0]) * 1024 for key, words in found.items() if words and words[0].isdigit()}
 
 
-def memory_limit(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Optional[int]:
-    """The lowest memory limit of the control groups above this process; None where there is none."""
+def available(of_machine: Optional[int], groups: List[Tuple[int, int]]) -> Optional[int]:
+    """Bytes that programs can still get: what the machine has to give, and no control group holds back.
+
+    of_machine: MemAvailable, which knows nothing of control groups. groups: see `memory_groups`. None where neither
+    says anything.
+    """
+    rooms = [max(0, limit - used) for limit, used in groups]
+    return min(rooms if of_machine is None else [of_machine, *rooms], default=None)
+
+
+def memory_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> List[Tuple[int, int]]:
+    """(limit, used) in bytes of each control group above this process that has a memory limit, the nearest first.
+
+    Pages of files that nobody has touched for a while count as used there, but make room as soon as it is asked for:
+    they are taken off, as the kubelet does for its working set.
+    """
     found = []
     for line in (_text(own) or "").splitlines():
         number, controllers, group = [*line.split(":", 2), "", "", ""][:3]
         if number == "0":
-            place, name = Path(root), "memory.max"
+            place, files = Path(root), ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            place, name = Path(root) / "memory", "memory.limit_in_bytes"
+            place = Path(root) / "memory"
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
         # In a container the group is often named from outside and not there: then the top is our own.
         folder = place / group.strip("/")
         for above in [folder, *folder.parents]:
-            found.append(_text(str(above / name)))
+            found.append(_limit_and_use(above, *files))
             if above == place:
                 break
-    limits = [int(text) for text in found if text and text.isdigit() and int(text) < UNLIMITED_BYTES]
-    return min(limits) if limits else None
+    return [each for each in found if each is not None]
+
+
+def _limit_and_use(folder: Path, limit: str, used: str, reclaimable: str) -> Optional[Tuple[int, int]]:
+    """Of one control group; None where it has no limit. What it uses counts as nothing where that cannot be read."""
+    most = _text(str(folder / limit)) or ""
+    if not most.isdigit() or int(most) >= UNLIMITED_BYTES:
+        return None
+    held = _text(str(folder / used)) or ""
+    rows = [line.split() for line in (_text(str(folder / "memory.stat")) or "").splitlines()]
+    cache = next((int(row[1]) for row in rows if len(row) == 2 and row[0] == reclaimable and row[1].isdigit()), 0)
+    return int(most), max(0, int(held) - cache) if held.isdigit() else 0
 
 
 def names(request: Dict[str, Any]) -> Dict[str, Any]:

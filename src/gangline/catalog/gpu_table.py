@@ -19,18 +19,36 @@ class Architecture:
     """16-bit matrix FLOP (fp32 accumulation, no sparsity) of one SM in one clock; a multiply-add is two."""
     bf16: bool = True
     """Whether bfloat16 runs at that rate. Older chips emulate it, several times slower."""
+    tensor_cores: bool = True
+    """Without them fp32 runs at that rate, too."""
+    fp16_share: float = 1.0
+    """Part of that rate which products in fp16 reach."""
 
 
-def _kind(capability: str, flop_per_sm_clock: int, *, bf16: bool = True) -> Architecture:
-    return Architecture(capability=capability, flop_per_sm_clock=flop_per_sm_clock, bf16=bf16)
+def _kind(
+    capability: str,
+    flop_per_sm_clock: int,
+    *,
+    bf16: bool = True,
+    tensor_cores: bool = True,
+    fp16_share: float = 1.0,
+) -> Architecture:
+    return Architecture(
+        capability=capability,
+        flop_per_sm_clock=flop_per_sm_clock,
+        bf16=bf16,
+        tensor_cores=tensor_cores,
+        fp16_share=fp16_share,
+    )
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     # No tensor cores: the fp32 rate, which 16-bit numbers reach on Pascal but not on GTX 16: a 1660 Ti does 5.2 TFLOPS
-    # in fp32, 2.8 in emulated bf16 and 0.6 in fp16 with fp32 accumulation (torch-performance-test-data).
-    "pascal-p100": _kind("6.0", 128, bf16=False),
-    "pascal": _kind("6.1", 256, bf16=False),
-    "turing-gtx": _kind("7.5", 128, bf16=False),
+    # in fp32, 2.8 in emulated bf16 and 0.6 in fp16 with fp32 accumulation (torch-performance-test-data); a 1660 SUPER
+    # 0.5 in fp16 (pytorch#121957), and on a 1650 fp16 loses as much from two rows on (pytorch#195716, vllm#54950).
+    "pascal-p100": _kind("6.0", 128, bf16=False, tensor_cores=False),
+    "pascal": _kind("6.1", 256, bf16=False, tensor_cores=False),
+    "turing-gtx": _kind("7.5", 128, bf16=False, tensor_cores=False, fp16_share=0.11),
     "volta": _kind("7.0", 1024, bf16=False),
     # GeForce chips halve the rate of fp32 accumulation; the workstation and server cards of the same chip do not.
     "turing": _kind("7.5", 512, bf16=False),

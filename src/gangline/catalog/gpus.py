@@ -29,7 +29,11 @@ class GpuSpec:
     tflops: float
     """Dense 16-bit peak with fp32 accumulation, TFLOP/s. Of a laptop GPU at the highest power it is sold with."""
     bf16: bool
-    """Whether bfloat16 runs at that rate; if not, only fp16 does (and on GTX 16 neither: see `gpu_table`)."""
+    """Whether bfloat16 runs at that rate; if not, only fp16 does (and on GTX 16 neither: see `fp16_share`)."""
+    tensor_cores: bool
+    """Without them fp32 runs at that rate, too."""
+    fp16_share: float
+    """Part of that rate which products in fp16 reach: 1 but on GTX 16."""
     memory_gb: float
     """As sold: GiB on GDDR cards, anything near it on others. Not what can be used."""
     visible_bytes: int | None
@@ -59,6 +63,8 @@ def _spec(row: GpuRow) -> GpuSpec:
         name=row.name,
         tflops=round(tflops, 1),
         bf16=architecture.bf16,
+        tensor_cores=architecture.tensor_cores,
+        fp16_share=architecture.fp16_share,
         memory_gb=row.memory_gb,
         visible_bytes=row.visible_mib * 2**20 if row.visible_mib else None,
         bandwidth_gb_s=row.bandwidth_gb_s,

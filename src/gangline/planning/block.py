@@ -114,7 +114,7 @@ class Block:
 
     def _quantised(self, value: Value, linear: Linear) -> Value:
         """bitsandbytes: input and output change to half precision and back; the matrix is unpacked for a moment."""
-        weight = linear.inputs * linear.outputs * 2
+        weight = linear.inputs * linear.outputs * 2 * self.training.stack.unpacked_copies
         narrow = self.tape.cast(value, 2)
         numbers = value.numbers // linear.inputs * linear.outputs
         keeps = (narrow,) if self.training.stack.keeps_quantised_inputs else ()
@@ -131,8 +131,16 @@ class Block:
             value = self.tape.apply(value, keeps=(Value(value.numbers, 1),))
         value = self.tape.cast(value, self.compute) if self.autocast else value
         narrow = self.tape.apply(value, numbers=rank, keeps=(value,))
-        wide = self.tape.apply(narrow, numbers=base.numbers, keeps=(narrow,))
+        wide = self._widened(narrow, base.numbers)
         return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+
+    def _widened(self, narrow: Value, numbers: int) -> Value:
+        """An adapter's second product; where it reaches a part of the outputs, index_copy puts that part among zeros,
+        and keeps it for backward (torch's derivatives.yaml: the gradient is expanded like the source).
+        """
+        share = self.training.stack.adapter_share
+        wide = self.tape.apply(narrow, numbers=int(numbers * share), keeps=(narrow,))
+        return wide if share == 1 else self.tape.apply(wide, numbers=numbers, keeps=(wide,))
 
     def attention(self, value: Value) -> Value:
         """From normed hidden states to what is added to the residual."""

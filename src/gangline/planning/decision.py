@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gangline.planning.option import Option, Question, stages, weigh
+from gangline.planning.option import Bench, Draft, Option, Question, Shift, shifts
+from gangline.planning.room import pipeline
 from gangline.planning.training import Kind, Strategy, Training
 from gangline.planning.world import World
 
@@ -61,8 +62,13 @@ class Verdict:
 
 def decide(question: Question, world: World) -> Verdict:
     """Weigh every way on all hosts, and the best one on fewer."""
-    options = best_of_kinds(question, world)
-    best, runnable = choose(fitting(options)), _runnable(options)
+    bench = Bench()
+    drafts = drafts_of_kinds(question, world, bench)
+    options = [draft.weighed() for draft in drafts]
+    best, runnable = (
+        None if draft is None else options[drafts.index(draft)]
+        for draft in (choose(fitting(drafts)), _runnable(drafts))
+    )
     whole = Few(count=len(world.hosts), best=best, runnable=runnable)
     return Verdict(
         question=question,
@@ -70,56 +76,73 @@ def decide(question: Question, world: World) -> Verdict:
         best=best,
         runnable=runnable,
         by_kind=tuple(options),
-        by_hosts=tuple(_by_hosts(question, world, whole=whole)),
+        by_hosts=tuple(_by_hosts(question, world, bench, whole=whole)),
     )
 
 
-def _runnable(options: list[Option]) -> Option | None:
-    built = [option for option in options if option.is_built]
-    return choose(fitting(built) or [option for option in built if option.chance >= LEAST_CHANCE])
+def _runnable(drafts: list[Draft]) -> Draft | None:
+    built = [draft for draft in drafts if draft.is_built]
+    return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
 
 
 def best_of_kinds(question: Question, world: World) -> list[Option]:
     """The best option of every strategy that these seats allow, in the order of `SIMPLEST`."""
-    found: list[Option] = []
-    for kind in SIMPLEST:
-        options = list(_options(question, world, kind))
-        if options:
-            found.append(choose(fitting(options)) or max(options, key=_nearness))
+    return [draft.weighed() for draft in drafts_of_kinds(question, world, Bench())]
+
+
+def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
+    """The same as drafts. bench: see there."""
+    possible = shifts(question, world, trainings(question), bench)
+    return [_nearest(drafts) for kind in SIMPLEST if (drafts := _drafts(possible, kind))]
+
+
+def _nearest(drafts: list[Draft]) -> Draft:
+    """The best that fits, else what is nearest to it."""
+    return choose(fitting(drafts)) or max(drafts, key=lambda draft: (draft.chance, draft.spare_bytes))
+
+
+def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
+    """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
+
+    That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
+    the same, for what a rank has room for depends on which ones it gets.
+    """
+    found: list[Draft] = []
+    too_large: set[tuple[bool, int]] = set()
+    for each in possible:
+        like = (each.training.checkpointing, each.room(kind).training.accumulation)
+        if like in too_large:
+            continue
+        drafts = [each.draft(strategy) for strategy in _strategies(each, kind)]
+        if drafts and not any(draft.may_fit for draft in drafts) and (kind != "pipeline" or each.is_uniform):
+            too_large.add(like)
+        found += drafts
     return found
 
 
-def _nearness(option: Option) -> tuple[float, int]:
-    return option.chance, -option.tightest.shortage_bytes
-
-
-def choose(options: list[Option]) -> Option | None:
+def choose(drafts: list[Draft]) -> Draft | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself."""
-    exact = [option for option in options if option.is_exact] or options
-    least_s = min((option.seconds for option in exact), default=float("inf"))
-    as_fast = [option for option in exact if option.seconds <= least_s * AS_FAST]
-    return min(as_fast, key=_simplicity, default=None)
+    exact = [draft for draft in drafts if draft.is_exact] or drafts
+    timed = [(draft.seconds(), draft) for draft in exact]
+    least_s = min((seconds for seconds, _ in timed), default=float("inf"))
+    as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
+    return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(option: Option) -> tuple[int, bool, int, float]:
+def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, int, float]:
+    seconds, draft = timed
     return (
-        SIMPLEST.index(option.strategy.kind),
-        option.training.checkpointing,
+        SIMPLEST.index(draft.strategy.kind),
+        draft.training.checkpointing,
         # without times, a few samples at once: one alone keeps no device busy
-        abs(option.training.micro_batch - UNTIMED) if option.time is None else option.training.micro_batch,
-        option.seconds,
+        draft.training.micro_batch if draft.shift.is_timed else abs(draft.training.micro_batch - UNTIMED),
+        seconds,
     )
 
 
-def fitting(options: list[Option]) -> list[Option]:
+def fitting(drafts: list[Draft]) -> list[Draft]:
     """Those that fit; where none does, those that may."""
-    return [option for option in options if option.fits] or [option for option in options if option.may_fit]
-
-
-def _options(question: Question, world: World, kind: Kind) -> Iterator[Option]:
-    for training in trainings(question):
-        for strategy in _strategies(question, world, training, kind):
-            yield weigh(question, world, strategy, training)
+    return [draft for draft in drafts if draft.fits] or [draft for draft in drafts if draft.may_fit]
 
 
 def trainings(question: Question) -> list[Training]:
@@ -136,27 +159,26 @@ def _micro_batches(batch: int) -> list[int]:
     return [size for size in sizes if size <= min(batch, MOST_AT_ONCE) and batch % size == 0]
 
 
-def _strategies(question: Question, world: World, training: Training, kind: Kind) -> Iterator[Strategy]:
-    size = len(world.seats)
+def _strategies(shift: Shift, kind: Kind) -> Iterator[Strategy]:
+    size = len(shift.world.seats)
     if kind == "single":
         if size == 1:
             yield Strategy(kind="single", world_size=1)
     elif size > 1:
-        yield from _together(question, world, training, kind)
+        yield from _together(shift, kind)
 
 
-def _together(question: Question, world: World, training: Training, kind: Kind) -> Iterator[Strategy]:
-    size = len(world.seats)
+def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
+    size, slots = len(shift.world.seats), shift.fabric.slots
     if kind == "pipeline":
-        if (layers := stages(question, world, training)) is not None:
-            yield Strategy(kind="pipeline", world_size=size, stages=layers)
+        if (layers := shift.stages()) is not None:
+            yield pipeline(layers)
     elif kind == "local-sgd":
-        if training.method == "full":
+        if shift.training.method == "full":
             yield Strategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
     elif kind == "hsdp":
-        counts = {len(world.seats_of(host)) for host in world.hosts}
-        if len(world.hosts) > 1 and len(counts) == 1 and counts != {1}:
-            yield Strategy(kind="hsdp", world_size=size, shard_size=counts.pop())
+        if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
+            yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
     elif kind == "fsdp":
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
@@ -164,21 +186,26 @@ def _together(question: Question, world: World, training: Training, kind: Kind) 
         yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
 
 
-def _by_hosts(question: Question, world: World, *, whole: Few) -> Iterator[Few]:
+def _by_hosts(question: Question, world: World, bench: Bench, *, whole: Few) -> Iterator[Few]:
     """The best with n machines: of one, the best of all; of more, the fastest ones. `whole`: with all of them."""
     order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
     if len(order) > 1:
         unlike = {_kind(world, host): host for host in reversed(order)}
-        alone = [_few(question, world.only([host])) for host in list(unlike.values())[:MOST_ALONE]]
+        alone = [_few(question, world.only([host]), bench) for host in list(unlike.values())[:MOST_ALONE]]
         yield from _best_of(alone)
     for count in (n for n in range(2, len(order)) if len(order) <= FEW_HOSTS or n & (n - 1) == 0):
-        yield from _best_of([_few(question, world.only(order[:count]))])
+        yield from _best_of([_few(question, world.only(order[:count]), bench)])
     yield from _best_of([whole])
 
 
-def _few(question: Question, world: World) -> Few:
-    options = best_of_kinds(question, world)
-    return Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
+def _few(question: Question, world: World, bench: Bench) -> Few:
+    drafts = drafts_of_kinds(question, world, bench)
+    best, runnable = choose(fitting(drafts)), _runnable(drafts)
+    return Few(
+        count=len(world.hosts),
+        best=None if best is None else best.weighed(),
+        runnable=None if runnable is None else runnable.weighed(),
+    )
 
 
 def _best_of(several: list[Few]) -> Iterator[Few]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gangline.planning.decision import Verdict
 from gangline.planning.instead import Way
+from gangline.planning.memory import Memory
 from gangline.planning.option import Option
 from gangline.planning.traffic import wire_bytes
 
@@ -34,6 +35,9 @@ def option_json(option: Option) -> dict[str, Any]:
     """One way to run the job."""
     slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
     wire = wire_bytes(option.traffic, slots)
+    # ranks that do the same share one
+    memories = {id(need.memory): need.memory for need in option.needs}
+    told = {number: memory_json(memory) for number, memory in memories.items()}
     return {
         "strategy": dataclasses.asdict(option.strategy),
         "method": option.training.method,
@@ -57,8 +61,13 @@ def option_json(option: Option) -> dict[str, Any]:
                 "free_bytes": need.seat.free_bytes,
                 "memory_from": need.seat.memory_from,
                 "chance": need.chance,
-                "memory": {**dataclasses.asdict(need.memory), "allocated_bytes": need.memory.allocated_bytes},
+                "memory": told[id(need.memory)],
             }
             for need, share in zip(option.needs, option.shares, strict=True)
         ],
     }
+
+
+def memory_json(memory: Memory) -> dict[str, Any]:
+    """What a rank needs, term by term."""
+    return {**dataclasses.asdict(memory), "allocated_bytes": memory.allocated_bytes}

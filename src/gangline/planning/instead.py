@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gangline.catalog.gpus import GPUS
-from gangline.planning.decision import best_of_kinds, choose
+from gangline.planning.decision import choose, drafts_of_kinds, trainings
 from gangline.planning.links import LinkModel
-from gangline.planning.option import Option, Question
+from gangline.planning.option import Bench, Draft, Option, Question
 from gangline.planning.training import Training
 from gangline.planning.world import World, imagine
 
@@ -43,27 +43,31 @@ def ways_out(question: Question, world: World) -> list[Way]:
 
     At last the smallest card that would hold the job alone.
     """
-    ways = _of_the_job(question, world)
+    bench = Bench()
+    ways = _of_the_job(question, world, bench)
     has_cards = all(seat.gpu is not None for seat in world.seats)
-    if has_cards and (bought := _one_card(question)) is not None:
+    if has_cards and (bought := _one_card(question, bench)) is not None:
         ways.append(bought)
     return ways
 
 
-def _of_the_job(question: Question, world: World) -> list[Way]:
+def _of_the_job(question: Question, world: World, bench: Bench) -> list[Way]:
     changes = list(_changes(question.training))
     built: list[Way] = []
     others: list[Way] = []
+    tried: dict[tuple[Training, ...], list[Draft]] = {}  # what the job leaves open is varied whatever is changed
     for count in range(1, MOST_TOGETHER + 1):
         for chosen in itertools.combinations(changes, count):
             words = tuple(change.words for change in chosen)
             if len({change.group for change in chosen}) < count or _known(words, built):
                 continue
-            fitting = [option for option in best_of_kinds(_changed(question, chosen), world) if option.fits]
-            if (option := choose([each for each in fitting if each.is_built])) is not None:
-                built.append(Way(words=words, option=option))
-            elif not _known(words, others) and (option := choose(fitting)) is not None:
-                others.append(Way(words=words, option=option))
+            changed = _changed(question, chosen)
+            key = tuple(trainings(changed))
+            fitting = tried[key] = tried[key] if key in tried else _fitting(changed, world, bench)
+            if (draft := choose([each for each in fitting if each.is_built])) is not None:
+                built.append(Way(words=words, option=draft.weighed()))
+            elif not _known(words, others) and (draft := choose(fitting)) is not None:
+                others.append(Way(words=words, option=draft.weighed()))
         if len(built) >= ENOUGH:
             break
     return (built or others)[:ENOUGH]
@@ -103,17 +107,20 @@ def _replaced(words: str, group: str, **values: object) -> _Change:
     return _Change(words, group, lambda training: dataclasses.replace(training, **values))  # type: ignore[arg-type]
 
 
-def _one_card(question: Question) -> Way | None:
+def _one_card(question: Question, bench: Bench) -> Way | None:
     """The smallest card of the catalogue that holds the job alone."""
     for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
         if spec.laptop or (question.training.compute == "bf16" and not spec.bf16):
             continue
         world = dataclasses.replace(_world_of(spec.name), asked=False)
-        fitting = [option for option in best_of_kinds(question, world) if option.fits]
-        if (option := choose(fitting)) is not None:
+        if (draft := choose(_fitting(question, world, bench))) is not None:
             words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
-            return Way(words=(words,), option=option)
+            return Way(words=(words,), option=draft.weighed())
     return None
+
+
+def _fitting(question: Question, world: World, bench: Bench) -> list[Draft]:
+    return [draft for draft in drafts_of_kinds(question, world, bench) if draft.fits]
 
 
 def _world_of(name: str) -> World:

@@ -67,16 +67,26 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
 
 
 def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> HeadBytes:
-    """Logits of a chunk of tokens, their log-softmax and two gradients; the hidden states and their gradient."""
-    rows = min(training.tokens, max(1, training.stack.chunk_numbers // architecture.vocabulary))
-    logits = rows * architecture.vocabulary * (BYTES[training.compute] + 3 * FP32)
-    weight = architecture.hidden * architecture.vocabulary * BYTES[training.parameters]
+    """Logits of a chunk of tokens, their log-softmax and two gradients; the hidden states and their gradient.
+
+    What is kept of all chunks is there when backward begins; the first chunk then adds its two gradients, and next to
+    the narrow one of its logits a quantised head is unpacked.
+    """
+    stack, compute, vocabulary = training.stack, BYTES[training.compute], architecture.vocabulary
+    rows = min(training.tokens, max(1, stack.chunk_numbers // vocabulary))
+    each = 2 * FP32 if stack.kept_softmax_bytes else compute + 3 * FP32
+    logits = rows * vocabulary * each
+    if training.method == "qlora" and stack.quantises_head:
+        unpacked = stack.unpacked_copies * architecture.hidden * vocabulary * compute
+        logits = max(logits, unpacked + rows * vocabulary * (compute - stack.kept_softmax_bytes))
+    weight = architecture.hidden * vocabulary * BYTES[training.parameters]
     kept = weight if training.method == "full" else 0
-    held = training.tokens * architecture.vocabulary * training.stack.kept_logits_bytes
+    held = training.tokens * vocabulary * stack.kept_logits_bytes
+    softmax = training.tokens * vocabulary * stack.kept_softmax_bytes
     return HeadBytes(
-        peak=2 * hidden + logits + 2 * kept + held + _head_copy(architecture, training),
+        peak=2 * hidden + logits + 2 * kept + held + softmax + _head_copy(architecture, training),
         after=hidden + kept + held,
-        formula=f"2 T·h + chunk of {rows} tokens · V · ({BYTES[training.compute]} + 12)",
+        formula=f"2 T·h + chunk of {rows} tokens · V · {each}",
     )
 
 

@@ -1,27 +1,29 @@
-"""One way to run a job, weighed: what every rank needs, who does how much, how long a step takes. Pure."""
+"""One way to run a job, weighed: what every rank needs, who does how much, how long a step takes. Pure.
+
+A `Draft` says only what decides between ways, and an `Option` all of one. Drafts of a decision share a `Bench`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from gangline.planning.architecture import Architecture
 from gangline.planning.links import Fabric
-from gangline.planning.memory import Memory, rank_memory
-from gangline.planning.overheads import CPU, CUDA, Overheads
-from gangline.planning.shares import shares_by_time, split_layers
-from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
+from gangline.planning.memory import Memory
+from gangline.planning.room import EVEN, SURE, Need, Room
+from gangline.planning.shares import shares_by_time
+from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
-from gangline.planning.training import Strategy, Training
+from gangline.planning.training import Kind, Strategy, Training
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import split_whole
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
-"""How fast a seat computes; None where nobody knows."""
-SURE, EVEN = 0.9, 0.5
-"""Chances to fit: from here on it fits; below that it does not; in between it is tight."""
+"""How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
+index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
 BUILT_STRATEGIES = ("single", "ddp")
@@ -46,21 +48,6 @@ class Question:
     def tokens_per_sample(self) -> float:
         """What a step's time is reckoned with: samples are taken to be full, as packing makes them."""
         return float(self.training.sequence_length)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Memory of one rank."""
-
-    seat: Seat
-    memory: Memory
-    chance: float | None
-    """That it fits; None where the seat's memory is not known."""
-
-    @property
-    def shortage_bytes(self) -> int:
-        """What is likely to be missing; below 0 where there is room."""
-        return self.memory.process.likely - (self.seat.free_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +94,12 @@ class Option:
     @property
     def is_built(self) -> bool:
         """Whether gangline's own trainer can do it."""
-        return (
-            self.strategy.kind in BUILT_STRATEGIES
-            and self.training.method in BUILT_METHODS
-            and self.training.optimizer == "adamw"
-        )
+        return is_built(self.strategy, self.training)
 
     @property
     def is_exact(self) -> bool:
         """Whether it computes what one big machine would."""
-        return self.strategy.kind != "local-sgd"
+        return is_exact(self.strategy)
 
     @property
     def seconds(self) -> float:
@@ -124,128 +107,229 @@ class Option:
         return float("inf") if self.time is None else self.time.total_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What was reckoned for one job, whatever the machines; it lives as long as a decision."""
+
+    memories: dict[Training, dict[tuple[object, ...], Memory]] = field(default_factory=dict)
+    """See `Room.known`."""
+    models: dict[Training, dict[tuple[object, ...], ComputeModel | None]] = field(default_factory=dict)
+    """Speeds of seats, by what these depend on."""
+
+    def room(self, question: Question, world: World, training: Training, *, accumulation: int) -> Room:
+        """Memory of ranks that do so many micro-batches, or more than one."""
+        training = dataclasses.replace(training, accumulation=accumulation)
+        known = self.memories.setdefault(training, {})
+        return Room(architecture=question.architecture, training=training, seats=world.seats, known=known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """One training on one world: what all ways to share the work have in common."""
+
+    question: Question
+    world: World
+    training: Training
+    fabric: Fabric
+    models: tuple[ComputeModel | None, ...]
+    """By rank."""
+    seconds: tuple[float, ...]
+    """Of a micro-batch, by rank; 1 where the speed is not known."""
+    own: tuple[int, ...]
+    """Micro-batches by rank where each does what it can."""
+    even: tuple[int, ...]
+    """Micro-batches by rank where all take part in every exchange."""
+    alone: Room
+    """Memory of ranks that do one micro-batch of a step."""
+    several: Room
+    """Memory of ranks that sum gradients over several."""
+
+    @property
+    def count(self) -> int:
+        """Micro-batches of a step."""
+        return max(1, self.question.batch // self.training.micro_batch)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the speed of every seat is known."""
+        return None not in self.models
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it does not matter which layers a stage has: the first and the last alone may have another shape."""
+        layers = self.question.architecture.layers
+        ends = (0, len(layers) - 1)
+        return sum(number not in ends or layer.count > 1 for number, layer in enumerate(layers)) <= 1
+
+    def shares(self, kind: Kind) -> tuple[int, ...]:
+        """Micro-batches of every rank; in a pipeline every rank has all of them."""
+        if kind == "pipeline":
+            return (self.count,) * len(self.world.seats)
+        return self.even if kind in IN_STEP else self.own
+
+    def room(self, kind: Kind) -> Room:
+        """Memory of its ranks."""
+        return self.several if max(self.shares(kind)) > 1 else self.alone
+
+    def stages(self) -> tuple[int, ...] | None:
+        """See `Room.stages`."""
+        return self.room("pipeline").stages(self.seconds)
+
+    def draft(self, strategy: Strategy) -> Draft:
+        """One way to share the work."""
+        room = self.room(strategy.kind)
+        chance, spare_bytes = room.nearness(strategy)
+        return Draft(shift=self, strategy=strategy, room=room, chance=chance, spare_bytes=spare_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One way to run the job, with what decides between ways; the words are those of `Option`."""
+
+    shift: Shift
+    strategy: Strategy
+    room: Room
+    chance: float
+    spare_bytes: int
+    """Of the tightest rank."""
+
+    @property
+    def training(self) -> Training:
+        """What a rank computes."""
+        return self.room.training
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches by rank."""
+        return self.shift.shares(self.strategy.kind)
+
+    @property
+    def fits(self) -> bool:
+        """Surely enough."""
+        return self.chance >= SURE
+
+    @property
+    def may_fit(self) -> bool:
+        """More likely than not."""
+        return self.chance >= EVEN
+
+    @property
+    def is_built(self) -> bool:
+        """Whether gangline's own trainer can do it."""
+        return is_built(self.strategy, self.training)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes what one big machine would."""
+        return is_exact(self.strategy)
+
+    def seconds(self) -> float:
+        """Of a step; infinite where it is not known. Reckoned anew for each call."""
+        if not self.shift.is_timed:
+            return float("inf")
+        tokens, length = self._tokens()
+        return step_s(self.strategy, self._traffic(), self._work(), self.shift.fabric, tokens=tokens, length=length)
+
+    def weighed(self) -> Option:
+        """Everything that can be said of it."""
+        shift, flow, time = self.shift, self._traffic(), None
+        tokens, length = self._tokens()
+        if shift.is_timed:
+            time = step_time(self.strategy, flow, self._work(), shift.fabric, tokens=tokens, length=length)
+        return Option(
+            architecture=shift.question.architecture,
+            world=shift.world,
+            strategy=self.strategy,
+            training=self.training,
+            shares=self.shares,
+            needs=self.room.needs(self.strategy),
+            traffic=flow,
+            time=time,
+            tokens_per_sample=length,
+            source=", ".join(dict.fromkeys(model.source for model in shift.models if model is not None)),
+            profiles=tuple(None if model is None else model.profile for model in shift.models),
+        )
+
+    def _tokens(self) -> tuple[float, float]:
+        """Of a micro-batch, and of a sample."""
+        length = self.shift.question.tokens_per_sample
+        return self.training.micro_batch * length, length
+
+    def _work(self) -> list[RankWork]:
+        works = zip(self.shift.models, self.shares, strict=True)
+        return [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
+
+    def _traffic(self) -> Traffic:
+        backend: Backend = "gloo" if any(seat.gpu is None for seat in self.shift.world.seats) else "nccl"
+        architecture, shares = self.shift.question.architecture, self.shares
+        return traffic(architecture, self.training, self.strategy, micro_batches=max(shares), backend=backend)
+
+
 def weigh(question: Question, world: World, strategy: Strategy, training: Training) -> Option:
     """Everything that can be said of one way to run the job."""
-    count = max(1, question.batch // training.micro_batch)
-    tokens = training.micro_batch * question.tokens_per_sample
-    models = [_scaled(question.compute(seat, training), seat) for seat in world.seats]
-    shares = _shares(world, strategy, models, count=count, tokens=tokens, length=question.tokens_per_sample)
-    training = dataclasses.replace(training, accumulation=2 if max(shares) > 1 else 1)
-    backend: Backend = "gloo" if any(seat.gpu is None for seat in world.seats) else "nccl"
-    flow = traffic(question.architecture, training, strategy, micro_batches=max(shares), backend=backend)
-    known = [model for model in models if model is not None]
-    time = None
-    if len(known) == len(models):
-        work = [RankWork(compute=model, micro_batches=share) for model, share in zip(known, shares, strict=True)]
-        time = step_time(strategy, flow, work, fabric(world), tokens=tokens, length=question.tokens_per_sample)
-    return Option(
-        architecture=question.architecture,
+    return shifts(question, world, [training], Bench())[0].draft(strategy).weighed()
+
+
+def shifts(question: Question, world: World, trainings: Sequence[Training], bench: Bench) -> list[Shift]:
+    """Each of the trainings on one world."""
+    links = fabric(world)
+    return [_shift(question, world, links, training, bench) for training in trainings]
+
+
+def _shift(question: Question, world: World, links: Fabric, training: Training, bench: Bench) -> Shift:
+    length = question.tokens_per_sample
+    tokens, count = training.micro_batch * length, max(1, question.batch // training.micro_batch)
+    models = _models(question, world, training, bench)
+    seconds = tuple(1.0 if model is None else model.micro_batch_s(tokens, length) for model in models)
+    even = own = split_whole(count, [1.0] * len(models))
+    if any(seat.weight is not None for seat in world.seats):
+        own = split_whole(count, [1.0 if seat.weight is None else seat.weight for seat in world.seats])
+    elif None not in models:
+        own = shares_by_time(seconds, count)
+    return Shift(
+        question=question,
         world=world,
-        strategy=strategy,
         training=training,
-        shares=shares,
-        needs=_needs(question.architecture, world, strategy, training),
-        traffic=flow,
-        time=time,
-        tokens_per_sample=question.tokens_per_sample,
-        source=", ".join(dict.fromkeys(model.source for model in known)),
-        profiles=tuple(None if model is None else model.profile for model in models),
+        fabric=links,
+        models=models,
+        seconds=seconds,
+        own=own,
+        even=even,
+        alone=bench.room(question, world, training, accumulation=1),
+        several=bench.room(question, world, training, accumulation=2),
     )
 
 
-def stages(question: Question, world: World, training: Training) -> tuple[int, ...] | None:
-    """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably.
-
-    Where nothing does, by memory alone, which comes nearest to fitting. None where there are more ranks than layers.
-    """
-    depth, size = question.architecture.num_layers, len(world.seats)
-    if size > depth:
-        return None
-    models = [_scaled(question.compute(seat, training), seat) for seat in world.seats]
-    tokens, length = training.micro_batch * question.tokens_per_sample, question.tokens_per_sample
-    seconds = [1.0 if model is None else model.micro_batch_s(tokens, length) for model in models]
-    fast = split_layers(seconds, depth, most=[depth] * size)
-    architecture = question.architecture
-    if fast is None or all(_holds(architecture, world, training, fast, rank, SURE) for rank in range(size)):
-        return fast
-    for chance in (SURE, EVEN):
-        most = [_most_layers(architecture, world, training, rank, chance) for rank in range(size)]
-        if (found := split_layers(seconds, depth, most=most)) is not None:
-            return found
-    return split_layers([1 / max(1, seat.free_bytes or 1) for seat in world.seats], depth, most=[depth] * size)
+def _models(question: Question, world: World, training: Training, bench: Bench) -> tuple[ComputeModel | None, ...]:
+    """Speeds by rank; equal ones are the same object."""
+    known = bench.models.setdefault(training, {})
+    found: list[ComputeModel | None] = []
+    last: tuple[object, ...] = ()
+    for seat in world.seats:
+        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w, seat.slowdown)
+        if key != last and key not in known:
+            model = _scaled(question.compute(seat, training), seat)
+            known[key] = next((each for each in known.values() if each == model), model)
+        found.append(found[-1] if key == last else known[key])
+        last = key
+    return tuple(found)
 
 
 def fabric(world: World) -> Fabric:
     """The links of a world's ranks."""
-    slots = tuple(len(world.seats_of(host)) for host in world.hosts)
+    slots = tuple(Counter(seat.host for seat in world.seats).values())
     return Fabric(slots=slots, wire=world.wire, inside=world.inside)
 
 
-def overheads(seat: Seat) -> Overheads:
-    """What a process takes beside tensors on that seat."""
-    return CPU if seat.gpu is None else CUDA
+def is_built(strategy: Strategy, training: Training) -> bool:
+    """Whether gangline's own trainer can do it."""
+    return strategy.kind in BUILT_STRATEGIES and training.method in BUILT_METHODS and training.optimizer == "adamw"
+
+
+def is_exact(strategy: Strategy) -> bool:
+    """Whether it computes what one big machine would."""
+    return strategy.kind != "local-sgd"
 
 
 def _scaled(model: ComputeModel | None, seat: Seat) -> ComputeModel | None:
     return model if model is None or seat.slowdown == 1.0 else model.scaled(seat.slowdown)
-
-
-def _shares(
-    world: World,
-    strategy: Strategy,
-    models: list[ComputeModel | None],
-    *,
-    count: int,
-    tokens: float,
-    length: float,
-) -> tuple[int, ...]:
-    size = len(world.seats)
-    if strategy.kind == "pipeline":
-        return (count,) * size
-    if any(seat.weight is not None for seat in world.seats) and strategy.kind not in IN_STEP:
-        return split_whole(count, [1.0 if seat.weight is None else seat.weight for seat in world.seats])
-    known = [model for model in models if model is not None]
-    if len(known) < size or strategy.kind in IN_STEP:
-        return split_whole(count, [1.0] * size)
-    return shares_by_time([model.micro_batch_s(tokens, length) for model in known], count)
-
-
-def _needs(architecture: Architecture, world: World, strategy: Strategy, training: Training) -> tuple[Need, ...]:
-    needs = []
-    for rank, seat in enumerate(world.seats):
-        role = rank if strategy.kind == "pipeline" else 0
-        memory = _memory(architecture, training, strategy, role, overheads(seat))
-        chance = None if seat.free_bytes is None else memory.fits(seat.free_bytes)
-        needs.append(Need(seat=seat, memory=memory, chance=chance))
-    return tuple(needs)
-
-
-@functools.lru_cache(maxsize=4096)
-def _memory(architecture: Architecture, training: Training, strategy: Strategy, rank: int, device: Overheads) -> Memory:
-    return rank_memory(architecture, training, strategy, rank=rank, device=device)
-
-
-def _most_layers(architecture: Architecture, world: World, training: Training, rank: int, chance: float) -> int:
-    """Layers that a rank has memory for, by halving."""
-    depth, size, seat = architecture.num_layers, len(world.seats), world.seats[rank]
-    low, high = 0, depth - size + 1
-    if seat.free_bytes is None:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        rest = [1] * size
-        rest[rank] = middle
-        rest[rank - 1 if rank else size - 1] += depth - sum(rest)
-        holds = _holds(architecture, world, training, tuple(rest), rank, chance)
-        low, high = (middle, high) if holds else (low, middle - 1)
-    return low
-
-
-def _holds(
-    architecture: Architecture, world: World, training: Training, layers: tuple[int, ...], rank: int, chance: float
-) -> bool:
-    """Whether a rank has memory for its stage, with that chance at least."""
-    seat = world.seats[rank]
-    strategy = Strategy(kind="pipeline", world_size=len(layers), stages=layers)
-    memory = _memory(architecture, training, strategy, rank, overheads(seat))
-    return seat.free_bytes is None or memory.fits(seat.free_bytes) >= chance

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from gangline.planning.decision import Verdict
 from gangline.planning.instead import Way
-from gangline.planning.option import BUILT_METHODS, BUILT_STRATEGIES, Need, Option
+from gangline.planning.option import BUILT_METHODS, BUILT_STRATEGIES, Option
+from gangline.planning.room import Need
+from gangline.planning.saves import SaveCost, Saving, save_cost
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
-from gangline.planning.training import BYTES, Strategy
+from gangline.planning.training import Strategy
 from gangline.planning.world import Seat
 from gangline.units import format_bytes, format_count, format_duration
 
@@ -39,8 +41,10 @@ class Length:
 
     known: tuple[int, str] | None
     """Optimizer steps, and that in words."""
-    save_minutes: float | None
-    """Minutes between two checkpoints; None: by steps or at the end."""
+    saving: Saving = field(default_factory=Saving)
+    """How the job saves."""
+    unknown: str = ""
+    """Why `known` is not, in words."""
 
     @property
     def steps(self) -> int | None:
@@ -59,7 +63,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("step", text) for text in _step(best)]
         rows += [("run", text) for text in _run(best, length)]
-        rows += [("saves", _saves(best, length))]
+        rows += [("saves", text) for text in _saves(save_cost(best, length.saving), length.saving, why=why)]
     rows += [("instead of", text) for text in _others(verdict, every=why)]
     rows += [("machines", text) for text in _machines(verdict, length.steps)]
     rows += [("today", text) for text in _today(verdict, length.steps)]
@@ -252,6 +256,8 @@ def _source(option: Option) -> str:
 
 
 def _run(option: Option, length: Length) -> Iterator[str]:
+    if length.known is None and length.unknown:
+        yield f"how long it takes in all is not known: {length.unknown}"
     if option.time is None or length.known is None:
         return
     steps, words = length.known
@@ -270,16 +276,19 @@ def _range(values: Sequence[float]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def _saves(option: Option, length: Length) -> str:
-    """A checkpoint holds trained weights and two states for each; frozen weights are never written.
-
-    What every rank holds is written whole on every host, so that a lost disk loses nothing; what is in parts, in parts.
-    """
-    training = option.training
-    where = "on every host" if option.strategy.kind in {"single", "ddp", "local-sgd"} else "in parts, over all hosts"
-    size = 3 * trained_weights(option.architecture, training) * BYTES[training.parameters]
-    every = "" if length.save_minutes is None else f"; a power cut loses {length.save_minutes:g} min at the most"
-    return f"{format_bytes(size)} for a checkpoint, {where}{every}"
+def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
+    where = "in parts, over all hosts" if cost.in_parts else "on every host"
+    minutes = saving.every_minutes
+    every = "" if minutes is None else f"; a power cut loses {minutes:g} min at the most"
+    yield f"{format_bytes(cost.num_bytes)} for a checkpoint, {where}{every}"
+    if not (why or cost.is_notable):
+        return
+    least, likely, most = map(_seconds, cost.write_s)
+    text = f"{likely} to write each ({least} to {most}; {cost.source})"
+    text += ", and training waits" if saving.waits else f"; training waits {_seconds(cost.hold_s[1])}, for a copy of it"
+    yield text + ("" if cost.share is None else f": {100 * cost.share:.1f} % of the run")
+    if cost.is_late:
+        yield "on a slow disk one is not written when the next is due: they come less often, and more is lost"
 
 
 def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
@@ -372,10 +381,29 @@ def _notes(verdict: Verdict) -> Iterator[str]:
                 f"{option.strategy.kind} would take {_seconds(option.seconds)} a step, with other numbers than one big "
                 f"machine: an exchange every {option.strategy.inner_steps} steps"
             )
-    if best is not None and best.training.compute == "bf16":
-        lacking = [need.seat.label for need in best.needs if need.seat.spec is not None and not need.seat.spec.bf16]
-        if lacking:
-            yield f"{', '.join(dict.fromkeys(lacking))} cannot compute in bf16: precision: auto takes fp16"
+    if best is not None:
+        yield from _precision(best)
+
+
+def _precision(best: Option) -> Iterator[str]:
+    """Which numbers cards without bf16 end with, and what that costs."""
+    compute, specs = best.training.compute, [need.seat.spec for need in best.needs]
+    lacking = _labels(need.seat for need in best.needs if need.seat.spec is not None and not need.seat.spec.bf16)
+    if compute == "bf16" and lacking:
+        yield f"{lacking} cannot compute in bf16: precision: auto takes fp16"
+    if compute == "fp16" and lacking:
+        yield f"products are in fp16, with a loss scale: {lacking} cannot compute in bf16, and all cards use one format"
+    slow = _labels(need.seat for need in best.needs if need.seat.spec is not None and need.seat.spec.fp16_share < 1)
+    if compute == "fp16" and slow:
+        share = min(spec.fp16_share for spec in specs if spec is not None)
+        yield (
+            f"{slow} has no tensor cores, and multiplies fp16 at about {100 * share:.0f} % of the rate of fp32: "
+            "precision: fp32 is faster there, if it fits; plan it as well, and without that card"
+        )
+
+
+def _labels(seats: Iterable[Seat]) -> str:
+    return ", ".join(dict.fromkeys(seat.label for seat in seats))
 
 
 def slower_than_alone(verdict: Verdict) -> str | None:

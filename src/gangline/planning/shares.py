@@ -33,6 +33,9 @@ def shares_by_time(seconds: Sequence[float], num_micro_batches: int) -> tuple[in
     """
     if not seconds or min(seconds) <= 0:
         raise ValueError(f"seconds of a micro-batch must be positive: {list(seconds)}")
+    if min(seconds) == max(seconds):  # in turn
+        each_one, more = divmod(num_micro_batches, len(seconds))
+        return tuple(each_one + (rank < more) for rank in range(len(seconds)))
     shares = [0] * len(seconds)
     queue = [(each, each, rank) for rank, each in enumerate(seconds)]
     heapq.heapify(queue)
@@ -52,7 +55,13 @@ def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[in
     if len(seconds) > num_layers or min(most, default=0) < 1 or sum(most) < num_layers:
         return None
     stages = [1] * len(seconds)
+    queue = [(2 * each, rank) for rank, each in enumerate(seconds) if most[rank] > 1]
+    heapq.heapify(queue)
     for _ in range(num_layers - len(seconds)):
-        open_ranks = [rank for rank in range(len(seconds)) if stages[rank] < most[rank]]
-        stages[min(open_ranks, key=lambda rank: ((stages[rank] + 1) * seconds[rank], rank))] += 1
+        rank = queue[0][1]
+        stages[rank] += 1
+        if stages[rank] < most[rank]:
+            heapq.heapreplace(queue, ((stages[rank] + 1) * seconds[rank], rank))
+        else:
+            heapq.heappop(queue)
     return tuple(stages)

@@ -149,16 +149,15 @@ def step_time(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> StepTime:
     """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
-    ask = _Ask(strategy, traffic, ranks, fabric, tokens, length)
-    compute_s, total_s = _total(ask)
-    optimizer_s = _optimizer_s(ask)
-    free_s = _total(dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())))[1]
+    ask = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
+    total_s, optimizer_s = _total_s(ask), _optimizer_s(ask)
+    free_s = _total_s(dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())))
     bounds = []
     for sign in (-1, 1):
         bent = _bent(ask, sign)
-        bounds.append(_total(bent)[1] + _optimizer_s(bent))
+        bounds.append(_total_s(bent) + _optimizer_s(bent))
     return StepTime(
-        compute_s=compute_s,
+        compute_s=_compute_s(dataclasses.replace(ask, ranks=ranks)),
         communication_s=sum(each.times * ask.once(each) for each in traffic.exchanges),
         exposed_s=max(0.0, total_s - free_s),
         optimizer_s=optimizer_s,
@@ -166,6 +165,21 @@ def step_time(
         low_s=bounds[0],
         high_s=bounds[1],
     )
+
+
+def step_s(
+    strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
+) -> float:
+    """`StepTime.total_s` of the same arguments, which is what decides between ways."""
+    ask = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
+    return _total_s(ask) + _optimizer_s(ask)
+
+
+def _unlike(strategy: Strategy, ranks: Sequence[RankWork]) -> Sequence[RankWork]:
+    """One of each: where all are waited for, it does not matter how many do the same. A pipeline is a row of all."""
+    if strategy.kind == "pipeline":
+        return ranks
+    return list({(id(rank.compute), rank.micro_batches): rank for rank in ranks}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +208,16 @@ class _Ask:
         return rank.micro_batches * self.micro_s(rank) or rank.compute.micro_batch_s(1, 1)
 
 
-def _total(ask: _Ask) -> tuple[tuple[float, ...], float]:
-    """Computation by rank, and the step without the update."""
+def _compute_s(ask: _Ask) -> tuple[float, ...]:
+    """Computation by rank."""
+    if ask.strategy.kind == "pipeline":
+        k = ask.ranks[0].micro_batches
+        return tuple(k * ask.micro_s(stage) for stage in _stages(ask))
+    return tuple(ask.busy_s(rank) for rank in ask.ranks)
+
+
+def _total_s(ask: _Ask) -> float:
+    """The step without the update."""
     kinds: dict[str, Callable[[_Ask], float]] = {
         "pipeline": _pipeline_s,
         "fsdp": _sharded_s,
@@ -203,11 +225,7 @@ def _total(ask: _Ask) -> tuple[tuple[float, ...], float]:
         "zero-3": _sharded_s,
         "zero-2": _every_backward_s,
     }
-    total_s = kinds.get(ask.strategy.kind, _last_backward_s)(ask)
-    if ask.strategy.kind == "pipeline":
-        k = ask.ranks[0].micro_batches
-        return tuple(k * ask.micro_s(stage) for stage in _stages(ask)), total_s
-    return tuple(ask.busy_s(rank) for rank in ask.ranks), total_s
+    return kinds.get(ask.strategy.kind, _last_backward_s)(ask)
 
 
 def _last_backward_s(ask: _Ask) -> float:
@@ -266,11 +284,17 @@ def _pipeline_s(ask: _Ask) -> float:
 
 
 def _stages(ask: _Ask) -> list[RankWork]:
+    """What each rank does; ranks of the same device with as many layers are reckoned once."""
     depth, last = sum(ask.strategy.stages), len(ask.ranks) - 1
-    return [
-        RankWork(compute=rank.compute.stage(layers / depth, with_head=number == last), micro_batches=rank.micro_batches)
-        for number, (rank, layers) in enumerate(zip(ask.ranks, ask.strategy.stages, strict=True))
-    ]
+    known: dict[tuple[int, int, bool], RankWork] = {}
+    stages = []
+    for number, (rank, layers) in enumerate(zip(ask.ranks, ask.strategy.stages, strict=True)):
+        key = (id(rank.compute), layers, number == last)
+        if key not in known:
+            model = rank.compute.stage(layers / depth, with_head=number == last)
+            known[key] = RankWork(compute=model, micro_batches=rank.micro_batches)
+        stages.append(known[key])
+    return stages
 
 
 def _optimizer_s(ask: _Ask) -> float:
@@ -291,8 +315,8 @@ def _bent(ask: _Ask, sign: int) -> _Ask:
             bytes_per_s=model.bytes_per_s / (1 + model.spread) ** sign,
         )
 
-    ranks = [
-        dataclasses.replace(rank, compute=rank.compute.scaled((1 + rank.compute.spread) ** sign)) for rank in ask.ranks
-    ]
+    models = {id(rank.compute): rank.compute for rank in ask.ranks}
+    bent = {number: model.scaled((1 + model.spread) ** sign) for number, model in models.items()}
+    ranks = [RankWork(compute=bent[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ask.ranks]
     fabric = dataclasses.replace(ask.fabric, wire=link(ask.fabric.wire), inside=link(ask.fabric.inside))
     return dataclasses.replace(ask, ranks=ranks, fabric=fabric)

@@ -66,6 +66,12 @@ class Share:
         return tables + self.architecture.head_weights + (self.architecture.embedding_weights if copied else 0)
 
     @property
+    def num_head(self) -> int:
+        """Numbers in the matrix of an output head that is no embedding table."""
+        model = self.architecture
+        return model.hidden * model.vocabulary if self.has_head and not model.tied else 0
+
+    @property
     def num_parameters(self) -> int:
         """All numbers."""
         return self.num_linear + self.num_experts + self.num_vectors + self.num_tables
@@ -139,10 +145,11 @@ def weight_bytes(share: Share, training: Training, strategy: Strategy) -> int:
 def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     """4-bit weights, their scales, and what stays as it is: tables, norms, biases, fused experts."""
     stack, compute = training.stack, BYTES[training.compute]
-    packed = share.num_linear + (share.num_experts if stack.expert_modules else 0)
+    head = share.num_head if stack.quantises_head else 0
+    packed = share.num_linear + head + (share.num_experts if stack.expert_modules else 0)
     experts = 0 if stack.expert_modules else share.num_experts * compute
     scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
-    tables = share.num_tables * (FP32 if stack.upcasts else compute)
+    tables = (share.num_tables - head) * (FP32 if stack.upcasts else compute)
     vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
     return int(packed * PACKED_BYTES), int(packed * scale), experts + tables + vectors
 

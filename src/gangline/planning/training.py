@@ -31,6 +31,8 @@ class Stack:
     transformers 4.46 to 4.48 in forward logits, fp32 logits, shifted ones and log-softmax, 14; inplace: 4 less."""
     kept_logits_bytes: int = 0
     """Bytes per logit that the caller holds during backward, beside `logit_bytes` (plain)."""
+    kept_softmax_bytes: int = 0
+    """Bytes per logit of what the loss of each chunk keeps for backward (chunked); 0: a chunk is computed again."""
     upcasts: bool = False
     """Whether what is not quantised is turned into fp32, and the residual stream with it (peft's k-bit preparation)."""
     upcast_norms: bool = False
@@ -47,6 +49,13 @@ class Stack:
     """Parts of a layer that are one kernel, which keeps its input only."""
     keeps_quantised_inputs: bool = False
     """Whether the 4-bit product holds its input (bitsandbytes before 0.42)."""
+    unpacked_copies: int = 1
+    """Of a 4-bit weight while it is multiplied: 2 if it was quantised in another half precision than the product's."""
+    quantises_head: bool = False
+    """Whether the output head is quantised as well."""
+    adapter_share: float = 1.0
+    """Part of a matrix's outputs that its adapter reaches; the others get zeros, at the price of one more copy of what
+    the adapter computed (queries and values, where one matrix makes queries, keys and values)."""
     widens_norms: bool = True
     """Whether autocast computes layer norms in fp32 (CUDA's list of operations; that of CPUs leaves them)."""
     reduces: Number = "fp32"

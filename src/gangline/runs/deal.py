@@ -32,17 +32,20 @@ def shares_by_time(seconds: Sequence[float], total: int, *, least: Sequence[int]
     seconds: of one piece, by rank; least: pieces that a rank gets in any case, none if they are more than there are.
     Each further piece goes to the rank that would have done it first, which gives the smallest possible maximum of
     pieces * seconds. Ties go to the faster rank, then to the lower number. Raises ValueError for times that are not
-    positive.
+    positive numbers.
     """
-    if not seconds or min(seconds) <= 0:
+    if not seconds or not all(0 < each < math.inf for each in seconds):
         raise ValueError(f"seconds of a micro-batch must be positive: {list(seconds)}")
-    shares = list(least) if least is not None and sum(least) <= total else [0] * len(seconds)
+    held = list(least) if least is not None and sum(least) <= total else [0] * len(seconds)
+    # what would be done in this time if pieces could be cut: every rank has all of its whole ones in any case
+    time_s = (total - sum(held)) / math.fsum(1 / each for each in seconds)
+    shares = [max(count, math.floor(time_s / each)) for count, each in zip(held, seconds, strict=True)]
     queue = [((shares[rank] + 1) * each, each, rank) for rank, each in enumerate(seconds)]
     heapq.heapify(queue)
     for _ in range(total - sum(shares)):
-        ends, each, rank = queue[0]
+        _, each, rank = queue[0]
         shares[rank] += 1
-        heapq.heapreplace(queue, (ends + each, each, rank))
+        heapq.heapreplace(queue, ((shares[rank] + 1) * each, each, rank))
     return tuple(shares)
 
 

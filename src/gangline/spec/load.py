@@ -35,16 +35,18 @@ def default_cluster(folder: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = True) -> Job:
     """The job that a file and `key=value` overrides mean. Reads no model and no data, but finds the files.
 
-    Relative paths in the file begin at its folder, those on the command line at the current folder.
-    Raises SpecError with all mistakes at once.
+    Relative paths in the file begin at its folder, those on the command line at the current folder. needs_data: whether
+    files of data have to be there; else the paths of those that are not are kept as they would be. Raises SpecError
+    with all mistakes at once.
     """
     document = read_document(read_text(path, kind="job"), str(path))
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
     checked = check(JobWords, document, foreign=FOREIGN)
+    checked.needs_data = needs_data
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
 
 

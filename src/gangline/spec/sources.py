@@ -8,7 +8,7 @@ from pathlib import Path
 from gangline.runs.job import SourceJob
 from gangline.spec.job_words import EvaluationSourceWords, JobWords, SourceWords
 from gangline.spec.mistakes import KeyPath, quote
-from gangline.spec.paths import find_files, what_is_there, what_was_meant
+from gangline.spec.paths import absolute, find_files, what_is_there, what_was_meant
 from gangline.spec.validate import Checked
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -92,6 +92,10 @@ def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, fol
         files = find_files(text, base) if not text.startswith(_HUB) else []
         found += map(str, files)
         if files:
+            continue
+        path = absolute(text, base)
+        if not (checked.needs_data or text.startswith(_HUB) or path.exists()):
+            found.append(str(path))
             continue
         good = False
         if text.startswith(_HUB):

@@ -41,6 +41,8 @@ class Checked(Generic[_Words]):
     document: Document
     faulty: frozenset[KeyPath]
     """What is off by its type already; a rule that reads it would report it a second time, or talk nonsense."""
+    needs_data: bool = True
+    """Whether files of data have to be there; False: nobody will read them."""
 
     def wrote(self, *path: str | int) -> bool:
         """Whether the user gave this key at all."""

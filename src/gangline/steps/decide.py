@@ -57,7 +57,9 @@ def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
     outlook = foresee_job(job, world, means)
     job = outlook.settled(job)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
-    drafted = make_plan(job, cluster, gpus, option=outlook.runnable)
+    drafted = make_plan(
+        job, cluster, gpus, option=outlook.runnable, notes=outlook.dated(sight.inventory) if outlook.runnable else ()
+    )
     for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):
         means.talk.say(line)
     return Decision(job=job, cluster=cluster, sight=sight, plan=drafted, world=world, outlook=outlook)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import DoesNotFit, ModelError, UsageError
+from gangline.inventory.facts import Inventory
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
@@ -34,6 +35,8 @@ class Outlook:
     config_from: str = ""
     unknown: str = ""
     """Why there is no verdict, in words."""
+    speeds: Speeds | None = None
+    """What is known of how fast the machines compute."""
     error: ModelError | None = None
     """What is wrong with the model's configuration. A start goes on without a forecast: the trainer has the say."""
 
@@ -41,6 +44,13 @@ class Outlook:
     def runnable(self) -> Option | None:
         """What gangline's own trainer would do."""
         return None if self.verdict is None else self.verdict.runnable
+
+    def dated(self, inventory: Inventory) -> list[str]:
+        """What was measured under another driver or torch than hosts have now, of what the forecast rests on."""
+        option = self.runnable or (None if self.verdict is None else self.verdict.best)
+        if option is None or self.speeds is None:
+            return []
+        return self.speeds.dated([need.seat for need in option.needs], option.training, inventory)
 
     def settled(self, job: Job) -> Job:
         """The job with everything decided that it leaves open."""
@@ -68,18 +78,19 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
         architecture = _architecture(config, means)
     except ModelError as error:
         return _unknown(error)
+    speeds = Speeds(architecture=architecture, home=means.home)
     question = Question(
         architecture=architecture,
         training=training_of(job, world, stack=stack),
         batch=job.batch,
-        compute=Speeds(architecture=architecture, home=means.home).of,
+        compute=speeds.of,
         open=job.open,
     )
     try:
         verdict = decide(question, world)
     except ModelError as error:  # adapters that find no place, by the names that the closed form knows
         return _unknown(error)
-    return Outlook(verdict=verdict, config=config, config_from=where)
+    return Outlook(verdict=verdict, config=config, config_from=where, speeds=speeds)
 
 
 def _unknown(error: ModelError) -> Outlook:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from gangline.errors import ModelError, UsageError
 from gangline.planning.decision import Verdict
 from gangline.planning.instead import Way
+from gangline.planning.report import Length
+from gangline.planning.saves import Saving
 from gangline.planning.training import GANGLINE, STACKS, Stack
 from gangline.planning.world import World, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
 from gangline.runs.job import Job
 from gangline.steps.decide import Decision, decide
 from gangline.steps.forecast import Outlook, foresee_job, ways_of
+from gangline.steps.machines import disk_rate
 from gangline.steps.reach import Start, load, reached
-from gangline.steps.samples import estimated_steps
+from gangline.steps.samples import estimated_steps, length_unknown
 from gangline.steps.seams import Means, Seams, Talk
 
 
@@ -57,16 +60,24 @@ class Foretold:
         return self.outlook.verdict is None or self.outlook.runnable is not None
 
     @property
-    def length(self) -> tuple[int, str] | None:
-        """Optimizer steps of the run as far as they are known or can be guessed, and that in words."""
-        return estimated_steps(self.job)
+    def length(self) -> Length:
+        """How long the run is, as far as that is known or can be guessed, and how it saves."""
+        known, words = estimated_steps(self.job), self.job.checkpoint
+        inventory = None if self.decision is None else self.decision.inventory
+        saving = Saving(
+            every_steps=words.every_steps,
+            every_minutes=words.every_minutes,
+            waits=not words.asynchronous,
+            disk=disk_rate(self.world, inventory),
+        )
+        return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
 
 
 def foretell(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams) -> Foretold:
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:
-        job = _job(start)
+        job = _job_without_data(start)
         means = Means(transports={}, home=start.home, talk=talk, seams=seams)
         before = changed(_imagined(what_if), WhatIf(link=what_if.link))
         world = changed(before, dataclasses.replace(what_if, link=None))
@@ -110,10 +121,11 @@ def _foretold(
     )
 
 
-def _job(start: Start) -> Job:
+def _job_without_data(start: Start) -> Job:
+    """The job; on machines that nobody has, what it trains on need not be there either."""
     from gangline.spec.load import load_job
 
-    return load_job(start.job, start.overrides)
+    return load_job(start.job, start.overrides, needs_data=False)
 
 
 def _stack(name: str) -> Stack:

@@ -28,3 +28,15 @@ def estimated_steps(job: Job) -> tuple[int, str] | None:
     samples = max(1, round(tokens / job.data.sequence_length))
     steps = total_steps(samples, job.batch, epochs=job.epochs, steps=None)
     return steps, f"about {steps} steps = {job.epochs or 1:g} x {samples} samples, guessed from the size of the files"
+
+
+def length_unknown(job: Job) -> str:
+    """Why `estimated_steps` says nothing of a job, for people."""
+    source = job.data.train
+    gone = [Path(file).name for file in source.files if not Path(file).exists()]
+    if gone:
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        return f"{gone[0]}{more} of data.train is not on this computer, so that nobody knows how many samples there are"
+    if not source.files:
+        return "data.train is on the hub, and how many samples it has is known once it is there"
+    return "samples are not packed: there are as many as rows, and rows are counted when the data is prepared"

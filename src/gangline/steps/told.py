@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from gangline.errors import DoesNotFit
 from gangline.inventory.network import load_network, network_line
 from gangline.planning.explain import explain
 from gangline.planning.figures import verdict_json
+from gangline.planning.option import Option
 from gangline.planning.report import Length, change_line, report, terms, ways_lines
+from gangline.planning.saves import save_cost
 from gangline.steps.foretell import Foretold
 from gangline.steps.traced import Traced
 
@@ -25,12 +28,14 @@ def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why:
     if verdict is None:
         lines.append(f"note       {foretold.outlook.unknown}")
     else:
-        lines += report(verdict, Length(foretold.length, foretold.job.checkpoint.every_minutes), why=why, width=width)
+        lines += report(verdict, foretold.length, why=why, width=width)
         lines += terms(verdict, width) if why else []
         lines += change_line(foretold.before, verdict, width) if foretold.before is not None else []
     lines += [f"traced     {each.line}" for each in traced]
     if verdict is not None and verdict.best is None:
         lines += ways_lines(foretold.ways, width)
+    if decision is not None and foretold.world != decision.world:
+        lines += [f"note       {note}" for note in foretold.outlook.dated(decision.inventory)]
     if decision is not None and foretold.world == decision.world:
         lines += explain(decision.plan, without=SAID if verdict is not None else ())
         if (network := load_network(home, decision.sight.cluster)) is not None:
@@ -47,9 +52,16 @@ def plan_json(foretold: Foretold, traced: Sequence[Traced]) -> dict[str, Any]:
         "plan": None if decision is None else decision.plan.to_json(),
         "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
         "verdict": None if verdict is None else verdict_json(verdict, list(foretold.ways)),
+        "saves": None if verdict is None or verdict.best is None else _saves_json(verdict.best, foretold.length),
         "unknown": foretold.outlook.unknown,
         "traced": [{"strategy": each.option.strategy.kind, **each.answer} for each in traced],
     }
+
+
+def _saves_json(best: Option, length: Length) -> dict[str, Any]:
+    """What checkpoints cost; seconds are the least, what is likely, and the most."""
+    cost = save_cost(best, length.saving)
+    return {**dataclasses.asdict(cost), "share": cost.share}
 
 
 def require_fit(foretold: Foretold) -> None:

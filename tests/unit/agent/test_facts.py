@@ -127,26 +127,63 @@ def test_a_program_that_is_not_there_is_an_error():
 # --- sections
 
 
-def test_memory_that_a_control_group_allows(tmp_path):
-    group = tmp_path / "cg" / "user.slice" / "a.service"
-    group.mkdir(parents=True)
-    (tmp_path / "cg" / "memory.max").write_text("max\n")
-    (tmp_path / "cg" / "user.slice" / "memory.max").write_text("4294967296\n")
-    (group / "memory.max").write_text("8589934592\n")
+def control_group(folder, *, limit, used, cache, version=2):
+    """The files of one group, with lines before and after the one that counts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for name, value in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{value}\n")
+    prefix = "" if version == 2 else "total_"
+    own = "" if version == 2 else f"inactive_file {cache // 2}\n"
+    (folder / "memory.stat").write_text(f"anon 5\n{own}{prefix}inactive_file {cache}\n{prefix}active_file 7\n")
+
+
+def test_memory_that_a_control_group_allows_and_has_left(tmp_path):
+    top = tmp_path / "cg"
+    control_group(top, limit="max", used=90 << 30, cache=0)
+    control_group(top / "user.slice", limit=4 << 30, used=3 << 30, cache=1 << 30)
+    control_group(top / "user.slice" / "a.service", limit=8 << 30, used=7 << 30, cache=512 << 20)
     own = tmp_path / "own"
     own.write_text("0::/user.slice/a.service\n")
-    assert system.memory_limit(str(tmp_path / "cg"), str(own)) == 4 << 30
+    groups = system.memory_groups(str(top), str(own))
+    assert groups == [(8 << 30, (6 << 30) + (512 << 20)), (4 << 30, 2 << 30)]
+    # the group with the higher limit has less left, and the machine least of all
+    assert system.available(16 << 30, groups) == (1 << 30) + (512 << 20)
+    assert system.available(1 << 30, groups) == 1 << 30
+    assert system.available(16 << 30, []) == 16 << 30
+    assert system.available(None, []) is None
 
 
-def test_memory_that_a_control_group_of_version_1_allows(tmp_path):
-    (tmp_path / "memory" / "lab").mkdir(parents=True)
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (tmp_path / "memory" / "lab" / "memory.limit_in_bytes").write_text("943718400\n")
+def test_a_control_group_over_its_limit_has_nothing_left(tmp_path):
+    control_group(tmp_path, limit=1 << 30, used=2 << 30, cache=0)
+    own = tmp_path / "own"
+    own.write_text("0::/\n")
+    assert system.available(8 << 30, system.memory_groups(str(tmp_path), str(own))) == 0
+
+
+def test_memory_that_a_control_group_of_version_1_allows_and_has_left(tmp_path):
+    control_group(tmp_path / "memory", limit=9223372036854771712, used=5 << 30, cache=0, version=1)
+    control_group(tmp_path / "memory" / "lab", limit=900 << 20, used=800 << 20, cache=300 << 20, version=1)
     own = tmp_path / "own"
     own.write_text("4:cpu,cpuacct:/\n3:memory:/lab\n")
-    assert system.memory_limit(str(tmp_path), str(own)) == 900 << 20
+    assert system.memory_groups(str(tmp_path), str(own)) == [(900 << 20, 500 << 20)]
     own.write_text("3:memory:/named/from/outside\n")
-    assert system.memory_limit(str(tmp_path), str(own)) is None
+    assert system.memory_groups(str(tmp_path), str(own)) == []
+
+
+def test_what_is_used_in_a_container_is_not_there_for_others(monkeypatch):
+    monkeypatch.setattr(system, "meminfo", lambda: {"MemTotal": 64 << 30, "MemAvailable": 60 << 30})
+    monkeypatch.setattr(system, "memory_groups", lambda: [(8 << 30, 6 << 30), (16 << 30, 7 << 30)])
+    said = system.system({})
+    assert said["memory_limit_bytes"] == 8 << 30
+    assert said["memory_available_bytes"] == 2 << 30
+
+
+def test_a_control_group_whose_use_cannot_be_read_has_its_limit(tmp_path):
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    own = tmp_path / "own"
+    own.write_text("0::/\n")
+    assert system.memory_groups(str(tmp_path), str(own)) == [(1 << 30, 0)]
 
 
 def interface(root, name, *, number=1, uevent="", folders=()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gangline.planning.architecture import Architecture
+from gangline.planning.architecture import Architecture, Linear
 from gangline.planning.config import read_architecture
 from gangline.planning.memory import Memory, rank_memory
 from gangline.planning.overheads import CUDA
@@ -31,6 +31,7 @@ LOSSES = {
     "chunked-128-tokens": "chunked",
 }
 ATTENTION = {"sdpa": "flash", "flash2": "flash", "sdpa-efficient": "efficient", "eager": "eager"}
+QKV = ("q_proj", "k_proj", "v_proj")
 REPEATING = ("mistral", "mixtral")
 """Models of transformers 4 that repeat keys and values in front of flash attention."""
 
@@ -41,8 +42,19 @@ def predicted(row: Run) -> Memory:
 
 
 def architecture(row: Run) -> Architecture:
-    """The model of a row."""
-    return read_architecture(model_config(row.model))
+    """The model of a row; litgpt makes queries, keys and values with one matrix in every model."""
+    found = read_architecture(model_config(row.model))
+    if row.source != "litgpt":
+        return found
+    return replace(found, layers=tuple(replace(layer, linears=_joined(layer.linears)) for layer in found.layers))
+
+
+def _joined(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    parts = [each for each in linears if each.name in QKV]
+    if not parts:
+        return linears
+    whole = replace(parts[0], name="query_key_value", outputs=sum(each.outputs for each in parts))
+    return whole, *(each for each in linears if each not in parts)
 
 
 def strategy(row: Run) -> Strategy:
@@ -129,15 +141,29 @@ def _logit_bytes(row: Run) -> int:
 
 
 def _litgpt(row: Run, common: Stack) -> Stack:
-    """Its own models: native gelu; bitsandbytes of its time held inputs; the chunk is 128 tokens."""
-    vocabulary = architecture(row).vocabulary
+    """lit_gpt 8641822 with the Lightning of its requirements.txt (71aed75) and bitsandbytes 0.41.1, as their source says.
+
+    Norms (lit_gpt/rmsnorm.py) and gelu (lit_gpt/model.py) keep their input, in its own width. One adapter serves
+    queries and values of the joint matrix; LoRAQKVLinear.zero_pad (lit_gpt/lora.py) spreads it with index_copy.
+    finetune/lora.py asks for logits in chunks of 128 positions of all samples, and holds the list while backward runs;
+    Fabric turns what the model returns into fp32 (HalfPrecision.convert_output; also litgpt issue 1508), so a logit
+    takes 4 bytes, and 4 for its log-softmax. BitsandbytesPrecision replaces every nn.Linear, the head too, and
+    quantises them from fp16 (_quantize_weight): bitsandbytes unpacks to fp16 and then casts to the input's bf16.
+
+    Not explained: rows of Llama 2 hold a tenth more per token than this code saves. RMS norms in fp32 would be most of
+    it, but came on 2023-10-24 (6178c7c); the figures were there on 2023-10-20, those of 7B on 2023-10-04 (0892959).
+    """
+    parts = sum(target in QKV for target in row.adapter.targets) if row.adapter else len(QKV)
     return replace(
         common,
-        fused=("activation",),
+        fused=("activation", "norm"),
+        adapter_share=parts / len(QKV),
         keeps_quantised_inputs=row.method == "qlora",
-        chunk_numbers=128 * vocabulary,
-        # the list of all chunks' logits, and the log-softmax of each, in half precision
+        quantises_head=row.method == "qlora",
+        unpacked_copies=2,
+        chunk_numbers=128 * row.micro_batch * architecture(row).vocabulary,
         kept_logits_bytes=4,
+        kept_softmax_bytes=4,
     )
 
 

@@ -9,11 +9,13 @@ import sys
 
 import pytest
 
-from gangline.planning import decision
+from gangline.planning import decision, room
 from gangline.planning.decision import Verdict, best_of_kinds, decide
 from gangline.planning.instead import ways_out
+from gangline.planning.memory import rank_memory
 from gangline.planning.option import Option, weigh
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
+from gangline.planning.saves import Saving
 from gangline.planning.training import Strategy
 from gangline.planning.world import link
 from tests.unit.planning.worlds import question, with_memory, world
@@ -45,7 +47,7 @@ def test_weights_that_travel_over_a_home_network_are_named_as_the_reason() -> No
     assert verdict.best.strategy.kind == "ddp"
     sharded = kind(verdict, "fsdp")
     assert sharded.seconds > 5 * verdict.best.seconds
-    lines = "\n".join(report(verdict, Length((100, "100 steps"), 10), width=400))
+    lines = "\n".join(report(verdict, Length((100, "100 steps"), Saving(every_minutes=10)), width=400))
     assert "weights for" in lines
     assert "over this link" in lines
 
@@ -60,7 +62,7 @@ def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
     assert roomy.best.strategy.kind == "pipeline"
     assert sum(roomy.best.strategy.stages) == 40
     assert roomy.runnable is None
-    assert "pipeline" in next(line for line in report(roomy, Length(None, None)) if line.startswith("today"))
+    assert "pipeline" in next(line for line in report(roomy, Length(None)) if line.startswith("today"))
 
 
 def test_a_fast_fabric_makes_shards_worth_while() -> None:
@@ -121,7 +123,7 @@ def test_local_steps_are_never_taken_by_themselves_and_said_to_be_other_numbers(
     assert slow.best is not None
     assert slow.best.is_exact
     assert kind(slow, "local-sgd").seconds < slow.best.seconds / 2
-    lines = " ".join("\n".join(report(slow, Length(None, None), width=400)).split())
+    lines = " ".join("\n".join(report(slow, Length(None), width=400)).split())
     assert "local-sgd would take" in lines
     assert "other numbers than one big machine" in lines
 
@@ -190,7 +192,7 @@ def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
     assert option.time is None
     assert option.shares == (8, 8, 8)
     verdict = decide(job, world())
-    assert "not known" in "\n".join(report(verdict, Length(None, None)))
+    assert "not known" in "\n".join(report(verdict, Length(None)))
 
 
 def test_the_users_own_shares_are_kept() -> None:
@@ -205,12 +207,33 @@ def test_the_users_own_shares_are_kept() -> None:
     assert option.shares == (12, 8, 4)
 
 
-def test_the_ways_that_are_weighed_for_eight_hosts_are_no_more_than_planning_has_time_for(monkeypatch) -> None:
-    """benchmarks/plan_speed.py measures the time: half a second for these 580 ways."""
-    weighed = []
-    monkeypatch.setattr(decision, "weigh", lambda *ask: weighed.append(ask) or weigh(*ask))
-    decide(question("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(EIGHT, wire="10gbit"))
-    assert 100 < len(weighed) < 1000
+@pytest.mark.parametrize("gib", [3, 6, 10, 80])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: int) -> None:
+    job = question("meta-llama/Llama-3.2-1B", method=method, batch=24, sequence_length=512)
+    machines = with_memory(world("rtx4090,rtx4090,rtx3060"), gib, gib, gib)
+    for shown in best_of_kinds(job, machines):
+        if shown.strategy.kind == "pipeline":  # each way has stages of its own
+            continue
+        others = [weigh(job, machines, shown.strategy, training) for training in decision.trainings(job)]
+        assert shown in others
+        fitting = [each for each in others if each.fits] or [each for each in others if each.may_fit]
+        if fitting:
+            assert shown in fitting
+            assert shown.seconds <= 1.02 * min(each.seconds for each in fitting)
+        else:
+            assert shown.chance == max(each.chance for each in others)
+
+
+@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 600), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
+def test_memory_is_reckoned_once_for_ranks_that_do_the_same(
+    hosts: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """benchmarks/plan_speed.py measures the time: this is most of it."""
+    asked = []
+    monkeypatch.setattr(room, "rank_memory", lambda *ask, **more: asked.append(more) or rank_memory(*ask, **more))
+    decide(question("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(hosts, wire="10gbit"))
+    assert 100 < len(asked) < most
 
 
 def test_planning_loads_neither_torch_nor_numpy() -> None:

@@ -9,7 +9,9 @@ from statistics import fmean
 
 import pytest
 
-from tests.unit.planning.foreign import error, predicted
+from gangline.planning.block import layer_bytes
+from gangline.planning.lora import lora_parameters
+from tests.unit.planning.foreign import architecture, error, predicted, training
 from tests.unit.planning.rows import (
     ALLOCATED,
     GIB,
@@ -17,6 +19,7 @@ from tests.unit.planning.rows import (
     anchor_rows,
     fitting_rows,
     held_out_rows,
+    public_rows,
     verdicts,
 )
 
@@ -29,6 +32,7 @@ def allocated(rows: list[Row]) -> list[Row]:
 
 ANCHORS = allocated(anchor_rows())
 FITTING = allocated(fitting_rows())
+HELD = allocated(held_out_rows())
 
 
 def scores(rows):
@@ -54,10 +58,44 @@ def test_the_rows_of_the_fitting_half_that_transformers_made_are_met_within_4_pe
     assert abs(worst[1]) <= 0.04, worst
 
 
-def test_the_old_models_of_litgpt_are_understood_less():
-    mean, worst = scores([row for row in FITTING if row.source == "litgpt"])
-    assert 0.03 < mean <= 0.10
-    assert abs(worst[1]) <= 0.17, worst
+@pytest.mark.parametrize("half", [FITTING, HELD], ids=["fitting", "held out"])
+def test_litgpt_is_met_within_2_percent_where_the_model_is_not_llama(half):
+    rows = [row for row in half if row.source == "litgpt" and not row.model.startswith("llama")]
+    assert len(rows) >= 3
+    assert abs(scores(rows)[1][1]) <= 0.02
+
+
+@pytest.mark.parametrize("half", [FITTING, HELD], ids=["fitting", "held out"])
+def test_what_is_not_understood_of_litgpt_is_3_to_7_percent_of_llama(half):
+    """Its source at the commit of the table gives no reason: see `foreign._litgpt`."""
+    errors = [error(row) for row in half if row.source == "litgpt" and row.model.startswith("llama")]
+    assert len(errors) >= 3
+    assert -0.075 < min(errors) <= max(errors) < -0.025
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "numbers"),
+    [
+        # x, dropped x and its mask, adapter's output, joint qkv, q, k, attention's output, activation
+        ("phi-1.5", "lora", 2 + 2 + 1 + 4 + 6 + 2 + 2 + 2 + 8),
+        ("stablelm-base-alpha-3b", "lora", 2 + 2 + 1 + 4 + 6 + 2 + 2 + 2 + 8),
+        # a second norm's x, and three activations of 11008 / 4096
+        ("llama-2-7b", "lora", 2 + 2 + 2 + 1 + 4 + 6 + 2 + 2 + 2 + 3 * 2 * 11008 / 4096),
+        # and inputs of 4-bit products: both normed x, what goes into the last matrix
+        ("llama-2-7b", "qlora", 2 + 2 + 2 + 1 + 4 + 6 + 2 + 2 + 2 + 3 * 2 * 11008 / 4096 + 2 + 2 + 2 * 11008 / 4096),
+    ],
+)
+def test_a_layer_of_litgpt_keeps_what_its_code_saves(model, method, numbers):
+    """Bytes per token and hidden number, as torch's saved-tensor hooks list them for lit_gpt/lora.py at 8641822."""
+    row = next(row for row in public_rows() if row.run.startswith(f"litgpt/{model}/{method}/"))
+    asked, shape = training(row), architecture(row)
+    kept = layer_bytes(shape.layers[0], shape.hidden, asked).kept
+    assert kept / asked.tokens / shape.hidden == pytest.approx(numbers, abs=0.1)
+
+
+def test_a_row_of_litgpt_has_the_published_number_of_trained_parameters():
+    row = next(row for row in public_rows() if row.run.startswith("litgpt/llama-2-7b/"))
+    assert lora_parameters(architecture(row), 8, training(row).targets) == 4_194_304
 
 
 @pytest.mark.parametrize(
@@ -94,14 +132,9 @@ def test_verdicts_are_right_but_within_7_percent_of_the_limit_and_for_one_settin
 
 
 def test_the_held_out_half_is_met_as_well():
-    rows = allocated(held_out_rows())
-    assert scores(rows)[0] <= 0.02
-    mean, worst = scores([row for row in rows if row.source != "litgpt"])
+    mean, worst = scores(HELD)
+    assert mean <= 0.01
+    assert abs(worst[1]) <= 0.12, worst
+    mean, worst = scores([row for row in HELD if row.source != "litgpt"])
     assert mean <= 0.01
     assert abs(worst[1]) <= 0.04, worst
-
-
-def test_what_is_not_understood_of_litgpt_shows_in_the_held_out_half_too():
-    mean, worst = scores([row for row in allocated(held_out_rows()) if row.source == "litgpt"])
-    assert 0.08 < mean <= 0.12
-    assert worst[1] == pytest.approx(-0.172, abs=0.01)

@@ -94,6 +94,13 @@ def test_three_unlike_machines_come_near_the_sum_of_their_speeds(count: int, per
     assert 100 * count / step_s / sum(speeds) == pytest.approx(per_cent, abs=0.06)
 
 
+def test_equal_machines_get_equal_shares_and_the_first_ones_what_is_left() -> None:
+    assert shares_by_time([0.1] * 4, 11) == (3, 3, 3, 2)
+    assert shares_by_time([0.1, 0.1, 0.1, 0.1 + 1e-15], 11) == (3, 3, 3, 2)
+    assert shares_by_time([0.3], 7) == (7,)
+    assert shares_by_time([0.3, 0.3], 0) == (0, 0)
+
+
 def test_a_time_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         shares_by_time([1.0, 0.0], 4)

@@ -8,7 +8,7 @@ import pytest
 from gangline.catalog.gpus import find_gpu
 from gangline.planning.flops import attention_flops, flops_per_token
 from gangline.planning.links import Fabric, LinkModel
-from gangline.planning.speed import ComputeModel, RankWork, step_time, uncalibrated
+from gangline.planning.speed import ComputeModel, RankWork, step_s, step_time, uncalibrated
 from gangline.planning.traffic import traffic, trained_weights
 from gangline.planning.training import Strategy, Training
 from tests.unit.planning.shapes import LLAMA_2_7B, LLAMA_32_1B, SMALL, dense
@@ -307,3 +307,19 @@ def test_what_waits_is_no_more_than_what_travels(kind):
     )
     assert 0 <= took.exposed_s <= took.communication_s * 1.001
     assert 0 <= took.communication_share < 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_that_do_the_same_take_what_one_of_each_takes(kind):
+    one, other = device(0.2, spread=0.3), device(0.3, optimizer_s=0.01, spread=0.1)
+    unlike = [(one, 3), (other, 2), (one, 2), (other, 2), (one, 3), (one, 3)]
+    copies = [(dataclasses.replace(model), count) for model, count in unlike]  # equal, but each an object of its own
+    more = {"stages": (3, 3, 3, 2, 2, 3)} if kind == "pipeline" else {"shard_size": 2} if kind == "hsdp" else {}
+    took = step(kind, unlike, architecture=LLAMA_32_1B, **more)
+    assert took == step(kind, copies, architecture=LLAMA_32_1B, **more)
+    plan = strategy(kind, 6, **more)
+    work = [RankWork(compute=model, micro_batches=count) for model, count in copies]
+    sent = traffic(LLAMA_32_1B, FULL, plan, micro_batches=3)
+    assert step_s(plan, sent, work, fabric((1,) * 6), tokens=2048, length=2048) == took.total_s
+    if kind != "pipeline":
+        assert took.compute_s == tuple(count * model.micro_batch_s(2048, 2048) for model, count in unlike)

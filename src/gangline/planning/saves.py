@@ -1,0 +1,115 @@
+"""What checkpoints cost: bytes, seconds of each, and the part of a run that they hold up. Pure.
+
+A checkpoint holds trained weights and two states for each; frozen weights are never written. What every rank holds is
+written whole on every host, so that a lost disk loses nothing; what is in parts, in parts.
+
+Training waits while the state is copied into the host's memory; a thread writes it while training goes on. With
+`checkpoint.asynchronous: false` training waits for the disk as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.planning.option import Option
+from gangline.planning.traffic import trained_weights
+from gangline.planning.training import BYTES
+
+STATES = 3
+"""Numbers for each trained one: itself, and AdamW's two moments."""
+WHOLE = frozenset({"single", "ddp", "local-sgd"})
+"""Strategies in which every rank holds all that is saved."""
+NOTABLE = 0.01
+"""From which part of the run on it is said unasked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How fast bytes get somewhere, as far as it is known; bytes/s."""
+
+    low: float
+    likely: float
+    high: float
+    source: str
+
+    def seconds(self, num_bytes: float) -> tuple[float, float, float]:
+        """Least, likely and most for so many bytes."""
+        return num_bytes / self.high, num_bytes / self.likely, num_bytes / self.low
+
+
+DISK = Rate(low=0.1e9, likely=0.4e9, high=2e9, source="a disk of 0.1 to 2 GB/s assumed")
+"""A disk of 7,200 rpm writes 80 to 200 MB/s, a SATA SSD 400 to 550, NVMe 1,700 to 3,000 and more (data sheets and
+reviews); every file is flushed, and read once more for its digest."""
+COPY = Rate(low=2e9, likely=8e9, high=25e9, source="PCIe")
+"""From a card into pinned memory: PCIe 3.0 x8 to 4.0 x16 (8 and 32 GB/s on the line); from memory to memory alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How a job saves."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    waits: bool = False
+    """Whether training waits until it is on the disk."""
+    disk: Rate = DISK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCost:
+    """Of one checkpoint; seconds are the least, what is likely, and the most."""
+
+    num_bytes: int
+    """Of all that is saved."""
+    host_bytes: int
+    """Of what one host writes; hosts write at the same time."""
+    write_s: tuple[float, float, float]
+    """Until it is on the disk."""
+    hold_s: tuple[float, float, float]
+    """For which training stands still."""
+    every_s: float | None
+    """Between two of them; None: there is one, at the end, or the speed of a step is not known."""
+    source: str
+    """Where the seconds come from, for people."""
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether no host has all of it."""
+        return self.host_bytes < self.num_bytes
+
+    @property
+    def share(self) -> float | None:
+        """Likely part of the run in which training stands still for them; None: there is one, at the end."""
+        return None if self.every_s is None else self.hold_s[1] / (self.every_s + self.hold_s[1])
+
+    @property
+    def is_late(self) -> bool:
+        """Whether one may not be on the disk when the next is due, so that they come less often than the job says."""
+        return self.every_s is not None and self.write_s[2] > self.every_s
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether whoever asks how long a run takes wants to know."""
+        return self.is_late or (self.share or 0.0) >= NOTABLE
+
+
+def save_cost(option: Option, saving: Saving) -> SaveCost:
+    """What saving takes where a job runs that way."""
+    training = option.training
+    num_bytes = STATES * trained_weights(option.architecture, training) * BYTES[training.parameters]
+    num_hosts = len(option.world.hosts)
+    whole = option.strategy.kind in WHOLE
+    host_bytes = num_bytes if whole else -(-num_bytes // num_hosts)
+    # of equal copies one rank of a host saves its own; parts are copied by all at once
+    rank_bytes = host_bytes if whole else num_bytes / len(option.needs)
+    written, copied = saving.disk.seconds(host_bytes), COPY.seconds(rank_bytes)
+    turns = [60 * saving.every_minutes] if saving.every_minutes is not None else []
+    turns += [saving.every_steps * option.time.total_s] if saving.every_steps and option.time is not None else []
+    return SaveCost(
+        num_bytes=num_bytes,
+        host_bytes=host_bytes,
+        write_s=written,
+        hold_s=written if saving.waits else copied,
+        every_s=min(turns, default=None),
+        source=saving.disk.source,
+    )

@@ -1,0 +1,85 @@
+"""What checkpoints cost: bytes by what is trained, seconds by disk and strategy, and when that is worth a line."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gangline.planning.decision import decide
+from gangline.planning.option import Option, weigh
+from gangline.planning.report import Length, report
+from gangline.planning.saves import DISK, Rate, Saving, save_cost
+from gangline.planning.training import Strategy
+from tests.unit.planning.worlds import question, with_memory, world
+
+SLOW = Rate(low=1e6, likely=2e6, high=4e6, source="a stick")
+MINUTES = Saving(every_minutes=10)
+
+
+def option(kind: str, method: str = "lora", **words: object) -> Option:
+    asked = question(method=method)
+    machines = with_memory(world("a=2xa100-80gb,b=2xa100-80gb"), 1000, 1000, 1000, 1000)
+    return weigh(asked, machines, Strategy(kind=kind, world_size=4, **words), asked.training)  # type: ignore[arg-type]
+
+
+def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_them() -> None:
+    cost = save_cost(option("ddp"), MINUTES)
+    assert cost.num_bytes == cost.host_bytes == 3 * 8_388_608 * 4
+    assert not cost.in_parts
+    assert cost.write_s == pytest.approx([cost.num_bytes / rate for rate in (2e9, 0.4e9, 0.1e9)])
+    assert cost.every_s == 600
+
+
+def test_what_is_in_parts_is_written_in_parts() -> None:
+    whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "fsdp"))
+    assert parts.num_bytes == whole.num_bytes
+    assert parts.in_parts
+    assert parts.host_bytes == -(-whole.num_bytes // 2)
+    assert parts.write_s[1] == pytest.approx(whole.write_s[1] / 2)
+    assert parts.hold_s[1] == pytest.approx(whole.hold_s[1] / 4)  # every card copies its own
+
+
+def test_training_waits_for_a_copy_or_where_the_job_wants_it_for_the_disk() -> None:
+    free, waits = (save_cost(option("ddp"), dataclasses.replace(MINUTES, waits=each)) for each in (False, True))
+    assert free.hold_s[1] < waits.hold_s[1] == waits.write_s[1]
+    assert waits.share == pytest.approx(waits.write_s[1] / (600 + waits.write_s[1]))
+
+
+def test_the_cadence_is_the_shorter_one_of_steps_and_minutes() -> None:
+    way = option("ddp")
+    assert way.time is not None
+    for steps, minutes, seconds in ((2, None, 2 * way.seconds), (2, 10, min(600, 2 * way.seconds)), (None, None, None)):
+        cost = save_cost(way, Saving(every_steps=steps, every_minutes=minutes))
+        assert cost.every_s == (seconds if seconds is None else pytest.approx(seconds))
+    assert save_cost(way, Saving()).share is None
+    unknown = dataclasses.replace(way, time=None)
+    assert save_cost(unknown, Saving(every_steps=2)).every_s is None
+
+
+def saves(saving: Saving, *, why: bool = False) -> str:
+    verdict = decide(question(method="lora", sequence_length=512), with_memory(world(), 24, 24, 24))
+    lines = report(verdict, Length((100, "100 steps"), saving), why=why, width=400)
+    begin = next(number for number, line in enumerate(lines) if line.startswith("saves"))
+    end = next(number for number, line in enumerate(lines) if number > begin and line[0] != " ")
+    return "\n".join(lines[begin:end])
+
+
+def test_seconds_are_on_the_screen_where_they_matter_or_are_asked_for() -> None:
+    quiet = saves(MINUTES)
+    assert "96 MiB for a checkpoint" in quiet
+    assert "to write each" not in quiet
+    asked = saves(MINUTES, why=True)
+    assert "252 ms to write each (50 ms to 1.0 s; a disk of 0.1 to 2 GB/s assumed)" in asked
+    assert asked.endswith("0.0 % of the run")
+    assert "less often" not in asked
+
+
+def test_a_save_that_holds_the_run_up_is_told_unasked() -> None:
+    text = saves(Saving(every_minutes=10, waits=True, disk=SLOW))
+    assert "50.3 s to write each (25.2 s to 1 min 41 s; a stick), and training waits: 7.7 % of the run" in text
+
+
+def test_a_disk_that_is_slower_than_the_cadence_is_told_unasked() -> None:
+    assert "less often" in saves(Saving(every_minutes=1, disk=SLOW))
+    assert "less often" not in saves(Saving(every_minutes=1, disk=DISK))
