@@ -23,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gangline.runs.buckets import Window, choose_buckets
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
 from gangline.worker.precision import Precision
 from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.wire import measure_wire
 
 CPU = torch.device("cpu")
 FP32 = Precision(name="fp32", compute=torch.float32, parameters=torch.float32)
@@ -148,6 +150,7 @@ def ddp(case: Case, device: Device) -> Callable[[], None]:
     """Our own DDP, buckets and all."""
     strategy = Ddp(Model(case["weights"], device), precision=FP32, device=CPU)  # type: ignore[arg-type]
     mine = case["micro_batches"][dist.get_rank()]
+    begin(strategy, case, device.micro_s(case["tokens"]), mine)
     batch = Batch(*(torch.zeros(1, case["tokens"], dtype=torch.int64),) * 4)
 
     def step() -> None:
@@ -158,6 +161,16 @@ def ddp(case: Case, device: Device) -> Callable[[], None]:
         device.work(case["optimizer_s"])
 
     return step
+
+
+def begin(strategy: Ddp, case: Case, micro_s: float, mine: int) -> None:
+    """Cut gradients as the trainer does, from the links as they are; the embedding table's are ready last."""
+    table = torch.zeros(dist.get_world_size(), 2, dtype=torch.float64)
+    table[dist.get_rank()] = torch.tensor([mine * micro_s, BACKWARD * micro_s])
+    dist.all_reduce(table)
+    windows = [Window(busy_s=busy_s, backward_s=backward_s) for busy_s, backward_s in table.tolist()]
+    tail_bytes = 4 * sum(case["weights"][0])
+    strategy.begin(choose_buckets(strategy.num_bytes, measure_wire(CPU), windows, tail_bytes=tail_bytes).num_bytes)
 
 
 def local_sgd(case: Case, device: Device) -> Callable[[], None]:

@@ -28,10 +28,11 @@ from typing import Any
 from gangline.planning.architecture import Architecture, Layer, Linear
 from gangline.planning.calibrate import fit_line
 from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
-from gangline.planning.shares import shares_by_time, split_layers
+from gangline.planning.shares import split_layers
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
 from gangline.planning.traffic import Traffic, traffic, wire_bytes
 from gangline.planning.training import Strategy, Training
+from gangline.runs.deal import shares_by_time
 from tests.lab.hosts import Lab, lab_folders
 
 BAR, SHARE_BAR = 0.10, 0.05

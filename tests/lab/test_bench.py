@@ -1,4 +1,5 @@
-"""bench over real hosts: links and collectives of the right size, speeds, nothing left, and a port that is shut."""
+"""bench over real hosts: links and collectives of the right size, speeds alone and together, nothing left, and a port
+that is shut."""
 
 import json
 import sys
@@ -108,3 +109,34 @@ def test_the_speed_of_every_rank_at_a_job(lab):
     kept = lab.user.check(["ls", "state/profiles"]).split()
     assert [name.rsplit("-", 1)[1] for name in kept] == ["h0.json", "h1.json"]
     assert [host.processes() for host in lab.hosts] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_every_host_alone_against_all_together_at_1_gigabit(lab):
+    lab = lab(3, binds=lab_folders(), rate="1gbit")
+    write_cluster(lab, ("", ", slowdown: 1.8", ", slowdown: 2.2"))
+    lab.user.write("model/config.json", json.dumps(CONFIG))
+    lab.user.write("rows.txt", "a row\n")
+    lab.user.write("job.yaml", JOB)
+    done = bench(lab, "scaling", "job.yaml", "batch=24", "--cluster", "home.yaml", "--seconds", "40", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [(host["host"], host["ranks"], host["slowdown"]) for host in said["hosts"]] == [
+        ("h0", [0], 1.0),
+        ("h1", [1, 2], 1.8),
+        ("h2", [3], 2.2),
+    ]
+    assert not said["one_machine"]
+    assert said["hosts"][0]["tokens_per_s"] > said["hosts"][2]["tokens_per_s"]
+    assert said["sum_tokens_per_s"] == pytest.approx(sum(host["tokens_per_s"] for host in said["hosts"]))
+    # the lab's hosts share two processors: what one of them leaves another one takes
+    assert 0.2 < said["worst_ratio"] <= said["ratio"] < 2
+    assert all(turn["shares"] == [3, 3, 3, 3] for turn in said["even"])
+    assert all(sum(turn["shares"]) == 12 for turn in said["together"])
+    assert [host.processes() for host in lab.hosts] == [[], [], []]
+    lab.hosts[2].faults.drop(port="32768-60999")
+    done = bench(lab, "scaling", "job.yaml", "batch=24", "--cluster", "home.yaml", "--seconds", "10")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert [host.processes() for host in lab.hosts] == [[], [], []]

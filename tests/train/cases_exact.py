@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.worker.evaluate import evaluate
+from gangline.worker.exchange import settle_exchange
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
@@ -61,16 +62,8 @@ def evaluation(shares, *, precision: str):
     """The evaluation loss, split and alone."""
     found = []
     for world in (make_world(shares, rank=dist.get_rank()), make_world([sum(shares)], rank=0)):
-        session = make_session(make_job(precision=precision), world)
-        result = evaluate(
-            session.loss,
-            session.evaluation_set,
-            world=world,
-            shares=world.shares,
-            precision=session.precision,
-            micro_batch=2,
-            max_samples=None,
-        )
+        session = make_session(make_job(precision=precision, micro_batch=2), world)
+        result = evaluate(session, shares=world.shares)
         found.append({"loss": result.loss, "label_tokens": result.label_tokens})
     return found
 
@@ -80,6 +73,8 @@ def audit(shares, *, num_samples: int, epochs: int):
     job = make_job(steps=None, epochs=float(epochs), precision="fp32")
     session = make_session(job, make_world(shares, rank=dist.get_rank()), num_samples=num_samples, num_evaluation=0)
     read, progress = [], Progress()
+    # reads a sample to see how long backward takes, which belongs to no step
+    settle_exchange(session, progress, session.order.micro_batches(0)[0])
     plain = session.train_set.sample
 
     def sample(index):

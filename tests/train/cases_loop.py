@@ -13,7 +13,7 @@ from gangline.worker.batch import collate
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.precision import agree_precision
-from gangline.worker.strategy.ddp import Ddp, agree_weights, bucket_mib
+from gangline.worker.strategy.ddp import Ddp, agree_weights
 from gangline.worker.strategy.single import Single
 from tests.train.small import MemorySet, make_job, make_session, make_world, run_loop
 
@@ -173,8 +173,3 @@ def weights_agree():
     before = float(_flat(loss).double().sum())
     agree_weights(loss)
     return [before, float(_flat(loss).double().sum())]
-
-
-def buckets():
-    """Bucket sizes in MiB for an adapter of 33.6 MB, a tiny one and a 1 B model."""
-    return [bucket_mib(33_600_000), bucket_mib(10_000), bucket_mib(4_000_000_000)]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
+from gangline.worker.exchange import settle_exchange
 from gangline.worker.model import trainable
 from gangline.worker.progress import restore
 from tests.train.small import make_job, make_session, make_world, run_loop
@@ -30,6 +31,8 @@ def piece(folder: str, *, shares, steps: int, resume_step: int | None, stop_afte
     description = {"attempt": 1, "hosts": tuple(hosts), "num_ranks": len(shares), "fingerprints": {"train": "t"}}
     saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
     progress = restore(session, checkpoints)
+    # reads a sample to see how long backward takes, which belongs to no step
+    settle_exchange(session, progress, session.order.micro_batches(0)[0])
     read = _listen(session, progress)
     result, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)
     saver.wait()

@@ -2,8 +2,6 @@
 
 import pytest
 
-from gangline.planning.traffic import bucket_bytes
-
 CASES = "tests.train.cases_loop"
 
 
@@ -22,12 +20,3 @@ def test_weights_that_differ_in_a_last_bit_are_made_equal_before_the_first_step(
     (own, after), (other, agreed) = pool(2).run(f"{CASES}:weights_agree")
     assert own != other
     assert after == agreed == own
-
-
-def test_buckets_are_small_enough_to_hide_an_adapters_exchange(pool):
-    adapter, tiny, large = pool(1).run(f"{CASES}:buckets")[0]
-    assert 1 <= adapter <= 33.6 / 8
-    assert tiny == 1
-    assert large == 25
-    planned = [bucket_bytes(num_bytes) / 2**20 for num_bytes in (33_600_000, 10_000, 4_000_000_000)]
-    assert planned == pytest.approx([adapter, tiny, large], abs=1e-6)

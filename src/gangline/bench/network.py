@@ -56,7 +56,7 @@ def measure_network(hosts: Hosts, *, home: Path, seconds: float, tell: Callable[
             *(Skipped(what="a pair of hosts", why=words) for words in links.closed),
             *collectives.skipped,
         ),
-        notes=tuple(_notes(hosts.inventory)),
+        notes=tuple(busy_cards(hosts.inventory)),
     )
     save_network(home, network)
     return network
@@ -99,7 +99,8 @@ def versions(inventory: Inventory) -> dict[str, str]:
     return found
 
 
-def _notes(inventory: Inventory) -> Iterator[str]:
+def busy_cards(inventory: Inventory) -> Iterator[str]:
+    """In words, cards on which other programs compute."""
     for facts in inventory.hosts:
         busy = [str(gpu.index) for gpu in facts.gpus if gpu.processes]
         if busy:

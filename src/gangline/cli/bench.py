@@ -1,10 +1,10 @@
-"""`gangline bench network [CLUSTER]`, `gangline bench compute JOB`: how fast the hosts exchange data, and compute."""
+"""`gangline bench network [CLUSTER]`, `bench compute JOB`, `bench scaling JOB`: how fast hosts exchange and compute."""
 
 from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,8 +12,9 @@ from gangline import app
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
 from gangline.inventory.network import network_path
-from gangline.steps.measure import bench_compute, bench_network
+from gangline.steps.measure import bench_compute, bench_network, bench_scaling
 from gangline.steps.measured import network_lines, speeds_lines
+from gangline.steps.scaled import scaling_lines
 
 
 class What(str, enum.Enum):
@@ -21,64 +22,69 @@ class What(str, enum.Enum):
 
     network = "network"
     compute = "compute"
+    scaling = "scaling"
 
 
-DEFAULT_S = {What.network: 20.0, What.compute: 60.0}
+DEFAULT_S = {What.network: 20.0, What.compute: 60.0, What.scaling: 180.0}
 
 
 def command(
     what: Annotated[
         What,
         typer.Argument(
-            metavar="network|compute", help="latency, throughput, all-reduce; or a job's model", show_default=False
+            metavar="network|compute|scaling",
+            help="latency, throughput, all-reduce; a job's model on every rank; each host alone against all together",
+            show_default=False,
         ),
     ],
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="network: the cluster, by default ./cluster.yaml; compute: the job", show_default=False
+            metavar="FILE", help="network: the cluster, by default ./cluster.yaml; else the job", show_default=False
         ),
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the job", show_default=False)
+    ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="compute: the cluster, by default ./cluster.yaml", show_default=False)
+        Path | None, typer.Option(help="with a job: the cluster, by default ./cluster.yaml", show_default=False)
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=4, max=600, help="how long it may take, after the start: 20, or 60", show_default=False),
+        typer.Option(min=4, max=3600, help="how long it may take, after the start: 20, 60 or 180", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Measure every pair of hosts and all-reduce, or how fast every rank computes. Best while nothing else runs.
+    """Measure every pair of hosts, how fast every rank computes, or how near all hosts come to the sum of each alone.
 
-    compute times a copy of the job's model with two layers, on all ranks at once. Both are kept for gangline plan.
+    compute times a copy of the job's model with two layers. scaling trains the whole model, with random weights and
+    samples. What network and compute find is kept for gangline plan. Best while nothing else runs.
     """
-    limit_s = seconds or DEFAULT_S[what]
+    limit_s, home, talk = seconds or DEFAULT_S[what], app.default_home(), Terminal()
     if what is What.network:
-        _network(file or cluster, limit_s, as_json=as_json)
-    elif file is None:
-        raise UsageError("bench compute needs a job", seen="no file", fix="gangline bench compute job.yaml")
-    else:
-        _compute(app.Start(home=app.default_home(), job=file, cluster=app.cluster_file(cluster)), limit_s, as_json)
+        if overrides:
+            raise UsageError("bench network takes one file", seen=overrides[0], fix="gangline bench network FILE")
+        network = bench_network(app.cluster_file(file or cluster), home=home, seconds=limit_s, talk=talk)
+        kept = f"kept in {network_path(home, network.cluster)}"
+        _show(talk, network.to_json(), network_lines(network), as_json=as_json, kept=kept)
+        return
+    if file is None:
+        raise UsageError(f"bench {what.value} needs a job", seen="no file", fix=f"gangline bench {what.value} job.yaml")
+    start = app.Start(home=home, job=file, overrides=tuple(overrides or ()), cluster=app.cluster_file(cluster))
+    if what is What.compute:
+        speeds = bench_compute(start, seconds=limit_s, talk=talk)
+        kept = f"kept in {home / 'profiles'}" if speeds.ranks else ""
+        _show(talk, speeds.to_json(), speeds_lines(speeds), as_json=as_json, kept=kept)
+        return
+    scaling = bench_scaling(start, seconds=limit_s, talk=talk)
+    _show(talk, scaling.to_json(), scaling_lines(scaling), as_json=as_json)
 
 
-def _network(cluster: Path | None, seconds: float, *, as_json: bool) -> None:
-    talk, home = Terminal(), app.default_home()
-    network = bench_network(app.cluster_file(cluster), home=home, seconds=seconds, talk=talk)
+def _show(talk: Terminal, data: dict[str, Any], lines: list[str], *, as_json: bool, kept: str = "") -> None:
     talk.clear()
     if as_json:
-        print_json(network.to_json())
+        print_json(data)
         return
-    print_data(network_lines(network))
-    talk.say(f"kept in {network_path(home, network.cluster)}")
-
-
-def _compute(start: app.Start, seconds: float, as_json: bool) -> None:
-    talk = Terminal()
-    speeds = bench_compute(start, seconds=seconds, talk=talk)
-    talk.clear()
-    if as_json:
-        print_json(speeds.to_json())
-        return
-    print_data(speeds_lines(speeds))
-    if speeds.ranks:
-        talk.say(f"kept in {start.home / 'profiles'}")
+    print_data(lines)
+    if kept:
+        talk.say(kept)

@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("gangline.cli.plan", "does it fit, who does what, how long does it take, and why; starts nothing"),
     "train": ("gangline.cli.train", "check, plan, tokenise, start, follow; the run goes on without you"),
     "run": ("gangline.cli.run", "the same for a script of your own"),
-    "bench": ("gangline.cli.bench", "measure the network of a cluster, or its speed at a job, in bounded time"),
+    "bench": ("gangline.cli.bench", "measure the network, the ranks at a job, or all hosts against each alone"),
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from where it stands"),
     "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),

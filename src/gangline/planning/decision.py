@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gangline.planning.dividing import Dividing
 from gangline.planning.option import Bench, Draft, Option, Question, Shift, shifts
 from gangline.planning.room import pipeline
-from gangline.planning.training import Kind, Strategy, Training
+from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
+from gangline.runs.deal import whole_count, whole_counts
+from gangline.runs.job import StrategyJob
 
 SIMPLEST: tuple[Kind, ...] = ("single", "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "zero-3", "pipeline", "local-sgd")
 """Of two that are as fast, the one further to the left is taken."""
 AS_FAST = 1.02
 LEAST_CHANCE = 0.1
 """Below that a start is refused; what is foreseen of a process may be a quarter too much."""
-INNER_STEPS = 50
-"""local-sgd: steps between two exchanges, as published for fine-tuning over slow links (DiLoCo: 50 to 500)."""
+INNER_STEPS = StrategyJob().inner_steps
+"""local-sgd: steps between two exchanges where the job says nothing; published: 50 to 500 (DiLoCo)."""
+IN_ROUNDS: tuple[Kind, ...] = ("single", "local-sgd")
+"""All that is weighed where the job asks for local-sgd."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
 FEW_HOSTS = 5
@@ -54,6 +60,12 @@ class Verdict:
     """The best with 1, 2, ... machines: the fastest ones first."""
 
     @property
+    def dividing(self) -> Dividing | None:
+        """How well the batch divides, in what would be run; None where nothing fits."""
+        option = self.runnable or self.best
+        return None if option is None else option.dividing(self.question)
+
+    @property
     def today(self) -> Option | None:
         """The fastest that gangline's own trainer can do with any number of these machines."""
         built = [few.runnable for few in self.by_hosts if few.runnable is not None]
@@ -63,6 +75,8 @@ class Verdict:
 def decide(question: Question, world: World) -> Verdict:
     """Weigh every way on all hosts, and the best one on fewer."""
     bench = Bench()
+    if "batch" in question.open:
+        question = _with_batch(question, world, bench)
     drafts = drafts_of_kinds(question, world, bench)
     options = [draft.weighed() for draft in drafts]
     best, runnable = (
@@ -80,6 +94,15 @@ def decide(question: Question, world: World) -> Verdict:
     )
 
 
+def _with_batch(question: Question, world: World, bench: Bench) -> Question:
+    """The question with the batch that computes the most samples per second among those that are near the wish."""
+    drafts = drafts_of_kinds(question, world, bench)
+    draft, least = _runnable(drafts) or choose(fitting(drafts)), question.training.micro_batch
+    batch = least * whole_count(question.batch, least) if draft is None else draft.samples
+    rest = tuple(key for key in question.open if key != "batch")
+    return dataclasses.replace(question, batch=batch, about=question.batch, open=rest)
+
+
 def _runnable(drafts: list[Draft]) -> Draft | None:
     built = [draft for draft in drafts if draft.is_built]
     return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
@@ -93,7 +116,8 @@ def best_of_kinds(question: Question, world: World) -> list[Option]:
 def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
     """The same as drafts. bench: see there."""
     possible = shifts(question, world, trainings(question), bench)
-    return [_nearest(drafts) for kind in SIMPLEST if (drafts := _drafts(possible, kind))]
+    kinds = IN_ROUNDS if question.asks_for_rounds else SIMPLEST
+    return [_nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))]
 
 
 def _nearest(drafts: list[Draft]) -> Draft:
@@ -123,17 +147,18 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
 def choose(drafts: list[Draft]) -> Draft | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself."""
     exact = [draft for draft in drafts if draft.is_exact] or drafts
-    timed = [(draft.seconds(), draft) for draft in exact]
+    timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
     return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, int, float]:
+def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, int, float]:
     seconds, draft = timed
     return (
         SIMPLEST.index(draft.strategy.kind),
         draft.training.checkpointing,
+        draft.training.exchange is not None,
         # without times, a few samples at once: one alone keeps no device busy
         draft.training.micro_batch if draft.shift.is_timed else abs(draft.training.micro_batch - UNTIMED),
         seconds,
@@ -148,15 +173,20 @@ def fitting(drafts: list[Draft]) -> list[Draft]:
 def trainings(question: Question) -> list[Training]:
     """The job's own, or all that it leaves open."""
     base = question.training
-    micro = _micro_batches(question.batch) if "micro_batch" in question.open else [base.micro_batch]
+    micro = _micro_batches(question) if "micro_batch" in question.open else [base.micro_batch]
     checkpointing = [False, True] if "activation_checkpointing" in question.open else [base.checkpointing]
-    return [dataclasses.replace(base, micro_batch=m, checkpointing=c) for m in micro for c in checkpointing]
+    varies = "exchange" in question.open and base.parameters == "fp32"
+    exchange: list[Number | None] = [None, "bf16"] if varies else [base.exchange]
+    varied = itertools.product(micro, checkpointing, exchange)
+    return [dataclasses.replace(base, micro_batch=m, checkpointing=c, exchange=e) for m, c, e in varied]
 
 
-def _micro_batches(batch: int) -> list[int]:
-    """Divisors of the batch that are a power of two, or three times one."""
+def _micro_batches(question: Question) -> list[int]:
+    """Divisors of the batch, or of one that may be taken, that are a power of two, or three times one."""
     sizes = sorted({factor << power for factor in (1, 3) for power in range(7)})
-    return [size for size in sizes if size <= min(batch, MOST_AT_ONCE) and batch % size == 0]
+    if "batch" in question.open:
+        return [size for size in sizes if size <= MOST_AT_ONCE and whole_counts(question.batch, size)]
+    return [size for size in sizes if size <= min(question.batch, MOST_AT_ONCE) and question.batch % size == 0]
 
 
 def _strategies(shift: Shift, kind: Kind) -> Iterator[Strategy]:
@@ -175,7 +205,7 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
             yield pipeline(layers)
     elif kind == "local-sgd":
         if shift.training.method == "full":
-            yield Strategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
+            yield _rounds(shift.question, slots)
     elif kind == "hsdp":
         if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
             yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
@@ -184,6 +214,19 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
     else:
         yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
+
+
+def _rounds(question: Question, slots: Sequence[int]) -> Strategy:
+    """local-sgd over hosts with these numbers of ranks."""
+    job = question.strategy
+    return Strategy(
+        kind="local-sgd",
+        world_size=sum(slots),
+        shard_size=slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1,
+        inner_steps=job.inner_steps,
+        payload=job.payload,
+        asked=question.asks_for_rounds,
+    )
 
 
 def _by_hosts(question: Question, world: World, bench: Bench, *, whole: Few) -> Iterator[Few]:

@@ -15,6 +15,8 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
         ("method", f"{plan.method}, compute in {_precision(plan)}"),
         ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
         ("shares", _shares(plan)),
+        *([("divides", plan.divides)] if plan.divides else []),
+        *_speeds(plan),
         *_forecast(plan),
         ("length", length(plan)),
         ("saves", _saves(plan)),
@@ -50,6 +52,14 @@ def _shares(plan: Plan) -> str:
     for rank in plan.ranks:
         hosts.setdefault(rank.host, []).append(rank)
     return ", ".join(_host_share(host, ranks) for host, ranks in hosts.items())
+
+
+def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What shares do once the run is on its way; nothing where the cluster file gave them, for they stay then."""
+    if plan.moving_shares and plan.strategy == "local-sgd":
+        yield "speeds", "measured before the first step and in every round; shares follow them, and numbers with these"
+    elif plan.moving_shares:
+        yield "speeds", "measured before the first step and in every step; shares follow them, with the same numbers"
 
 
 def _host_share(host: str, ranks: list[PlannedRank]) -> str:

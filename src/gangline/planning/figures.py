@@ -20,6 +20,7 @@ def verdict_json(verdict: Verdict, ways: list[Way]) -> dict[str, Any]:
             "parameters": verdict.question.architecture.num_parameters,
             "layers": verdict.question.architecture.num_layers,
         },
+        "batch": _batch_json(verdict),
         "best": verdict.best and option_json(verdict.best),
         "runnable": verdict.runnable and option_json(verdict.runnable),
         "strategies": [option_json(option) for option in verdict.by_kind],
@@ -29,6 +30,11 @@ def verdict_json(verdict: Verdict, ways: list[Way]) -> dict[str, Any]:
         ],
         "instead": [{"changes": list(way.words), **option_json(way.option)} for way in ways],
     }
+
+
+def _batch_json(verdict: Verdict) -> dict[str, Any] | None:
+    """What divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most."""
+    return None if verdict.dividing is None else dataclasses.asdict(verdict.dividing)
 
 
 def option_json(option: Option) -> dict[str, Any]:

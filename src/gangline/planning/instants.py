@@ -29,6 +29,9 @@ BUCKET_NUMBERS = 500_000_000
 LIVE_NUMBERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters, unless told otherwise."""
 
+EXCHANGED_NUMBERS = 4 << 20
+"""local-sgd: weights whose changes are exchanged at once (worker/strategy/outer)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instant:
@@ -52,6 +55,8 @@ class Step:
     training: Training
     """As it was asked for: what lies there has these dtypes."""
     strategy: Strategy
+    in_ram: bool = False
+    """Whether tensors lie in the machine's memory, for there is no GPU."""
 
     @property
     def computed(self) -> Training:
@@ -64,7 +69,8 @@ class Step:
     @property
     def accumulates(self) -> bool:
         """Whether gradients are there before backward begins: of earlier micro-batches, or as buckets."""
-        return self.training.accumulation > 1 or self.strategy.kind in ("ddp", "local-sgd", "pipeline")
+        several = self.strategy.kind == "local-sgd" and self.strategy.shard_size > 1
+        return self.training.accumulation > 1 or several or self.strategy.kind in ("ddp", "pipeline")
 
     @property
     def full(self) -> bool:
@@ -103,8 +109,8 @@ class Step:
             ),
             Term(
                 name="outer optimizer",
-                num_bytes=outer_bytes(share, training, strategy),
-                source="weights of the last exchange, and momentum, in fp32",
+                num_bytes=outer_bytes(share, training, strategy) if self.in_ram else 0,
+                source="weights of the last exchange, and momentum in fp32",
             ),
             *([self._gradients()] if self.accumulates else []),
             Term(name="workspace", num_bytes=8 * MIB, source="cuBLAS, one handle and stream"),
@@ -134,7 +140,14 @@ class Step:
             Instant(name="backward-first", terms=_filled(*self._backward_first())),
             Instant(name="backward-rest", terms=_filled(*self._backward_rest(), self._gathered(0))),
             Instant(name="optimizer", terms=_filled(*self._update())),
+            *([Instant(name="exchange", terms=self._exchange())] if self.strategy.kind == "local-sgd" else []),
         )
+
+    def _exchange(self) -> tuple[Term, ...]:
+        """Pieces of weights, anchor and momentum, their change, and what comes of rounding it."""
+        numbers = min(EXCHANGED_NUMBERS, self.share.num_trained(self.training))
+        width = max(FP32, BYTES[self.training.parameters])
+        return (Term(name="exchanged changes", num_bytes=6 * numbers * width, source=f"{numbers:,} numbers at once"),)
 
     def _kept(self, *, forward: bool) -> Iterable[Term]:
         """What all layers keep for backward, of every micro-batch in flight."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gangline.planning.architecture import Architecture
 from gangline.planning.instants import Instant, Step
 from gangline.planning.lora import lora_parameters
-from gangline.planning.overheads import Overheads, Spread
+from gangline.planning.overheads import CPU, Overheads, Spread
 from gangline.planning.states import Term, share_of
 from gangline.planning.training import Strategy, Training
 
@@ -56,7 +56,8 @@ def rank_memory(
     """
     if training.method != "full":
         lora_parameters(architecture, training.rank, training.targets)
-    step = Step(share=share_of(architecture, strategy, rank), training=training, strategy=strategy)
+    share = share_of(architecture, strategy, rank)
+    step = Step(share=share, training=training, strategy=strategy, in_ram=device == CPU)
     persistent, instants = step.persistent(), step.instants()
     allocated = sum(term.num_bytes for term in persistent) + max(each.num_bytes for each in instants)
     return Memory(

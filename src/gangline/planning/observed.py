@@ -13,6 +13,7 @@ from typing import Any
 NUM_WARM_UP = 2
 LEAST_STEPS = 5
 MOST = 1e18
+_OF_RANKS = ("micro_batches", "compute_s", "wait_s", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class ObservedStep:
     """When it was written, in ISO format."""
     step_s: float
     tokens_per_sample: float
+    micro_batches: tuple[int, ...]
+    """Of this step: shares may move while a run goes on."""
     compute_s: tuple[float, ...]
     wait_s: tuple[float, ...]
     memory_bytes: tuple[int, ...]
@@ -77,13 +80,15 @@ def _step(record: Mapping[str, Any], *, batch: int, num_ranks: int) -> ObservedS
     """One line; None where it is no full step, was skipped, or is damaged."""
     try:
         rows = sorted(record["ranks"], key=lambda row: row["rank"])
-        compute, wait, memory = ([row[name] for row in rows] for name in ("compute_s", "wait_s", "memory_bytes"))
+        shares, compute, wait, memory = ([row[name] for row in rows] for name in _OF_RANKS)
         step_s, tokens, time = record["step_s"], record["tokens"], record["time"]
-        if record["samples"] != batch or record.get("skipped") or [row["rank"] for row in rows] != [*range(num_ranks)]:
+        num_steps = steps_told(record)
+        full = record["samples"] == batch * num_steps and not record.get("skipped")
+        if not full or [row["rank"] for row in rows] != [*range(num_ranks)]:
             return None
     except (LookupError, TypeError, AttributeError):
         return None
-    if not isinstance(time, str) or not all(map(is_amount, (step_s, tokens, *compute, *wait, *memory))):
+    if not isinstance(time, str) or not all(map(is_amount, (step_s, tokens, *shares, *compute, *wait, *memory))):
         return None
     if not step_s or not tokens:
         return None
@@ -91,11 +96,23 @@ def _step(record: Mapping[str, Any], *, batch: int, num_ranks: int) -> ObservedS
         number=record["step"],
         time=time,
         step_s=step_s,
-        tokens_per_sample=tokens / batch,
+        tokens_per_sample=tokens / (batch * num_steps),
+        micro_batches=tuple(round(share / num_steps) for share in shares),
         compute_s=tuple(compute),
         wait_s=tuple(wait),
         memory_bytes=tuple(map(int, memory)),
     )
+
+
+def steps_told(record: Mapping[str, Any]) -> int:
+    """Optimizer steps that one line tells of: with local-sgd those of a round; its seconds are of one of them.
+
+    Raises TypeError for what is no such number.
+    """
+    num_steps = record.get("round_steps", 1)
+    if type(num_steps) is not int or not 1 <= num_steps < MOST:
+        raise TypeError("no number of steps")
+    return num_steps
 
 
 def is_amount(value: object) -> bool:

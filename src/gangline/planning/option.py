@@ -11,22 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.planning.architecture import Architecture
+from gangline.planning.dividing import Dividing, best_count, with_others
 from gangline.planning.links import Fabric
 from gangline.planning.memory import Memory
 from gangline.planning.room import EVEN, SURE, Need, Room
-from gangline.planning.shares import shares_by_time
+from gangline.planning.shares import ceiling
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
-from gangline.planning.training import Kind, Strategy, Training
+from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import Seat, World
-from gangline.runs.deal import split_whole
+from gangline.runs.deal import shares_by_time, split_whole, whole_count
+from gangline.runs.job import StrategyJob
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp")
+BUILT_STRATEGIES = ("single", "ddp", "local-sgd")
 BUILT_METHODS = ("full", "lora")
 """What gangline's own trainer does so far."""
 
@@ -39,10 +41,19 @@ class Question:
     training: Training
     """As the job says; where it leaves something open, that is varied."""
     batch: int
-    """Samples of an optimizer step."""
+    """Samples of an optimizer step; where that is open, about how many."""
     compute: Compute
     open: tuple[str, ...] = ()
     """See `Job.open`."""
+    about: int | None = None
+    """What the job wishes for, where `batch` was chosen near it."""
+    strategy: StrategyJob = field(default_factory=StrategyJob)
+    """As the job says. Where it does not ask for local-sgd, that is weighed with these numbers all the same."""
+
+    @property
+    def asks_for_rounds(self) -> bool:
+        """Whether the job asks for local-sgd."""
+        return self.strategy.kind == "local-sgd"
 
     @property
     def tokens_per_sample(self) -> float:
@@ -64,12 +75,16 @@ class Option:
     traffic: Traffic
     time: StepTime | None
     """None where the speed of a seat is not known."""
+    narrow_s: float | None = None
+    """Of a step whose gradients travel in bf16; None where they do, would be no narrower, or nobody knows."""
     tokens_per_sample: float = 0.0
     """With which the times were reckoned."""
     source: str = ""
     """Where the times of computation come from, for people."""
     profiles: tuple[str | None, ...] = ()
     """By rank: see `ComputeModel.profile`."""
+    dealt_s: tuple[float, ...] = ()
+    """See `Shift.dealt_s`."""
 
     @property
     def chance(self) -> float:
@@ -105,6 +120,15 @@ class Option:
     def seconds(self) -> float:
         """Of a step; infinite where it is not known."""
         return float("inf") if self.time is None else self.time.total_s
+
+    def dividing(self, question: Question) -> Dividing:
+        """How well the batch of the question, which this is an answer to, divides."""
+        found = Dividing(batch=question.batch, about=question.about, shares=self.shares, ceiling=None)
+        if not self.dealt_s:
+            return found
+        here = ceiling(self.dealt_s, sum(self.shares))
+        found = dataclasses.replace(found, ceiling=here, equal=self.strategy.kind in IN_STEP)
+        return with_others(found, self.dealt_s, micro_batch=self.training.micro_batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +170,8 @@ class Shift:
 
     @property
     def count(self) -> int:
-        """Micro-batches of a step."""
-        return max(1, self.question.batch // self.training.micro_batch)
+        """Micro-batches of a step that nobody deals."""
+        return _count(self.question, self.training)
 
     @property
     def is_timed(self) -> bool:
@@ -166,6 +190,17 @@ class Shift:
         if kind == "pipeline":
             return (self.count,) * len(self.world.seats)
         return self.even if kind in IN_STEP else self.own
+
+    def samples(self, kind: Kind) -> int:
+        """Of a step."""
+        shares = self.shares(kind)
+        return self.training.micro_batch * (shares[0] if kind == "pipeline" else sum(shares))
+
+    def dealt_s(self, kind: Kind) -> tuple[float, ...]:
+        """Seconds by rank of the micro-batches that are dealt; none where speeds have no say in who gets how many."""
+        if kind == "pipeline" or not self.is_timed or _is_weighted(self.world):
+            return ()
+        return _equal(self.seconds) if kind in IN_STEP else self.seconds
 
     def room(self, kind: Kind) -> Room:
         """Memory of its ranks."""
@@ -223,6 +258,11 @@ class Draft:
         """Whether it computes what one big machine would."""
         return is_exact(self.strategy)
 
+    @property
+    def samples(self) -> int:
+        """Of a step."""
+        return self.shift.samples(self.strategy.kind)
+
     def seconds(self) -> float:
         """Of a step; infinite where it is not known. Reckoned anew for each call."""
         if not self.shift.is_timed:
@@ -245,10 +285,19 @@ class Draft:
             needs=self.room.needs(self.strategy),
             traffic=flow,
             time=time,
+            narrow_s=self._narrow_s(),
             tokens_per_sample=length,
             source=", ".join(dict.fromkeys(model.source for model in shift.models if model is not None)),
             profiles=tuple(None if model is None else model.profile for model in shift.models),
+            dealt_s=shift.dealt_s(self.strategy.kind),
         )
+
+    def _narrow_s(self) -> float | None:
+        training = self.training
+        if self.strategy.kind != "ddp" or training.parameters != "fp32" or training.exchange or not self.shift.is_timed:
+            return None
+        (tokens, length), flow = self._tokens(), self._traffic(exchange="bf16")
+        return step_s(self.strategy, flow, self._work(), self.shift.fabric, tokens=tokens, length=length)
 
     def _tokens(self) -> tuple[float, float]:
         """Of a micro-batch, and of a sample."""
@@ -259,10 +308,11 @@ class Draft:
         works = zip(self.shift.models, self.shares, strict=True)
         return [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
 
-    def _traffic(self) -> Traffic:
+    def _traffic(self, *, exchange: Number | None = None) -> Traffic:
         backend: Backend = "gloo" if any(seat.gpu is None for seat in self.shift.world.seats) else "nccl"
         architecture, shares = self.shift.question.architecture, self.shares
-        return traffic(architecture, self.training, self.strategy, micro_batches=max(shares), backend=backend)
+        training = dataclasses.replace(self.training, exchange=exchange) if exchange else self.training
+        return traffic(architecture, training, self.strategy, micro_batches=max(shares), backend=backend)
 
 
 def weigh(question: Question, world: World, strategy: Strategy, training: Training) -> Option:
@@ -278,14 +328,15 @@ def shifts(question: Question, world: World, trainings: Sequence[Training], benc
 
 def _shift(question: Question, world: World, links: Fabric, training: Training, bench: Bench) -> Shift:
     length = question.tokens_per_sample
-    tokens, count = training.micro_batch * length, max(1, question.batch // training.micro_batch)
+    tokens, count = training.micro_batch * length, _count(question, training)
     models = _models(question, world, training, bench)
     seconds = tuple(1.0 if model is None else model.micro_batch_s(tokens, length) for model in models)
     even = own = split_whole(count, [1.0] * len(models))
-    if any(seat.weight is not None for seat in world.seats):
+    if _is_weighted(world):
         own = split_whole(count, [1.0 if seat.weight is None else seat.weight for seat in world.seats])
     elif None not in models:
-        own = shares_by_time(seconds, count)
+        own = shares_by_time(seconds, _dealt(question, training, seconds))
+        even = split_whole(_dealt(question, training, _equal(seconds)), [1.0] * len(models))
     return Shift(
         question=question,
         world=world,
@@ -298,6 +349,28 @@ def _shift(question: Question, world: World, links: Fabric, training: Training, 
         alone=bench.room(question, world, training, accumulation=1),
         several=bench.room(question, world, training, accumulation=2),
     )
+
+
+def _count(question: Question, training: Training) -> int:
+    if "batch" in question.open:
+        return whole_count(question.batch, training.micro_batch)
+    return max(1, question.batch // training.micro_batch)
+
+
+def _dealt(question: Question, training: Training, seconds: Sequence[float]) -> int:
+    """Micro-batches of a step, of the batch that divides best where that is open."""
+    if "batch" in question.open:
+        return best_count(seconds, question.batch, training.micro_batch)
+    return _count(question, training)
+
+
+def _equal(seconds: Sequence[float]) -> tuple[float, ...]:
+    """What a micro-batch takes where all wait for the slowest."""
+    return (max(seconds),) * len(seconds)
+
+
+def _is_weighted(world: World) -> bool:
+    return any(seat.weight is not None for seat in world.seats)
 
 
 def _models(question: Question, world: World, training: Training, bench: Bench) -> tuple[ComputeModel | None, ...]:
@@ -322,8 +395,10 @@ def fabric(world: World) -> Fabric:
 
 
 def is_built(strategy: Strategy, training: Training) -> bool:
-    """Whether gangline's own trainer can do it."""
-    return strategy.kind in BUILT_STRATEGIES and training.method in BUILT_METHODS and training.optimizer == "adamw"
+    """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
+    taken = strategy.asked or strategy.kind != "local-sgd"
+    built = strategy.kind in BUILT_STRATEGIES and training.method in BUILT_METHODS and training.optimizer == "adamw"
+    return built and taken
 
 
 def is_exact(strategy: Strategy) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -46,11 +46,11 @@ class RankComparison:
     profile: str | None
     """`Profile.name` of the measurement behind the plan; None: it was an estimate."""
     micro_batches: int
-    """Of a full step."""
+    """Of a full step: those that most of the steps used had, where shares moved."""
     slowdown: float
     """Trials only: see `Host.slowdown`. It is in `compute_s`."""
     compute_s: Figure
-    """Forward and backward of its micro-batches, and the norm of the gradient."""
+    """Forward and backward of so many micro-batches, and the norm of the gradient; planned and measured."""
     wait_s: Figure
     """From its last gradients being ready to the end of the exchange: for the network, and for slower ranks."""
     planned_allocated_bytes: int
@@ -196,23 +196,47 @@ def _rank(
 ) -> RankComparison:
     planned, foreseen = plan.ranks[number], forecast.ranks[number]
     most_bytes = max(step.memory_bytes[number] for step in observed.steps)
-    wait_s = None
-    if forecast.exposed_s is not None and foreseen.compute_s is not None:
-        slowest_s = max(rank.compute_s or 0.0 for rank in forecast.ranks)
-        wait_s = slowest_s + forecast.exposed_s - foreseen.compute_s
+    done = _done(used)
+    computed = [_computed(plan, forecast, rank, done[rank]) for rank in range(len(plan.ranks))]
+    own_s, wait_s = computed[number], None
+    if forecast.exposed_s is not None and own_s is not None:
+        wait_s = max(each or 0.0 for each in computed) + forecast.exposed_s - own_s
     return RankComparison(
         host=planned.host,
         gpu=foreseen.gpu,
         profile=foreseen.profile,
-        micro_batches=planned.share,
+        micro_batches=done[number],
         slowdown=planned.slowdown,
-        compute_s=_figure(foreseen.compute_s, (step.compute_s[number] for step in used)),
+        compute_s=_figure(own_s, _compute_s(used, number, done[number])),
         wait_s=_figure(wait_s, (step.wait_s[number] for step in used)),
         planned_allocated_bytes=foreseen.allocated_bytes,
         planned_process_bytes=foreseen.process_bytes,
         allocated_bytes=None if foreseen.gpu is None else most_bytes,
         resident_bytes=most_bytes if foreseen.gpu is None else None,
     )
+
+
+def _done(used: Sequence[ObservedStep]) -> tuple[int, ...]:
+    """The shares of most of the steps, by rank; of two that were as frequent, the first."""
+    return statistics.mode(step.micro_batches for step in used)
+
+
+def _computed(plan: Plan, forecast: Forecast, number: int, micro_batches: int) -> float | None:
+    """Seconds that the plan foresaw for so many micro-batches of a rank."""
+    foreseen_s, share = forecast.ranks[number].compute_s, plan.ranks[number].share
+    if foreseen_s is None or micro_batches == share:
+        return foreseen_s
+    return foreseen_s * micro_batches / share if share else None
+
+
+def _compute_s(used: Sequence[ObservedStep], number: int, micro_batches: int) -> Iterator[float]:
+    """Seconds of a rank in every step, as they would be with so many micro-batches."""
+    for step in used:
+        own = step.micro_batches[number]
+        if own == micro_batches:
+            yield step.compute_s[number]
+        elif own:
+            yield step.compute_s[number] * micro_batches / own
 
 
 def _figure(planned: float | None, measured: Iterable[float]) -> Figure:

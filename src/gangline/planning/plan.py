@@ -87,7 +87,7 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp"]
+    strategy: Literal["ddp", "local-sgd"]
     reason: str
     """Why this strategy."""
     method: str
@@ -113,6 +113,8 @@ class Plan:
     """More ranks than GPUs on a machine: see `Gang.shares_gpus`."""
     forecast: Forecast | None = None
     """None where the model's shape is not known."""
+    divides: str = ""
+    """Why this batch was chosen near the job's, or what is bad about the job's own; see `Dividing.words`."""
     notes: tuple[str, ...] = ()
     """What the user may want to know or change."""
     schema_version: int = SCHEMA_VERSION
@@ -165,13 +167,14 @@ def make_plan(
     gpus: Mapping[str, Sequence[str]] | None = None,
     *,
     option: Option | None = None,
+    divides: str = "",
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
 
     gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order. option: what was
-    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file. notes: what
-    else the user may want to know.
+    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file. divides: see
+    `Plan`. notes: what else the user may want to know.
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
@@ -179,8 +182,8 @@ def make_plan(
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
     return Plan(
         job=job.name,
-        strategy="ddp",
-        reason=_reason(len(ranks)),
+        strategy="local-sgd" if job.strategy.kind == "local-sgd" else "ddp",
+        reason=_reason(job, ranks),
         method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,
         batch=job.batch,
@@ -197,6 +200,7 @@ def make_plan(
         moving_shares=len(ranks) > 1 and all(host.share is None for host in cluster.hosts),
         shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
+        divides=divides,
         notes=(*_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)), *notes),
     )
 
@@ -267,7 +271,15 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-def _reason(num_ranks: int) -> str:
+def _reason(job: Job, ranks: Sequence[PlannedRank]) -> str:
+    num_ranks, asked = len(ranks), job.strategy
+    if asked.kind == "local-sgd":
+        hosts = len({rank.host for rank in ranks})
+        apart = f"each of the {hosts} hosts trains apart" if hosts > 1 else "the one host trains by itself"
+        return (
+            f"{apart} for {asked.inner_steps} steps, then changes of weights are averaged ({asked.payload}); "
+            "NOT the same numbers as one big machine"
+        )
     if num_ranks == 1:
         return "one rank holds the model and does the whole batch"
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gangline.planning.decision import Verdict
+from gangline.planning.decision import AS_FAST, Verdict
 from gangline.planning.instead import Way
 from gangline.planning.option import BUILT_METHODS, BUILT_STRATEGIES, Option
 from gangline.planning.room import Need
@@ -31,7 +31,7 @@ MEANINGS = {
     "fsdp": "weights, gradients and states in parts: weights travel for every micro-batch",
     "hsdp": "in parts inside a host, a copy per host; gradients travel between hosts",
     "pipeline": "every rank holds some layers; activations travel from one to the next",
-    "local-sgd": "every rank trains a copy of its own for a while; NOT the same numbers as one big machine",
+    "local-sgd": "every host trains a copy of its own for a while; NOT the same numbers as one big machine",
 }
 
 
@@ -61,6 +61,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
     else:
         rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
         rows += [("shares", text) for text in [_shares(best)] if text]
+        rows += [("divides", text) for text in _divides(verdict)]
         rows += [("step", text) for text in _step(best)]
         rows += [("run", text) for text in _run(best, length)]
         rows += [("saves", text) for text in _saves(save_cost(best, length.saving), length.saving, why=why)]
@@ -118,6 +119,8 @@ def name(strategy: Strategy) -> str:
         return "fsdp, kept"
     if strategy.kind == "hsdp":
         return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
+    if strategy.asked:
+        return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
 
 
@@ -165,6 +168,7 @@ def _settings(verdict: Verdict) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     for option in verdict.by_kind:
         recomputed = ", activations computed twice" if option.training.checkpointing else ""
+        recomputed += f", gradients sent in {option.training.exchange}" if option.training.exchange else ""
         groups.setdefault(f"micro-batches of {option.training.micro_batch}{recomputed}", []).append(
             option.strategy.kind
         )
@@ -225,6 +229,14 @@ def _shares(option: Option) -> str:
     return f"{text}: {', '.join(each)}{more}"
 
 
+def _divides(verdict: Verdict) -> Iterator[str]:
+    """Why this batch, or what is bad about it; of what would be run, which may be another way than the best."""
+    dividing, run = verdict.dividing, verdict.runnable
+    if dividing is not None and dividing.words:
+        other = run is not None and verdict.best is not None and run.strategy.kind != verdict.best.strategy.kind
+        yield f"with {name(run.strategy)}, {dividing.words}" if run is not None and other else dividing.words
+
+
 def _step(option: Option) -> Iterator[str]:
     time = option.time
     if time is None:
@@ -237,6 +249,7 @@ def _step(option: Option) -> Iterator[str]:
         share = f"{100 * time.communication_share:.1f} %"
         text += f", of which {_seconds(time.exposed_s)} waiting for the network ({share})"
     yield text
+    yield from _format(option)
     if option.traffic.exchanges:
         out, inside = max(wire.out, default=0.0), max(wire.inside, default=0.0)
         ways = [f"{format_bytes(out)} leave each host ({option.world.wire.source})"] if out else []
@@ -249,6 +262,18 @@ def _step(option: Option) -> Iterator[str]:
     yield f"computation {_source(option)}"
     if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
         yield "what a laptop's card does depends on the power that it is given: the middle is assumed"
+
+
+def _format(option: Option) -> Iterator[str]:
+    """What gradients travel as, where that is worth a word."""
+    time, narrow_s = option.time, option.narrow_s
+    if option.training.exchange and option.strategy.kind == "single":
+        yield f"exchange: {option.training.exchange} does nothing: one rank exchanges no gradients"
+    elif option.training.exchange and option.strategy.kind == "ddp":
+        yield f"gradients travel in {option.training.exchange}"
+    elif time is not None and narrow_s is not None and narrow_s * AS_FAST < time.total_s:
+        gain = f"{_seconds(time.total_s - narrow_s)} off a step of {_seconds(time.total_s)}"
+        yield f"exchange: bf16 would take {gain}; gradients are then rounded"
 
 
 def _source(option: Option) -> str:
@@ -353,6 +378,8 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
             yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
         return
     lacking = f"gangline train cannot do {_missing(best)} yet"
+    if best.strategy.kind == "local-sgd":
+        lacking = "gangline train does local-sgd only for strategy: local-sgd in the job, for its numbers are others"
     if today is not None:
         length = f": {_length(today, steps)}" if today.time is not None else ""
         yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
@@ -378,11 +405,14 @@ def _notes(verdict: Verdict) -> Iterator[str]:
     for option in verdict.by_kind:
         if best is not None and not option.is_exact and option.may_fit and option.seconds * MUCH_FASTER < best.seconds:
             yield (
-                f"{option.strategy.kind} would take {_seconds(option.seconds)} a step, with other numbers than one big "
-                f"machine: an exchange every {option.strategy.inner_steps} steps"
+                f"{option.strategy.kind} would take {_seconds(option.seconds)} a step instead of "
+                f"{_seconds(best.seconds)}, with other numbers than one big machine: an exchange every "
+                f"{option.strategy.inner_steps} steps; it is for strategy: local-sgd to ask for"
             )
     if best is not None:
         yield from _precision(best)
+    if (runnable := verdict.runnable) is not None and runnable is not best:
+        yield from _format(runnable)
 
 
 def _precision(best: Option) -> Iterator[str]:

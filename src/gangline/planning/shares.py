@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.deal import split_whole
+from gangline.runs.deal import shares_by_time, split_whole
 
 
 def rank_hosts(cluster: Cluster) -> tuple[Host, ...]:
@@ -24,26 +25,17 @@ def rank_shares(cluster: Cluster, num_micro_batches: int) -> tuple[int, ...]:
     return split_whole(num_micro_batches, rank_weights(cluster))
 
 
-def shares_by_time(seconds: Sequence[float], num_micro_batches: int) -> tuple[int, ...]:
-    """Micro-batches of a full step for every rank, so that the last one to finish finishes as early as possible.
+def ceiling(seconds: Sequence[float], num_micro_batches: int) -> float:
+    """Part of the sum of all speeds that a batch reaches for which only computation takes time: above 0, at most 1.
 
-    seconds: of one micro-batch, by rank. Each micro-batch goes to the rank that would have done it first; for equal
-    pieces of work that gives the smallest possible maximum of share * seconds. Ties go to the faster rank, then to the
-    lower number. Raises ValueError for times that are not positive.
+    seconds: of a micro-batch, by rank. With k_r micro-batches on the rank r, dealt so that the last one to finish does
+    so as early as possible, and B / m of them in all:
+
+        ceiling(B) = (B / m) / (max_r(k_r t_r) * sum_r(1 / t_r))
     """
-    if not seconds or min(seconds) <= 0:
-        raise ValueError(f"seconds of a micro-batch must be positive: {list(seconds)}")
-    if min(seconds) == max(seconds):  # in turn
-        each_one, more = divmod(num_micro_batches, len(seconds))
-        return tuple(each_one + (rank < more) for rank in range(len(seconds)))
-    shares = [0] * len(seconds)
-    queue = [(each, each, rank) for rank, each in enumerate(seconds)]
-    heapq.heapify(queue)
-    for _ in range(num_micro_batches):
-        ends, each, rank = queue[0]
-        shares[rank] += 1
-        heapq.heapreplace(queue, (ends + each, each, rank))
-    return tuple(shares)
+    shares = shares_by_time(seconds, num_micro_batches)
+    last_s = max(share * each for share, each in zip(shares, seconds, strict=True))
+    return num_micro_batches / (last_s * math.fsum(1 / each for each in seconds))
 
 
 def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[int]) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of 
                   exchange of gradients on the same link
     pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
                   (k + stages - 1) t for equal stages (the bubble)
-    local-sgd     max(k_i t_i) + update + exchange / H
+    local-sgd     max(k_i t_i) + update + exchange / H; inside a host as ddp
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
 from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
+from gangline.runs.buckets import AllReduce, Window, choose_buckets
 
 WITHOUT_RECOMPUTATION = 0.75
 WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
@@ -149,16 +150,17 @@ def step_time(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> StepTime:
     """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
-    ask = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
+    whole = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
+    ask = _cut(whole)
     total_s, optimizer_s = _total_s(ask), _optimizer_s(ask)
     free_s = _total_s(dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())))
     bounds = []
     for sign in (-1, 1):
-        bent = _bent(ask, sign)
+        bent = _cut(_bent(whole, sign))
         bounds.append(_total_s(bent) + _optimizer_s(bent))
     return StepTime(
         compute_s=_compute_s(dataclasses.replace(ask, ranks=ranks)),
-        communication_s=sum(each.times * ask.once(each) for each in traffic.exchanges),
+        communication_s=sum(each.times * ask.once(each) for each in ask.traffic.exchanges),
         exposed_s=max(0.0, total_s - free_s),
         optimizer_s=optimizer_s,
         total_s=total_s + optimizer_s,
@@ -171,7 +173,7 @@ def step_s(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> float:
     """`StepTime.total_s` of the same arguments, which is what decides between ways."""
-    ask = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
+    ask = _cut(_Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length))
     return _total_s(ask) + _optimizer_s(ask)
 
 
@@ -207,6 +209,26 @@ class _Ask:
         """Of all micro-batches; a rank without any sends one token through the model to join the others."""
         return rank.micro_batches * self.micro_s(rank) or rank.compute.micro_batch_s(1, 1)
 
+    def window(self, rank: RankWork) -> Window:
+        busy_s = self.busy_s(rank)
+        return Window(busy_s=busy_s, backward_s=min(busy_s, self.micro_s(rank)) * rank.compute.backward_share)
+
+
+def _cut(ask: _Ask) -> _Ask:
+    """Gradients in as many buckets as our trainer chooses where links and devices are what they are here."""
+    exchanges = ask.traffic.exchanges
+    if ask.strategy.kind != "ddp" or not exchanges:
+        return ask
+    gradients, *table = exchanges
+    total, tail = sum(each.num_bytes for each in exchanges), sum(each.num_bytes for each in table)
+    latency_s = ask.once(dataclasses.replace(gradients, num_bytes=0))
+    wire = AllReduce(latency_s=latency_s, per_byte_s=(ask.once(gradients) - latency_s) / max(1, gradients.num_bytes))
+    cut = choose_buckets(total, wire, [ask.window(rank) for rank in ask.ranks], tail_bytes=tail)
+    each, early = (total - tail) // cut.count, cut.count if table else cut.count - 1
+    last = table or [dataclasses.replace(gradients, num_bytes=total - early * each, hides="nothing")]
+    several = [dataclasses.replace(gradients, num_bytes=each, times=early)] if early else []
+    return dataclasses.replace(ask, traffic=dataclasses.replace(ask.traffic, exchanges=(*several, *last)))
+
 
 def _compute_s(ask: _Ask) -> tuple[float, ...]:
     """Computation by rank."""
@@ -229,17 +251,13 @@ def _total_s(ask: _Ask) -> float:
 
 
 def _last_backward_s(ask: _Ask) -> float:
-    """Bucket j of n is ready at (1 - share * (1 - j/n)) of a rank's last micro-batch, and waits for those before it.
-
-    The end is linear in j for every rank, so it is the first or the last bucket that decides.
-    """
+    """Buckets are ready one by one in a rank's last micro-batch, and wait for those before (see `runs.buckets`)."""
     tail_s, early_s = ask.spent("nothing"), ask.spent("last-backward")
     buckets = sum(each.times for each in ask.traffic.exchanges if each.hides == "last-backward")
     ends = []
-    for rank in ask.ranks:
-        busy_s = ask.busy_s(rank)
-        window_s = min(busy_s, ask.micro_s(rank)) * rank.compute.backward_share * buckets / (buckets + 1)
-        ends.append(max(busy_s - window_s + early_s, busy_s) + tail_s)
+    for window in map(ask.window, ask.ranks):
+        hidden_s = window.backward_s * buckets / (buckets + 1)
+        ends.append(max(window.busy_s - hidden_s + early_s, window.busy_s) + tail_s)
     return max(ends)
 
 

@@ -170,8 +170,12 @@ def optimizer_bytes(share: Share, training: Training, strategy: Strategy) -> int
 
 
 def outer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """local-sgd: the weights of the last exchange and the outer momentum, both fp32."""
-    return 2 * FP32 * share.num_trained(training) if strategy.kind == "local-sgd" else 0
+    """local-sgd: the weights of the last exchange, as they are, and the outer momentum in fp32 at least.
+
+    They lie in the machine's memory, on the first rank of every host (worker/strategy/outer).
+    """
+    width = BYTES[training.parameters]
+    return (width + max(FP32, width)) * share.num_trained(training) if strategy.kind == "local-sgd" else 0
 
 
 def _ceil(number: int, parts: int) -> int:

@@ -7,7 +7,8 @@ Symbols: N ranks, k micro-batches, P weights, P_t trained ones, b bytes of a num
     zero-3, fsdp      k*c * (2 * P * b + P_t * b)          without resharding: k*c * (P * b + P_t * b)
     hsdp              inside a shard as fsdp, and across 2(M-1)/M * P_t / G * b (M copies of G ranks each)
     pipeline          k * 2 * tokens * hidden * b at each boundary
-    local-sgd         2c * P_t * b / H                     (H optimizer steps between two exchanges)
+    local-sgd         2(M-1)/M * P_t * q / H               (M hosts, H optimizer steps between two exchanges, q bytes
+                                                            of the payload); and inside a host as ddp
 
 torch keeps the weights outside layers (embedding, head) between forward and backward whatever `reshard` says; they are
 counted twice all the same, which is 1.3 % too much for Llama-2-7B.
@@ -36,7 +37,8 @@ Hides = Literal["nothing", "last-backward", "backward", "forward-layer", "backwa
 """Behind which computation it can run: none; backward of a rank's last micro-batch, or of each; the layer before (in
 forward or backward); other micro-batches of a pipeline."""
 
-MIB = 1 << 20
+PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
+"""Of one changed weight on the wire; int8 with an fp32 scale per 256 (worker/strategy/quantise)."""
 NF4_BYTES = PACKED_BYTES + DOUBLE_SCALE_BYTES
 """Of one weight, with the block scales quantised in their turn (QLoRA, "double quantisation")."""
 
@@ -131,7 +133,7 @@ def traffic(
         kinds = {"ddp": _ddp, "zero-1": _zero, "zero-2": _zero, "pipeline": _pipeline, "local-sgd": _local_sgd}
         every = kinds.get(strategy.kind, _sharded)(ask)
         found = [replace(each, backend=backend) for each in every if each.num_bytes and each.ranks > 1]
-    shard = strategy.shard_size if strategy.kind == "hsdp" else size
+    shard = strategy.shard_size if strategy.kind in {"hsdp", "local-sgd"} else size
     return Traffic(world_size=size, shard_size=shard, micro_batches=micro_batches, exchanges=tuple(found))
 
 
@@ -175,11 +177,6 @@ def trained_weights(architecture: Architecture, training: Training) -> int:
     return lora_parameters(architecture, training.rank, training.targets)
 
 
-def bucket_bytes(num_bytes: int) -> int:
-    """How many gradients our trainer exchanges at once: a sixteenth of all, from 1 to 25 MiB (worker/strategy/ddp)."""
-    return int(min(25 * MIB, max(MIB, num_bytes / 16)))
-
-
 @dataclass(frozen=True, slots=True)
 class _Ask:
     """The arguments of `traffic`."""
@@ -195,33 +192,24 @@ class _Ask:
 
 
 def _ddp(ask: _Ask) -> Iterator[Exchange]:
-    """Buckets while backward runs; the last one is ready when it ends.
+    """All gradients, while backward runs, and the embedding table's of a full fine-tune, which is ready when it ends.
 
-    In a full fine-tune that is the embedding table's, which is as large as it is.
+    In how many buckets they travel depends on links and devices: see `speed.step_time`.
     """
-    number = ask.training.parameters
-    each = BYTES[number]
-    table = ask.architecture.embedding_weights * each if ask.training.method == "full" else 0
-    total = trained_weights(ask.architecture, ask.training) * each
-    yield from _buckets(total, table, number, ranks=ask.size)
-
-
-def _buckets(total: int, table: int, number: str, *, ranks: int) -> Iterator[Exchange]:
-    """`total` bytes of gradients in buckets, `table` of which are ready last and together."""
-    rest = total - table
-    count = max(1, math.ceil(rest / bucket_bytes(total)))
-    early, size = (count if table else count - 1), rest // count
-    last = Exchange(
-        what="last gradients",
+    number = ask.training.exchange or ask.training.parameters
+    table = ask.architecture.embedding_weights if ask.training.method == "full" else 0
+    whole = Exchange(
+        what="gradients",
         operation="all_reduce",
-        num_bytes=total - early * size,
+        num_bytes=(trained_weights(ask.architecture, ask.training) - table) * BYTES[number],
         times=1,
-        ranks=ranks,
+        ranks=ask.size,
         number=number,
+        hides="last-backward",
     )
-    if early:
-        yield replace(last, what="gradients", num_bytes=size, times=early, hides="last-backward")
-    yield last
+    yield whole
+    if table:
+        yield replace(whole, what="gradients of the embedding table", num_bytes=table * BYTES[number], hides="nothing")
 
 
 def _zero(ask: _Ask) -> Iterator[Exchange]:
@@ -244,16 +232,20 @@ def _zero(ask: _Ask) -> Iterator[Exchange]:
 
 
 def _local_sgd(ask: _Ask) -> Iterator[Exchange]:
-    number = ask.training.parameters
-    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[number]
-    times = 1 / ask.strategy.inner_steps
+    """Halves of an all-reduce, of which only the first ranks of hosts take part: the same bytes as a part by each."""
+    inside, payload = ask.strategy.shard_size, ask.strategy.payload
+    num_weights = trained_weights(ask.architecture, ask.training)
+    width = max(PAYLOAD_BYTES[payload], BYTES[ask.training.parameters] if payload == "fp32" else 0)
+    if inside > 1:
+        yield from (replace(each, ranks=inside, among="shard") for each in _ddp(ask))
     yield Exchange(
         what="changes of weights",
         operation="all_reduce",
-        num_bytes=num_bytes,
-        times=times,
-        ranks=ask.size,
-        number=number,
+        num_bytes=int(num_weights * width / inside),
+        times=1 / ask.strategy.inner_steps,
+        ranks=ask.size // inside,
+        number=payload,
+        among="replicas" if inside > 1 else "world",
     )
 
 

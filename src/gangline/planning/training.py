@@ -9,6 +9,7 @@ Number = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
 OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
+Payload = Literal["int8", "bf16", "fp32"]
 Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "pipeline", "local-sgd"]
 
 
@@ -110,6 +111,8 @@ class Training:
     double_quant: bool = True
     """Whether scales of 4-bit weights are quantised again (qlora)."""
     optimizer: OptimizerKind = "adamw"
+    exchange: Number | None = None
+    """What gradients travel as between ranks (ddp); None: as they are."""
     stack: Stack = GANGLINE
 
     @property
@@ -129,6 +132,11 @@ class Strategy:
     stages: tuple[int, ...] = ()
     """pipeline: layers of each rank; they sum to the model's depth."""
     inner_steps: int = 1
-    """local-sgd: optimizer steps between two exchanges."""
+    """local-sgd: optimizer steps between two exchanges of hosts. There, `shard_size` is the ranks of a host, which
+    exchange gradients in every step; 1 where hosts have unlike numbers of them, and each rank then counts as one."""
+    payload: Payload = "fp32"
+    """local-sgd: what changes of weights are rounded to on the wire."""
+    asked: bool = False
+    """local-sgd: whether the job asks for it. It is taken for no other reason."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""

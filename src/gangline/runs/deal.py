@@ -49,6 +49,24 @@ def shares_by_time(seconds: Sequence[float], total: int, *, least: Sequence[int]
     return tuple(shares)
 
 
+def nearby(wish: int) -> tuple[int, int]:
+    """The least and the most samples that are about `wish`: from 3/4 to 4/3 of it."""
+    return -(-3 * wish // 4), 4 * wish // 3
+
+
+def whole_counts(wish: int, micro_batch: int) -> range:
+    """Numbers of micro-batches whose samples are about `wish`; empty where there are none."""
+    low, high = nearby(wish)
+    return range(-(-low // micro_batch), high // micro_batch + 1)
+
+
+def whole_count(wish: int, micro_batch: int) -> int:
+    """The number of micro-batches that is nearest to `wish` samples, one at least; of two, the smaller."""
+    below, counts = wish // micro_batch, whole_counts(wish, micro_batch)
+    nearest = max(1, below + (2 * (wish - below * micro_batch) > micro_batch))
+    return min(max(nearest, counts[0]), counts[-1]) if counts else nearest
+
+
 def steps_per_epoch(num_samples: int, batch: int) -> int:
     """Optimizer steps in one pass over the data; the last one may be short."""
     return -(-num_samples // batch)

@@ -38,7 +38,8 @@ class Gang:
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
-    strategy: Literal["ddp"] = "ddp"
+    strategy: Literal["ddp", "local-sgd"] = "ddp"
+    """local-sgd: with the numbers of `Job.strategy`."""
     moving_shares: bool = False
     """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False

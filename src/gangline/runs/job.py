@@ -135,6 +135,28 @@ class ReportJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterJob:
+    """local-sgd: what moves all hosts together, at the end of a round: SGD with Nesterov momentum."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+    """Both as published for DiLoCo (arXiv 2311.08105)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyJob:
+    """How ranks train together."""
+
+    kind: Literal["auto", "ddp", "local-sgd"] = "auto"
+    """auto: gradients are exchanged in every step. local-sgd: hosts train apart and exchange what has changed."""
+    inner_steps: int = 50
+    """local-sgd: optimizer steps of the run between two exchanges."""
+    payload: Literal["int8", "bf16", "fp32"] = "int8"
+    """local-sgd: what changes are rounded to on the wire; fp32: not at all (in an fp64 run they stay fp64)."""
+    outer: OuterJob = OuterJob()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One training job, fully resolved."""
 
@@ -142,9 +164,9 @@ class Job:
     model: ModelJob
     data: DataJob
     batch: int
-    """Samples in one optimizer step over all machines."""
+    """Samples in one optimizer step over all machines; where that is open, about how many."""
     micro_batch: int
-    """Samples in one forward-backward on one rank; divides `batch`."""
+    """Samples in one forward-backward on one rank; divides `batch`, unless that is open."""
     method: MethodJob = MethodJob()
     epochs: float | None = 1.0
     steps: int | None = None
@@ -155,6 +177,9 @@ class Job:
     parameters: Literal["auto", "compute", "fp32"] = "auto"
     """Dtype of trainable weights and optimizer states; auto: fp32. `compute`: pure bf16 training."""
     activation_checkpointing: bool = False
+    strategy: StrategyJob = StrategyJob()
+    exchange: Literal["fp32", "bf16"] = "fp32"
+    """What gradients travel as between ranks (fp32: as they are)."""
     optimizer: OptimizerJob = OptimizerJob()
     schedule: ScheduleJob = ScheduleJob()
     evaluation: EvaluationJob = EvaluationJob()
@@ -163,7 +188,8 @@ class Job:
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""
     open: tuple[str, ...] = ()
-    """Keys that the plan decides on, among `micro_batch` and `activation_checkpointing`; none is left in a run."""
+    """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing` and `exchange`; none is
+    left in a run."""
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:

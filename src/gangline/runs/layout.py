@@ -12,6 +12,7 @@
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)
+    times.json                                                          where the time of every rank went (controller)
   comparison.json                                                       the plan beside what came of it (controller)
   order.json  prepare.lock  supervisor.lock                             who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
@@ -120,6 +121,10 @@ class RunLayout:
     def result(self, number: int) -> Path:
         """What rank 0 of one attempt says when it leaves: {"result": "finished" or "stopped", "step": n}."""
         return self.attempt(number) / "result.json"
+
+    def times(self, number: int) -> Path:
+        """Where the time of one attempt went, rank by rank."""
+        return self.attempt(number) / "times.json"
 
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""

@@ -36,7 +36,10 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One host's part of a checkpoint. Every part is a replica: it holds the whole state."""
+    """One host's part of a checkpoint. Every part is a replica: it holds the whole state.
+
+    With local-sgd weights and outer momentum are equal in all of them; the optimizer's states are those of its host.
+    """
 
     step: int
     host: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gangline.runs.deal import nearby, whole_counts
 from gangline.runs.job import (
     CheckpointJob,
     DataJob,
@@ -13,11 +14,13 @@ from gangline.runs.job import (
     MethodJob,
     ModelJob,
     OptimizerJob,
+    OuterJob,
     ReportJob,
     ScheduleJob,
     SourceJob,
+    StrategyJob,
 )
-from gangline.spec.job_words import JobWords, OptimizerWords
+from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
@@ -40,8 +43,11 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     folder: where relative paths of the file begin.
     """
     words = checked.words
+    _check_batch(checked)
     _check_lengths(checked)
     _check_method(checked)
+    _check_strategy(checked)
+    _check_exchange(checked)
     _check_schedule(checked)
     _check_evaluation(checked)
     model = _model(checked, folder=folder)
@@ -52,7 +58,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         name=words.name or default_name,
         model=model,
         data=data,
-        batch=words.batch,
+        batch=words.batch.exact or words.batch.about or 1,
         micro_batch=words.micro_batch or 1,
         method=MethodJob(
             kind=words.method.kind,
@@ -67,6 +73,8 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         precision=words.precision.compute,
         parameters=words.precision.parameters,
         activation_checkpointing=words.activation_checkpointing or False,
+        strategy=_strategy(words.strategy),
+        exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,
         schedule=ScheduleJob(
             kind=words.schedule.kind,
@@ -77,24 +85,49 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
         report=ReportJob(tensorboard=words.report.tensorboard, wandb_project=words.report.wandb),
         max_skipped_steps=words.max_skipped_steps,
-        open=tuple(key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None),
+        open=_open(words),
     )
+
+
+def _check_batch(checked: Checked[JobWords]) -> None:
+    batch, micro_batch = checked.words.batch, checked.words.micro_batch or 1
+    low, high = nearby(batch.about or 1)
+    if batch.exact is not None and batch.about is not None:
+        checked.report(("batch",), seen="both exact and about", expected="one of them", fix="delete one")
+    elif batch.exact is not None:
+        _check_whole(checked, batch.exact, micro_batch)
+    elif batch.about is None:
+        checked.report(
+            ("batch",),
+            seen="neither exact nor about",
+            expected="one of them",
+            fix="write `batch: 32`, or `batch: {about: 32}`",
+        )
+    elif not whole_counts(batch.about, micro_batch):
+        checked.report(
+            ("batch", "about"),
+            seen=f"about {batch.about}, which is {low} to {high} samples",
+            expected=f"a whole number of micro-batches of {micro_batch} among these",
+            fix=f"write about: {micro_batch} or more, or a smaller micro_batch, or micro_batch: auto",
+            reads=(("micro_batch",),),
+        )
+
+
+def _check_whole(checked: Checked[JobWords], batch: int, micro_batch: int) -> None:
+    if remainder := batch % micro_batch:
+        below, above = batch - remainder, batch - remainder + micro_batch
+        near = f"{below} or {above}" if below else str(above)
+        checked.report(
+            ("batch", "exact"),
+            seen=f"{batch} samples, which is {batch / micro_batch:.3g} micro-batches",
+            expected=f"a whole number of micro-batches of {micro_batch}",
+            fix=f"write batch: {near}, or choose a micro_batch that divides {batch}, or micro_batch: auto",
+            reads=(("micro_batch",),),
+        )
 
 
 def _check_lengths(checked: Checked[JobWords]) -> None:
     words = checked.words
-    micro_batch = words.micro_batch or 1
-    remainder = words.batch % micro_batch
-    if remainder:
-        below, above = words.batch - remainder, words.batch - remainder + micro_batch
-        near = f"{below} or {above}" if below else str(above)
-        checked.report(
-            ("batch",),
-            seen=f"{words.batch} samples, which is {words.batch / micro_batch:.3g} micro-batches",
-            expected=f"a whole number of micro-batches of {micro_batch}",
-            fix=f"write batch: {near}, or choose a micro_batch that divides {words.batch}, or micro_batch: auto",
-            reads=(("micro_batch",),),
-        )
     if words.epochs is not None and words.steps is not None:
         checked.report(
             ("steps",), seen="both epochs and steps", expected="one of them", fix="delete one", reads=(("epochs",),)
@@ -129,6 +162,62 @@ def _check_method(checked: Checked[JobWords]) -> None:
             expected="all-linear alone, or names",
             fix="write `targets: all-linear`, or delete all-linear from the list",
         )
+
+
+def _check_strategy(checked: Checked[JobWords]) -> None:
+    strategy = checked.words.strategy
+    if strategy.kind != "local-sgd":
+        for key in ("inner_steps", "payload", "outer"):
+            if key in strategy.model_fields_set:
+                checked.report(
+                    ("strategy", key),
+                    seen=f"{key}, but gradients are exchanged in every step (kind: {strategy.kind})",
+                    expected=f"{key} with kind: local-sgd only",
+                    fix=f"add `kind: local-sgd`, or delete {key}",
+                    reads=(("strategy", "kind"),),
+                )
+    elif checked.words.method.kind != "full":
+        checked.report(
+            ("strategy", "kind"),
+            seen=f"local-sgd with method: {checked.words.method.kind}",
+            expected="local-sgd with method: full. Adapters are small enough to be exchanged in every step, and the "
+            "product of two means is not the mean of products",
+            fix="delete it, or write `method: full`",
+            reads=(("method", "kind"),),
+        )
+
+
+def _open(words: JobWords) -> tuple[str, ...]:
+    found = ["batch"] if words.batch.about is not None else []
+    found += [key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None]
+    return (*found, "exchange") if words.exchange == "auto" else tuple(found)
+
+
+def _check_exchange(checked: Checked[JobWords]) -> None:
+    """`auto` is never wrong: the plan then finds that there is nothing to gain."""
+    words = checked.words
+    if words.exchange != "bf16":
+        return
+    seen, expected, read = "", "", ("precision", "compute")
+    if words.precision.compute == "fp64":
+        seen, expected = "gradients in bf16 in a run in fp64", "gradients as they are, or less exact weights"
+    elif words.precision.parameters == "compute" and words.precision.compute != "fp32":
+        seen, expected = "bf16 for gradients that are no wider", "bf16 with trained weights in fp32"
+        read = ("precision", "parameters")
+    elif words.strategy.kind == "local-sgd":
+        seen, expected = "a format of gradients, but hosts exchange none (strategy: local-sgd)", "strategy.payload"
+        read = ("strategy", "kind")
+    if seen:
+        checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
+
+
+def _strategy(words: StrategyWords) -> StrategyJob:
+    return StrategyJob(
+        kind=words.kind,
+        inner_steps=words.inner_steps,
+        payload=words.payload,
+        outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),
+    )
 
 
 def _check_schedule(checked: Checked[JobWords]) -> None:

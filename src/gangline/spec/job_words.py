@@ -106,6 +106,40 @@ class DataWords(Section):
     """Go on without rows that cannot be read (they are counted) instead of stopping."""
 
 
+class BatchWords(Section):
+    """Samples in one optimizer step, over all machines together. `batch: 32` is short for `batch: {exact: 32}`."""
+
+    exact: Annotated[Count | None, Field(examples=[32])] = None
+    """So many, whatever the machines are."""
+    about: Annotated[Count | None, Field(examples=[32])] = None
+    """Between 3/4 and 4/3 of so many: the batch that the machines compute at the most samples per second, and of those
+    that are less than 1 % apart the one that is nearest. It stays that of the run."""
+
+
+class OuterWords(Section):
+    """What moves all hosts together at the end of a round of local SGD: SGD with Nesterov momentum."""
+
+    learning_rate: Positive = 0.7
+    """1 with a momentum of 0 is the plain mean of hosts."""
+    momentum: Probability = 0.9
+    """Decay of the mean of changes."""
+
+
+class StrategyWords(Section):
+    """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
+
+    kind: Literal["auto", "ddp", "local-sgd"] = "auto"
+    """`ddp`: gradients are exchanged in every step, and the numbers are those of one big machine. `local-sgd`: every
+    host takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for full
+    fine-tuning; other numbers than one big machine. `auto` is `ddp`."""
+    inner_steps: Count = 50
+    """Optimizer steps between two exchanges (local-sgd)."""
+    payload: Literal["int8", "bf16", "fp32"] = "int8"
+    """What changes of weights are rounded to on the wire (local-sgd)."""
+    outer: OuterWords = OuterWords()
+    """What becomes of the mean change of all hosts (local-sgd)."""
+
+
 class OptimizerWords(Section):
     """AdamW and its numbers."""
 
@@ -196,8 +230,9 @@ class JobWords(Section):
     """What is trained: `full`, `lora`, or the keys below."""
     data: Annotated[DataWords, Field(examples=[{"train": "train.jsonl"}])]
     """What the model reads."""
-    batch: Annotated[Count, Field(examples=[32])]
-    """Samples in one optimizer step, over all machines together."""
+    batch: Annotated[BatchWords, Shorthand("exact"), Field(examples=[32])]
+    """Samples in one optimizer step, over all machines together: a number, or `{about: 32}` for one near it among
+    which the machines divide the work best."""
     micro_batch: Annotated[Count | None, AUTO] = 1
     """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
     the plan finds fastest among those that fit."""
@@ -212,6 +247,11 @@ class JobWords(Section):
     activation_checkpointing: Annotated[bool | None, AUTO] = False
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
+    strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
+    """How machines train together: `ddp`, `local-sgd`, or the keys below."""
+    exchange: Literal["fp32", "bf16", "auto"] = "fp32"
+    """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
+    their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
     optimizer: OptimizerWords = OptimizerWords()
     """AdamW and its numbers."""
     schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
@@ -242,6 +282,7 @@ FOREIGN = {
     "global_batch_size": "batch",
     "gradient_accumulation_steps": "batch",
     "gradient_checkpointing": "activation_checkpointing",
+    "learning_rate": "optimizer.learning_rate",
     "logging_steps": "report",
     "lora": "method",
     "lora_alpha": "method.alpha",

@@ -45,6 +45,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = Tr
     document = read_document(read_text(path, kind="job"), str(path))
     apply_overrides(document, overrides, JobWords)
     drop_rivals(document, rivals=("epochs", "steps"))
+    drop_rivals(document, rivals=("exact", "about"), within="batch")
     checked = check(JobWords, document, foreign=FOREIGN)
     checked.needs_data = needs_data
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))

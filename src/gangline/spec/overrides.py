@@ -34,14 +34,19 @@ def apply_overrides(document: Document, overrides: Sequence[str], kind: type[Sec
         document.texts[path] = text
 
 
-def drop_rivals(document: Document, *, rivals: Iterable[str]) -> None:
-    """Of keys that exclude each other, the one on the command line wins over the one in the file."""
-    written = [name for name in rivals if name in document.values]
-    if any(document.from_command_line((name,)) for name in written):
+def drop_rivals(document: Document, *, rivals: Iterable[str], within: str | None = None) -> None:
+    """Of keys that exclude each other, the one on the command line wins over the one in the file.
+
+    within: the key of the mapping that they are in; None: the file itself.
+    """
+    holder: Any = document.values if within is None else document.values.get(within)
+    above = () if within is None else (within,)
+    written = [name for name in rivals if name in holder] if isinstance(holder, dict) else []
+    if any(document.from_command_line((*above, name)) for name in written):
         for name in written:
-            if not document.from_command_line((name,)):
-                del document.values[name]
-                _forget(document, (name,))
+            if not document.from_command_line((*above, name)):
+                del holder[name]
+                _forget(document, (*above, name))
 
 
 def _refuse(document: Document, position: Position) -> None:

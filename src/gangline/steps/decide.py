@@ -58,7 +58,12 @@ def decide(job: Job, cluster: Cluster, means: Means) -> Decision:
     job = outlook.settled(job)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
     drafted = make_plan(
-        job, cluster, gpus, option=outlook.runnable, notes=outlook.dated(sight.inventory) if outlook.runnable else ()
+        job,
+        cluster,
+        gpus,
+        option=outlook.runnable,
+        divides=outlook.divides,
+        notes=outlook.dated(sight.inventory) if outlook.runnable else (),
     )
     for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):
         means.talk.say(line)

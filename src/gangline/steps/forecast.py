@@ -16,6 +16,7 @@ from gangline.planning.option import BUILT_METHODS, Option, Question
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
+from gangline.runs.deal import whole_count
 from gangline.runs.job import Job
 from gangline.steps.counted import count_architecture
 from gangline.steps.seams import Means
@@ -45,6 +46,12 @@ class Outlook:
         """What gangline's own trainer would do."""
         return None if self.verdict is None else self.verdict.runnable
 
+    @property
+    def divides(self) -> str:
+        """Why this batch, or what is bad about it, in words; empty where there is nothing to say."""
+        dividing = None if self.verdict is None else self.verdict.dividing
+        return "" if dividing is None else dividing.words
+
     def dated(self, inventory: Inventory) -> list[str]:
         """What was measured under another driver or torch than hosts have now, of what the forecast rests on."""
         option = self.runnable or (None if self.verdict is None else self.verdict.best)
@@ -55,14 +62,24 @@ class Outlook:
     def settled(self, job: Job) -> Job:
         """The job with everything decided that it leaves open."""
         option = None if self.verdict is None else self.verdict.runnable or self.verdict.best
+        job = self.with_batch(job)
         if option is None or not job.open:
             return dataclasses.replace(job, open=())
         return dataclasses.replace(
             job,
             micro_batch=option.training.micro_batch,
             activation_checkpointing=option.training.checkpointing,
+            exchange="bf16" if option.training.exchange == "bf16" else "fp32",
             open=(),
         )
+
+    def with_batch(self, job: Job) -> Job:
+        """The job with the batch that was chosen; where nothing is foreseen, with the one that it wishes for."""
+        if "batch" not in job.open:
+            return job
+        wished = job.micro_batch * whole_count(job.batch, job.micro_batch)
+        batch = wished if self.verdict is None else self.verdict.question.batch
+        return dataclasses.replace(job, batch=batch, open=tuple(key for key in job.open if key != "batch"))
 
 
 def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
@@ -85,6 +102,7 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
         batch=job.batch,
         compute=speeds.of,
         open=job.open,
+        strategy=job.strategy,
     )
     try:
         verdict = decide(question, world)
@@ -122,6 +140,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
         dropout=job.method.dropout,
         checkpointing=job.activation_checkpointing,
         packed=job.data.packing,
+        exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,
         stack=dataclasses.replace(stack, attention=attention),
     )
 
@@ -192,5 +211,16 @@ def _refuse_slowness(verdict: Verdict) -> None:
         seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
         "further machines bring",
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
-        "with a share at each host in the cluster file it is started as it is",
+        f"with a share at each host in the cluster file it is started as it is{_apart(verdict, fewer)}",
     )
+
+
+def _apart(verdict: Verdict, fewer: Option) -> str:
+    """What all machines would do in rounds, where the job did not ask for them and that is faster."""
+    for option in verdict.by_kind:
+        if not option.is_exact and not option.is_built and option.may_fit and option.seconds < fewer.seconds:
+            return (
+                f"; strategy: local-sgd would take about {option.seconds:.3g} s a step on all of them, with other "
+                "numbers than one big machine"
+            )
+    return ""

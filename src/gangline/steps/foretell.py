@@ -114,7 +114,8 @@ def _foretold(
         raise outlook.error
     if outlook.verdict is None and decision is None:
         raise ModelError("nothing can be foreseen", seen=outlook.unknown, fix="name a model whose config.json is here")
-    earlier = None if before == world else foresee_job(job, before, means, stack=stack).verdict
+    same = outlook.with_batch(job)
+    earlier = None if before == world else foresee_job(same, before, means, stack=stack).verdict
     ways = tuple(ways_of(outlook))
     return Foretold(
         job=outlook.settled(job), world=world, outlook=outlook, decision=decision, before=earlier, ways=ways

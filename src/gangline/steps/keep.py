@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
 from gangline.planning.outcome import Comparison
+from gangline.planning.spent import TimeReport
 from gangline.remote.said import NONSENSE, understood, whole
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
@@ -226,17 +227,18 @@ def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
                 read(json.loads(data))
             write_atomic(here.attempt(number) / name, data)
     if said["phase"] in {"finished", "stopped", "failed"}:
-        _copy_comparison(here, there, keeper)
+        _copy_if_read(here.comparison, there.comparison, keeper, read=Comparison.from_json)
+        _copy_if_read(here.times(number), there.times(number), keeper, read=TimeReport.from_json)
 
 
-def _copy_comparison(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
-    """It is written just before the run has ended. One that cannot be read, of another version perhaps, hides nothing
+def _copy_if_read(here: Path, there: Path, keeper: Transport, *, read: Callable[[Any], object]) -> None:
+    """What is written just before the run has ended. One that cannot be read, of another version perhaps, hides nothing
     else: then there is none here.
     """
-    if (data := _read(keeper, there.comparison)) is not None:
+    if (data := _read(keeper, there)) is not None:
         with contextlib.suppress(*NONSENSE):
-            Comparison.from_json(json.loads(data))
-            write_atomic(here.comparison, data)
+            read(json.loads(data))
+            write_atomic(here, data)
 
 
 def _attempt_in(said: dict[str, Any]) -> int:

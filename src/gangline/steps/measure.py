@@ -6,17 +6,21 @@ from pathlib import Path
 
 from gangline.bench.calibrate import Speeds, Work, measure_compute
 from gangline.bench.network import Hosts, measure_network
+from gangline.bench.scaled import Scaling
+from gangline.bench.scaling import Task, measure_scaling
 from gangline.checks.judge import require
-from gangline.errors import ModelError
+from gangline.errors import ModelError, UsageError
 from gangline.inventory.network import Network
 from gangline.planning.architecture import Architecture
 from gangline.planning.calibrate import shallow_config
 from gangline.planning.config import UnknownArchitecture, read_architecture
+from gangline.planning.plan import make_plan
+from gangline.planning.world import World
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.steps.counted import count_architecture
 from gangline.steps.equip import claim, equip
-from gangline.steps.forecast import foresee_job, training_of
+from gangline.steps.forecast import Outlook, foresee_job, require_startable, training_of
 from gangline.steps.look import Sight, Wish, look
 from gangline.steps.machines import world_of
 from gangline.steps.reach import Start, load, load_cluster, reached
@@ -47,6 +51,60 @@ def bench_compute(start: Start, *, seconds: float, talk: Talk, seams: Seams = RE
         return measure_compute(hosts, work, home=start.home, seconds=seconds, tell=talk.tick)
 
 
+def bench_scaling(start: Start, *, seconds: float, talk: Talk, seams: Seams = REAL) -> Scaling:
+    """Measure how fast the hosts of a cluster train a job alone, and together; nothing is kept.
+
+    Raises HostUnreachable where a host does not answer, DoesNotFit where the job has no room, UsageError where there is
+    nothing to compare, or not enough work for every rank.
+    """
+    job, cluster = load(start)
+    _require_several(cluster)
+    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+        sight = look(cluster, COMPUTE, means)
+        task = _task(job, sight, means)
+        hosts = _hosts(sight, cluster, means)
+        return measure_scaling(hosts, task, seconds=seconds, tell=talk.tick)
+
+
+def _require_several(cluster: Cluster) -> None:
+    if len(cluster.hosts) < 2:
+        raise UsageError(
+            "bench scaling compares several hosts with each alone",
+            seen=f"{cluster.name} has one host, {cluster.head.name}",
+            fix="name a cluster of several: gangline bench scaling JOB --cluster cluster.yaml; "
+            "for the speed of one: gangline bench compute JOB",
+        )
+
+
+def _task(job: Job, sight: Sight, means: Means) -> Task:
+    """The job with the ranks and shares that a run would have."""
+    outlook, _ = _foreseen(job, sight, means)
+    if outlook.runnable is None:
+        require_startable(job, outlook)
+    job = outlook.settled(job)
+    if job.strategy.kind == "local-sgd":
+        raise UsageError(
+            "bench scaling measures hosts that exchange gradients in every step",
+            seen="strategy: local-sgd, whose hosts train apart and hardly wait for each other",
+            fix="write strategy: ddp to see what that would reach on this network",
+        )
+    _require_work(job, sight.cluster)
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
+    plan = make_plan(job, sight.cluster, gpus, option=outlook.runnable)
+    assert outlook.config is not None
+    return Task(job=job, config=outlook.config, ranks=plan.gang("bench-scaling", 1))
+
+
+def _require_work(job: Job, cluster: Cluster) -> None:
+    count, num_ranks = job.batch // job.micro_batch, sum(host.slots for host in cluster.hosts)
+    if count < num_ranks:
+        raise UsageError(
+            f"a step of this job has too little work for {num_ranks} ranks",
+            seen=f"batch {job.batch} = {count} micro-batches of {job.micro_batch}",
+            fix=f"gangline bench scaling JOB batch={num_ranks * 4 * job.micro_batch}, or a smaller micro_batch",
+        )
+
+
 def _hosts(sight: Sight, cluster: Cluster, means: Means) -> Hosts:
     """Hosts with an environment in which ranks can start; raises where a check fails."""
     require(sight.findings)
@@ -57,14 +115,9 @@ def _hosts(sight: Sight, cluster: Cluster, means: Means) -> Hosts:
 
 def _work(job: Job, sight: Sight, means: Means) -> Work:
     """What is measured: the job, with what it leaves open as a plan would decide it now, on two of its layers."""
-    world = world_of(sight.cluster, sight.inventory, means.home)
-    outlook = foresee_job(job, world, means)
-    if outlook.verdict is None or outlook.config is None:
-        raise outlook.error or ModelError(
-            "nothing can be measured without the shape of the model",
-            seen=outlook.unknown,
-            fix="put the model's config.json into a folder, and name it: model: FOLDER",
-        )
+    outlook, world = _foreseen(job, sight, means)
+    assert outlook.verdict is not None
+    assert outlook.config is not None
     job = outlook.settled(job)
     config = shallow_config(outlook.config)
     return Work(
@@ -74,6 +127,19 @@ def _work(job: Job, sight: Sight, means: Means) -> Work:
         copy=_shape(config, means),
         copy_config=config,
     )
+
+
+def _foreseen(job: Job, sight: Sight, means: Means) -> tuple[Outlook, World]:
+    """What a plan would decide, which needs the shape of the model; raises ModelError where that is not known."""
+    world = world_of(sight.cluster, sight.inventory, means.home)
+    outlook = foresee_job(job, world, means)
+    if outlook.verdict is None or outlook.config is None:
+        raise outlook.error or ModelError(
+            "nothing can be measured without the shape of the model",
+            seen=outlook.unknown,
+            fix="put the model's config.json into a folder, and name it: model: FOLDER",
+        )
+    return outlook, world
 
 
 def _shape(config: dict[str, object], means: Means) -> Architecture:

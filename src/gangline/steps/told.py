@@ -17,7 +17,7 @@ from gangline.planning.saves import save_cost
 from gangline.steps.foretell import Foretold
 from gangline.steps.traced import Traced
 
-SAID = ("strategy", "shares", "memory", "step", "saves")
+SAID = ("strategy", "shares", "divides", "memory", "step", "saves")
 """Titles of the plan's lines that the report says better."""
 
 

@@ -1,4 +1,5 @@
-"""What was planned beside what came of it, read at the end of an attempt: where the figures lie, and not all of them.
+"""What was planned beside what came of it, and where time went, read at the end of an attempt: where the figures lie,
+and not all of them.
 
 A long run has gigabytes of figures; the last ones say as much about its pace as all.
 """
@@ -6,6 +7,8 @@ A long run has gigabytes of figures; the last ones say as much about its pace as
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -28,10 +31,38 @@ class Readable(Protocol):
         ...
 
 
-def compared(layout: RunLayout, attempt: int, *, cluster: Cluster, head: Readable) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookBack:
+    """What is written down when an attempt has ended."""
+
+    times: dict[str, Any] | None = None
+    """The content of times.json; None where there were no steps."""
+    comparison: dict[str, Any] | None = None
+    """The content of comparison.json; None where nothing was foreseen, or there were too few steps."""
+    problem: str | None = None
+    """Why there is no comparison, where that is not as it should be."""
+
+
+def look_back(layout: RunLayout, attempt: int, *, cluster: Cluster, head: Readable) -> LookBack:
+    """Read the figures of an attempt; raises whatever comes of a host that does not answer."""
+    from gangline.planning.spent import spent
+
+    try:
+        records = last_records(head, RunLayout(Path(cluster.head.workdir), layout.run_id).metrics)
+    except FileNotFoundError:
+        return LookBack()
+    report = spent(records, run_id=layout.run_id, attempt=attempt)
+    times = report.to_json() if report is not None else None
+    try:
+        return LookBack(times=times, comparison=compared(layout, attempt, records))
+    except Exception as error:  # noqa: BLE001  (a damaged plan, of another version perhaps)
+        return LookBack(times=times, problem=f"{type(error).__name__}: {error}")
+
+
+def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The content of comparison.json; None where nothing was foreseen, or there were too few steps, or none.
 
-    Raises whatever comes of a damaged file, and of a host that does not answer.
+    Raises whatever comes of a damaged plan.
     """
     # not before the end: nobody else in a supervisor needs to plan
     from gangline.planning.observed import observe
@@ -42,7 +73,6 @@ def compared(layout: RunLayout, attempt: int, *, cluster: Cluster, head: Readabl
         plan = Plan.from_json(read_json(layout.plan))
         if plan.forecast is None:
             return None
-        records = last_records(head, RunLayout(Path(cluster.head.workdir), layout.run_id).metrics)
     except FileNotFoundError:
         return None
     observed = observe(records, attempt=attempt, batch=plan.batch, num_ranks=len(plan.ranks))

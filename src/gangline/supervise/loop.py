@@ -22,7 +22,7 @@ from gangline.supervise.cause import first_cause, gather_failures
 from gangline.supervise.claims import Claims
 from gangline.supervise.clean import clean
 from gangline.supervise.commit import Committer
-from gangline.supervise.compared import compared
+from gangline.supervise.compared import LookBack, look_back
 from gangline.supervise.earlier import end_earlier
 from gangline.supervise.first_step import FirstStep
 from gangline.supervise.heartbeat import Heartbeats
@@ -259,7 +259,7 @@ class Supervisor:
             self._records.complain(f"cannot commit: {error}")
 
     def _compare(self, statuses: Sequence[HostStatus]) -> None:
-        """Keep the plan beside what came of it; the end of the run does not depend on it."""
+        """Keep where time went, and the plan beside what came of it; the end of the run does not depend on it."""
         head = self._cluster.head.name
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         if self.request.hosts[0].program == "command" or head in silent:
@@ -271,13 +271,17 @@ class Supervisor:
             return
         if found is None:
             self._records.complain(f"the plan is not compared with the run: its figures on {head} are read too slowly")
-        for comparison in found or ():
-            self._records.comparison(comparison)
+            return
+        if found.problem is not None:
+            self._records.complain(f"the plan is not compared with the run: {found.problem}")
+        if found.times is not None:
+            self._records.times(found.times)
+        if found.comparison is not None:
+            self._records.comparison(found.comparison)
 
-    def _compared(self) -> list[dict[str, Any]]:
+    def _compared(self) -> LookBack:
         head = self._transports[self._cluster.head.name]
-        comparison = compared(self._layout, self._attempt, cluster=self._cluster, head=head)
-        return [] if comparison is None else [comparison]
+        return look_back(self._layout, self._attempt, cluster=self._cluster, head=head)
 
     def _is_over(self, statuses: Sequence[HostStatus]) -> bool:
         """Whether nothing more comes of this attempt by itself, as far as hosts answer."""

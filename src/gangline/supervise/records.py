@@ -90,6 +90,13 @@ class Records:
         except OSError as error:
             self.complain(f"cannot write comparison.json: {error}")
 
+    def times(self, times: object) -> None:
+        """Write times.json; on a full disk the run ends without it."""
+        try:
+            write_json(self._layout.times(self._attempt), times)
+        except OSError as error:
+            self.complain(f"cannot write times.json: {error}")
+
     def event(self, event: str, **details: object) -> None:
         """Add an event."""
         try:

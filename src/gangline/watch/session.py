@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from gangline.planning.outcome import Comparison
+from gangline.planning.spent import TimeReport
 from gangline.remote.said import NONSENSE
 from gangline.runs.files import read_json
 from gangline.runs.registry import RunRecord
@@ -18,6 +19,7 @@ from gangline.watch.history import History
 from gangline.watch.progress import Progress
 from gangline.watch.table import final_losses
 from gangline.watch.text import clean
+from gangline.watch.times import time_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,9 @@ def summary(
     again = can_resume and watched.run.phase != "finished"
     meaning = "go on from the newest checkpoint" if is_job else "start it again, with the words of --resume-flag"
     commands = [(f"gangline resume {run_id}", meaning)] if again else []
-    return [*chart, *([""] if chart else []), *rows, "", *_next_commands(run_id, commands, kept)]
+    times = _times(view, watched.run)
+    blocks = [chart, rows, times, _next_commands(run_id, commands, kept)]
+    return [line for block in blocks if block for line in ["", *block]][1:]
 
 
 def _measured(view: View, run: RunRecord) -> list[str]:
@@ -90,6 +94,14 @@ def _measured(view: View, run: RunRecord) -> list[str]:
     if run.state is None or comparison.attempt != run.state.attempt:
         return []
     return [f"{'measured':<16} {clean(comparison.line)}"]
+
+
+def _times(view: View, run: RunRecord) -> list[str]:
+    """Where time went, where that is known of this attempt."""
+    try:
+        return time_table(TimeReport.from_json(read_json(view.layout.times(run.state.attempt)))) if run.state else []
+    except (OSError, *NONSENSE):
+        return []
 
 
 def terminal_width(default: int = 80) -> int:

@@ -54,18 +54,22 @@ def event_line(record: dict[str, Any]) -> str | None:
     event = str(record.get("event", ""))
     if not event or event in _TOLD or (record.get("source") == "worker" and event in _ECHOED):
         return None
-    shown = [(key, _detail(value)) for key, value in record.items() if key in _DETAILS and value is not None]
+    parts = _DETAILS if event not in _SENTENCES else ("step", "what")
+    shown = [(key, _detail(value)) for key, value in record.items() if key in parts and value is not None]
     details = [value if key == "what" else f"{key} {value}" for key, value in shown]
-    name = _NAMES.get(event, event)
+    name = (_NAMES | _SENTENCES).get(event, event)
     return clean(_joined([name, *details]))
 
 
-_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": "", "shares": ""}
+_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": ""}
 """What events are called where that is not their name; "": the rest says it."""
 
-_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined"})
-"""The start has its board, an evaluation its own line, a save counts once it is committed, and a failure is the error
-that ends the command which follows the run."""
+_SENTENCES = {"straggler": "slow", "straggler-over": "no longer slow"}
+"""Events whose `what` names host and rank already, and what they are called."""
+
+_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined", "exchange"})
+"""The start has its board, an evaluation its own line, a save counts once it is committed, a failure is the error that
+ends the command which follows the run, and how gradients are exchanged is for programs."""
 
 ENDS = frozenset({"finished", "stopped"})
 """Events after which nothing comes."""

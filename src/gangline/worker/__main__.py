@@ -17,6 +17,7 @@ VERBS = {
     "generate": ("gangline.worker.generate", "generate_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
     "bench-collective": ("gangline.worker.bench", "bench_main"),
+    "bench-scaling": ("gangline.worker.scaling", "scaling_main"),
     "calibrate": ("gangline.worker.calibrate", "calibrate_main"),
 }
 

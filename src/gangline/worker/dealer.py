@@ -1,56 +1,102 @@
 """Who does how many micro-batches of the next step, by the speeds of the last ones.
 
-Every rank keeps the same books from the same reports, so that all of them deal alike without another word.
+Every rank keeps the same books from the same reports, so that all of them deal alike without another word; what that
+asks of the arithmetic stands in speeds.py.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gangline.runs.deal import shares_by_time, split_whole
-from gangline.worker.agree import RankTimes
-from gangline.worker.order import Indices
+from gangline.worker.speeds import Speeds
 
-FAST, SLOW = (3, 0.10), (10, 0.03)
-"""Steps whose median is looked at, and the part of a step that must be gained by dealing anew: a machine that became
+if TYPE_CHECKING:
+    from gangline.worker.order import Indices
+
+WINDOWS = ((3, 0.10), (10, 0.03), (30, 0.015))
+"""Steps whose medians are looked at, and the part of a step that dealing anew must take off: a machine that became
 twice as slow is believed after few steps, a small drift after many."""
-CONFIRMED = 2
-"""Steps in a row that must say so."""
+CONFIRMED = 3
+"""Steps in a row that must say so: two stalls one after the other are no change of speed."""
+SURE = 3.0
+"""Standard deviations of the times that the gain must exceed."""
+MEDIAN = 1.2533
+"""Deviation of a median over that of a mean (sqrt(pi / 2), for normal distributions)."""
+AT_START = 0.03
+"""Part of a step that the probe must promise to gain before the planned shares are left."""
+MOVE_STEPS, SAVED_STEPS = 25, 100
+"""Steps that one move costs, and how many can be saved up: a machine that changes its mind all the time moves shares
+four times in a row, and then once in 25 steps."""
+MOST_NAMED = 6
+"""Hosts that a sentence names."""
+
+
+class Times(Protocol):
+    """What counts of `RankTimes`."""
+
+    @property
+    def data_s(self) -> float:
+        """Seconds of reading."""
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Shares before and after, and how fast each rank was found to be."""
+    """Shares before and after, and what it rests on."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    unit_s: tuple[float, ...]
-    """Seconds per token, by rank."""
+    micro_batch_s: tuple[float | None, ...]
+    """Seconds of a mean micro-batch, by rank; None: not known."""
     gain: float
     """Part of the slowest rank's time that dealing anew takes off a step."""
 
-    def reason(self, hosts: Sequence[str]) -> str:
-        """In words: who does more, who less, and what it gains. hosts: of every rank."""
-        changes = [
-            f"{host} {before} -> {after}"
-            for host, before, after in zip(hosts, self.before, self.after, strict=True)
-            if before != after
-        ]
-        return f"micro-batches moved: {', '.join(changes)}; steps become {self.gain:.0%} shorter"
+    def words(self, hosts: Sequence[str]) -> str:
+        """For people: "pc1 20 -> 13 micro-batches, pc2 11 -> 15, pc3 9 -> 12; steps get 33 % shorter".
+
+        hosts: of every rank; the shares of a host's ranks are added up, and only those that change are named.
+        """
+        if self.before == self.after:
+            return f"{_list(_by_host(hosts, self.after))}, as before"
+        before, after = _by_host(hosts, self.before), _by_host(hosts, self.after)
+        changed = {host: f"{before[host]} -> {count}" for host, count in after.items() if before[host] != count}
+        gain = f"; steps get {100 * self.gain:.0f} % shorter" if self.gain >= 0.005 else ""
+        return f"{_list(changed) if changed else 'moved between ranks of a host'}{gain}"
+
+
+def _by_host(hosts: Sequence[str], shares: Sequence[int]) -> dict[str, int]:
+    found = dict.fromkeys(hosts, 0)
+    for host, share in zip(hosts, shares, strict=True):
+        found[host] += share
+    return found
+
+
+def _list(named: dict[str, int] | dict[str, str]) -> str:
+    words = [f"{host} {count}" for host, count in named.items()]
+    words[0] += " micro-batches"
+    more = len(words) - MOST_NAMED
+    return ", ".join(words[:MOST_NAMED]) + (f", and {more} more hosts" if more > 0 else "")
 
 
 class Dealer:
-    """The shares of one attempt, by rank."""
+    """The shares of one attempt, by rank. A rank that begins with none gets none."""
 
     def __init__(self, shares: Sequence[int], *, moving: bool) -> None:
         self._shares = tuple(shares)
-        self.moving = moving and len(shares) > 1
-        self._recent: deque[tuple[float, ...]] = deque(maxlen=SLOW[0])
-        self._unit_s: tuple[float, ...] | None = None
+        self._working = [rank for rank, share in enumerate(shares) if share]
+        self.moving = moving and len(self._working) > 1
+        self._speeds = Speeds()
+        self._micro_batch_s: tuple[float, ...] | None = None
+        """Of the ranks at work: what the present shares rest on."""
         self._said = 0
+        self._credit = SAVED_STEPS
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -61,8 +107,8 @@ class Dealer:
         """Micro-batches of a step that may be short, by rank."""
         if num_micro_batches == sum(self._shares):
             return self._shares
-        if self._unit_s is not None:
-            return shares_by_time(self._unit_s, num_micro_batches)
+        if self._micro_batch_s is not None:
+            return self._spread(shares_by_time(self._micro_batch_s, num_micro_batches))
         return split_whole(num_micro_batches, self._shares)
 
     def deal(self, num_micro_batches: int) -> list[range]:
@@ -73,70 +119,88 @@ class Dealer:
             begin += count
         return dealt
 
-    def begin(self, seconds: Sequence[float], work: Sequence[int]) -> Moved:
-        """Deal by the time that every rank took for the same micro-batch, the first of `work` (tokens, by micro-batch).
+    def begin(self, seconds: Sequence[float]) -> Moved:
+        """Deal by the time that every rank took for the same micro-batch, where that is worth it.
 
-        seconds: by rank.
+        seconds: by rank. Where one of them is no time, the planned shares stay.
         """
-        self._unit_s = tuple(each / max(1, work[0]) for each in seconds)
-        return self._take(self._best(self._unit_s), self._unit_s)
+        found = tuple(seconds[rank] for rank in self._working)
+        if not self.moving or not all(0.0 < each < math.inf for each in found):
+            return self._take(self._shares, self._micro_batch_s)
+        best = self._best(found)
+        return self._take(best if self._gain(best, found) >= AT_START else self._shares, found)
 
-    def learn(self, times: Sequence[RankTimes], work: Sequence[int]) -> Moved | None:
+    def learn(self, times: Sequence[Times], work: Sequence[int]) -> Moved | None:
         """Take in one step's times; the move that it leads to, if any.
 
         work: tokens of every micro-batch of the step, padding included.
         """
         if not self.moving:
             return None
+        self._credit = min(SAVED_STEPS, self._credit + 1)
         dealt = self.deal(len(work))
-        last = self._recent[-1] if self._recent else self._unit_s
-        found = []
-        for rank, mine in enumerate(dealt):
-            tokens = sum(work[index] for index in mine)
-            busy_s = times[rank].data_s + times[rank].compute_s
-            if tokens and busy_s > 0:
-                found.append(busy_s / tokens)
-            elif last is None:
-                return None
-            else:  # a rank without work in this step is as fast as it was
-                found.append(last[rank])
-        self._recent.append(tuple(found))
-        return self._consider()
+        known = self._speeds.add(
+            [times[rank].data_s + times[rank].compute_s for rank in self._working],
+            [sum(work[index] for index in dealt[rank]) for rank in self._working],
+            [len(dealt[rank]) for rank in self._working],
+        )
+        return self._consider() if known else None
 
     def _consider(self) -> Moved | None:
-        for window, least in (FAST, SLOW):
-            if len(self._recent) < window:
-                continue
-            steps = list(self._recent)[-window:]
-            unit_s = tuple(statistics.median(column) for column in zip(*steps, strict=True))
-            best = self._best(unit_s)
-            if self._gain(best, unit_s) >= least:
-                self._said += 1
-                if self._said < CONFIRMED:
-                    return None
-                self._unit_s = unit_s
-                return self._take(best, unit_s)
-        self._said = 0
+        found = self._worthwhile()
+        self._said = 0 if found is None else self._said + 1
+        if found is None or self._said < CONFIRMED or self._credit < MOVE_STEPS:
+            return None
+        self._credit -= MOVE_STEPS
+        return self._take(*found)
+
+    def _worthwhile(self) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+        """Other shares, and the speeds that ask for them, where the gain is large enough and surely none of chance."""
+        for window, least in WINDOWS:
+            micro_batch_s = self._speeds.micro_batch_s(window)
+            if micro_batch_s is None:
+                return None
+            best = self._best(micro_batch_s)
+            gain = self._gain(best, micro_batch_s)
+            if gain >= least and self._is_sure(gain, best, micro_batch_s, window=window):
+                return best, micro_batch_s
         return None
 
-    def _best(self, unit_s: Sequence[float]) -> tuple[int, ...]:
+    def _is_sure(self, gain: float, shares: Sequence[int], micro_batch_s: Sequence[float], *, window: int) -> bool:
+        """It rests on two ranks: the slowest one as it is, and the one of the others that would then be the slowest."""
+        now_s, then_s = self._ends(self._shares, micro_batch_s), self._ends(shares, micro_batch_s)
+        slowest = now_s.index(max(now_s))
+        then_s[slowest] = 0.0
+        chance = self._speeds.unsteadiness(slowest, then_s.index(max(then_s))) * MEDIAN
+        return gain * gain * window >= SURE * SURE * chance * chance
+
+    def _best(self, micro_batch_s: Sequence[float]) -> tuple[int, ...]:
         """A rank that has work keeps some, or nobody would notice that it has become faster."""
-        least = [min(1, share) for share in self._shares]
-        return shares_by_time(unit_s, sum(self._shares), least=least)
+        return self._spread(shares_by_time(micro_batch_s, sum(self._shares), least=[1] * len(self._working)))
 
-    def _gain(self, shares: Sequence[int], unit_s: Sequence[float]) -> float:
-        now_s, then_s = (_slowest(each, unit_s) for each in (self._shares, shares))
-        return 1 - then_s / now_s
+    def _gain(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> float:
+        return 1 - max(self._ends(shares, micro_batch_s)) / max(self._ends(self._shares, micro_batch_s))
 
-    def _take(self, shares: tuple[int, ...], unit_s: tuple[float, ...]) -> Moved:
-        moved = Moved(before=self._shares, after=shares, unit_s=unit_s, gain=self._gain(shares, unit_s))
-        self._shares, self._said = shares, 0
-        self._recent.clear()
+    def _ends(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> list[float]:
+        """Seconds of every rank at work."""
+        return [shares[rank] * each for rank, each in zip(self._working, micro_batch_s, strict=True)]
+
+    def _spread(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """Counts of the ranks at work, with nothing for the others."""
+        by_rank = dict(zip(self._working, counts, strict=True))
+        return tuple(by_rank.get(rank, 0) for rank in range(len(self._shares)))
+
+    def _take(self, shares: tuple[int, ...], micro_batch_s: tuple[float, ...] | None) -> Moved:
+        by_rank = dict(zip(self._working, micro_batch_s or (), strict=False))
+        moved = Moved(
+            before=self._shares,
+            after=shares,
+            micro_batch_s=tuple(by_rank.get(rank) for rank in range(len(shares))),
+            gain=0.0 if micro_batch_s is None else self._gain(shares, micro_batch_s),
+        )
+        self._shares, self._micro_batch_s, self._said = shares, micro_batch_s, 0
+        self._speeds.restart()
         return moved
-
-
-def _slowest(shares: Sequence[int], unit_s: Sequence[float]) -> float:
-    return max(share * each for share, each in zip(shares, unit_s, strict=True))
 
 
 def padded_tokens(micro_batches: Sequence[Indices], lengths: Indices) -> list[int]:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gangline.worker.batch import TokenSource, pick
-from gangline.worker.loss import CausalLoss
+from gangline.worker.batch import pick
 from gangline.worker.order import deal
-from gangline.worker.precision import Precision
-from gangline.worker.world import World
+from gangline.worker.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,30 +30,24 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(
-    loss: CausalLoss,
-    source: TokenSource,
-    *,
-    world: World,
-    shares: Sequence[int],
-    precision: Precision,
-    micro_batch: int,
-    max_samples: int | None,
-) -> Evaluation:
-    """Mean loss over all trained tokens of the first `max_samples` samples.
+def evaluate(session: Session, *, shares: Sequence[int]) -> Evaluation:
+    """Mean loss over all trained tokens of the evaluation set, or of its first `evaluation.max_samples` samples.
 
-    Micro-batches are the same on any number of ranks and are only dealt differently; sums are in fp64; every sample
-    counts once, for nothing is padded to equal counts.
+    Micro-batches are the same on any number of ranks and are only dealt differently, by `shares`; sums are in fp64;
+    every sample counts once, for nothing is padded to equal counts.
     """
     started = time.perf_counter()
-    num_samples = min(len(source), max_samples or len(source))
+    source, loss, world = session.evaluation_set, session.loss, session.world
+    assert source is not None, "nothing to evaluate on"
+    micro_batch = session.job.micro_batch
+    num_samples = min(len(source), session.job.evaluation.max_samples or len(source))
     starts = range(0, num_samples, micro_batch)
     sums = torch.zeros(2, dtype=torch.float64)
     was_training = loss.training
     loss.eval()
     for index in deal(len(starts), shares)[world.rank]:
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
-        with precision.autocast(world.device):
+        with session.precision.autocast(world.device):
             sums[0] += loss(*batch.to(world.device).tensors).double().cpu()
         sums[1] += float(source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum())
     loss.train(was_training)

@@ -55,6 +55,11 @@ class Keeper:
         self._waits = False
 
     @property
+    def saved_step(self) -> int:
+        """The step that was saved last, or the attempt began with. Every rank says the same."""
+        return self._saved_step
+
+    @property
     def minutes_are_up(self) -> bool:
         """Whether the job's minutes between two saves have passed."""
         minutes = self._session.job.checkpoint.every_minutes
@@ -65,6 +70,11 @@ class Keeper:
         """Whether this rank's last save failed, and nobody was told yet."""
         saver = self._out.saver
         return saver is not None and saver.failure not in (None, self._known_failure)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a write is going on in the background."""
+        return self._out.saver is not None and self._out.saver.busy
 
     @property
     def is_slow(self) -> bool:

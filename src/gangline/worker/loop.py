@@ -6,10 +6,12 @@ import logging
 from typing import Literal, Protocol
 
 from gangline.worker.agree import NO_TIMES, StepReport, agree
-from gangline.worker.evaluate import Evaluation, evaluate
+from gangline.worker.evaluate import evaluate
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.progress import Progress
+from gangline.worker.rounds import Rounds
 from gangline.worker.session import Session
+from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.synchronous import Synchronous
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,13 @@ class Loop:
         self.progress = progress
         self._out = outlets
         self._keeper = Keeper(session, outlets, progress)
-        self._stepper: Stepper = Synchronous(session, outlets, progress, keeper=self._keeper)
+        self._stepper = self._make_stepper()
+
+    def _make_stepper(self) -> Stepper:
+        strategy = self.session.strategy
+        if isinstance(strategy, LocalSgd):
+            return Rounds(self.session, strategy, self._out, self.progress, keeper=self._keeper)
+        return Synchronous(self.session, self._out, self.progress, keeper=self._keeper)
 
     def run(self) -> Result:
         """Train. Every rank returns the same result."""
@@ -76,15 +84,7 @@ class Loop:
         if session.evaluation_set is None:
             return
         self._out.enter("evaluate", step=self.progress.step + 1)
-        evaluation: Evaluation = evaluate(
-            session.loss,
-            session.evaluation_set,
-            world=session.world,
-            shares=self._stepper.shares,
-            precision=session.precision,
-            micro_batch=session.job.micro_batch,
-            max_samples=session.job.evaluation.max_samples,
-        )
+        evaluation = evaluate(session, shares=self._stepper.shares)
         self.progress.evaluated(evaluation.loss)
         log.info("evaluation at step %d: loss %.6g", self.progress.step, evaluation.loss)
         if self._out.recorder is not None:

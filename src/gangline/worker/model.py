@@ -37,15 +37,22 @@ def load_tokenizer(model: ModelJob) -> Any:
         ) from error
 
 
-def load_model(job: Job, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32) -> nn.Module:
+def load_model(
+    job: Job,
+    *,
+    device: torch.device | str = "cpu",
+    compute: torch.dtype = torch.float32,
+    drawn: torch.dtype = torch.float32,
+) -> nn.Module:
     """The model of a job on `device`, in training mode, wrapped by peft for LoRA.
 
     Weights that are trained have the dtype that `Precision.parameters` names (fp32 unless the job asks for pure
-    `compute`); frozen ones have `compute`. Raises ModelError.
+    `compute`); frozen ones have `compute`. drawn: in which random ones are drawn, fp32 whatever a run computes in: an
+    export draws the same weights again. Raises ModelError.
     """
     full = job.method.kind == "full"
     trained = compute if job.parameters == "compute" or compute is torch.float64 else torch.float32
-    model = _load_base(job, dtype=trained if full else compute)
+    model = _load_base(job, dtype=trained if full else compute, drawn=drawn)
     model.to(device)
     if not full:
         model = _attach_lora(model, job.method, trained=trained, seed=job.seed)
@@ -81,7 +88,7 @@ def base_of(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
-def _load_base(job: Job, *, dtype: torch.dtype) -> Any:
+def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = load_config(job.model)
@@ -91,10 +98,9 @@ def _load_base(job: Job, *, dtype: torch.dtype) -> Any:
         options["attn_implementation"] = job.model.attention
     if job.model.start == "random":
         torch.manual_seed(job.seed)
-        # drawn in fp32 whatever the run computes in: an export draws the same weights again
-        options["dtype"] = torch.float32
-        drawn = AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
-        return drawn.to(dtype)
+        options["dtype"] = drawn
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
+        return model.to(dtype)
     _require_weights(job.model)
     try:
         return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **_source(job.model), **options)

@@ -6,41 +6,59 @@ import time
 from collections.abc import Sequence
 
 from gangline.worker.agree import gather
-from gangline.worker.batch import pick
+from gangline.worker.batch import Batch, pick
 from gangline.worker.order import Indices
 from gangline.worker.session import Session
 
+NUM_PASSES = 3
+"""Of the probe, at most; and seconds after which no further one begins."""
+PROBE_S = 3.0
+
 
 class Pace:
-    """Seconds of a micro-batch on this rank."""
+    """Seconds that this rank itself needs for a token, without the sleep of trials."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._slowdown = session.world.gang.ranks[session.world.rank].slowdown
-        self._micro_batch_s = 0.0
+        self._token_s = 0.0
+        self._slept_s = 0.0
+        self._tokens = 0
 
     def probe(self, micro_batches: Sequence[Indices]) -> list[float]:
         """Seconds that every rank takes for the first micro-batch, all of them at once; collective.
 
-        The second of two passes counts: the first one gets memory and chooses kernels. Gradients are zero afterwards.
+        A first pass gets memory and chooses kernels; of some more the fastest counts, for what else a machine does can
+        only make a pass longer. Gradients are zero afterwards.
         """
         session = self._session
         batch = pick(micro_batches[0], session.train_set).to(session.world.device)
-        passed_s = 0.0
-        for _ in range(2):
-            started = time.perf_counter()
-            self.simulate_slowness()
-            session.strategy.forward_backward(batch, scale=0.0, last=False).item()
-            passed_s = time.perf_counter() - started
-            self.took(passed_s, 1)
+        self._pass_s(batch)
+        fastest_s, started = self._pass_s(batch), time.perf_counter()
+        for _ in range(NUM_PASSES - 1):
+            if time.perf_counter() - started + fastest_s < PROBE_S:
+                fastest_s = min(fastest_s, self._pass_s(batch))
         session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
-        return gather(passed_s, session.world)
+        return gather(fastest_s, session.world)
 
-    def took(self, seconds: float, num_micro_batches: int) -> None:
-        """Note what micro-batches took, with the sleep of `simulate_slowness`."""
-        self._micro_batch_s = seconds / max(1, num_micro_batches) / self._slowdown
+    def took(self, seconds: float) -> None:
+        """Note what the micro-batches since the last call took, with the sleep before them."""
+        if self._tokens:
+            self._token_s = max(0.0, seconds - self._slept_s) / self._tokens
+        self._slept_s, self._tokens = 0.0, 0
 
-    def simulate_slowness(self) -> None:
-        """Trials only: sleep before a micro-batch (`GangRank.slowdown`)."""
+    def simulate_slowness(self, batch: Batch) -> None:
+        """Trials only: sleep before a micro-batch, `slowdown - 1` times as long as it takes by the last measurement."""
+        self._tokens += batch.input_ids.numel()
         if self._slowdown > 1:
-            time.sleep((self._slowdown - 1) * self._micro_batch_s)
+            started = time.perf_counter()
+            time.sleep((self._slowdown - 1) * self._token_s * batch.input_ids.numel())
+            self._slept_s += time.perf_counter() - started
+
+    def _pass_s(self, batch: Batch) -> float:
+        started = time.perf_counter()
+        self.simulate_slowness(batch)
+        self._session.strategy.forward_backward(batch, scale=0.0, last=False).item()
+        passed_s = time.perf_counter() - started
+        self.took(passed_s)
+        return passed_s

@@ -47,6 +47,11 @@ class PhaseFile:
         self._collectives += phase == "exchange"
         _RECORD.pack_into(self._map, 0, step, PHASES.index(phase), self._collectives, time.time())
 
+    def beat(self) -> None:
+        """Say that this rank is still there: a wait for others that may be long is no hang."""
+        step, phase, collectives, _ = _RECORD.unpack_from(self._map)
+        _RECORD.pack_into(self._map, 0, step, phase, collectives, time.time())
+
 
 def read_phase(path: Path) -> dict[str, object]:
     """What a phase file says: {"step", "phase", "collectives", "time"}."""

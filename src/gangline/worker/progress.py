@@ -29,6 +29,10 @@ class Progress:
     best_loss: float | None = None
     """The lowest evaluation loss after the first step."""
     best_step: int = -1
+    bucket_bytes: int | None = None
+    """Of a bucket of gradients, with `bucket_ranks` ranks: the place in a bucket decides the order of sums, so the size
+    that was measured once stays as long as there are as many ranks."""
+    bucket_ranks: int = 0
 
     def evaluated(self, loss: float) -> None:
         """Take in the evaluation of this step; one that is no number is never the best."""
@@ -52,6 +56,8 @@ class Progress:
             "evaluated_step": self.evaluated_step,
             "best_loss": self.best_loss,
             "best_step": self.best_step,
+            "bucket_bytes": self.bucket_bytes,
+            "bucket_ranks": self.bucket_ranks,
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 
@@ -62,7 +68,8 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     if step is None:
         return Progress()
     folder, digest = find_part(checkpoints, step, host=session.world.host)
-    state = load_part(folder, state_tensors(session.model, session.optimizer), digest=digest)
+    tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+    state = load_part(folder, tensors, digest=digest)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:
         session.scaler.load_state_dict(scaler)

@@ -39,7 +39,11 @@ class Recorder:
             self._events.write("event", source="worker", event=event, attempt=self._world.gang.attempt, **details)
 
     def step(self, report: StepReport, *, step: int, shares: Sequence[int], **figures: Any) -> None:
-        """Note one optimizer step; `figures` as the brief of metrics.jsonl in docs/metrics.md lists them."""
+        """Note one optimizer step; `figures` as the brief of metrics.jsonl in docs/metrics.md lists them.
+
+        What the rank that waited least has waited for was the network; what others waited longer was for that rank.
+        """
+        exposed_s = min(times.wait_s for times in report.times)
         ranks = [
             {
                 "rank": rank,
@@ -48,17 +52,26 @@ class Recorder:
                 "data_s": round(times.data_s, 6),
                 "compute_s": round(times.compute_s, 6),
                 "wait_s": round(times.wait_s, 6),
+                "wait_others_s": round(times.wait_s - exposed_s, 6),
                 "memory_bytes": times.memory_bytes,
             }
             for rank, times in enumerate(report.times)
         ]
         with self._tolerance():
-            self._metrics.write("step", attempt=self._world.gang.attempt, step=step, **figures, ranks=ranks)
+            self._metrics.write(
+                "step",
+                attempt=self._world.gang.attempt,
+                step=step,
+                **figures,
+                exposed_s=round(exposed_s, 6),
+                ranks=ranks,
+            )
         named = {f"train/{name}": figures[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_s")}
+        named["train/exposed_s"] = exposed_s
         if figures.get("mfu") is not None:
             named["train/mfu"] = figures["mfu"]
         for row in ranks:
-            for name in ("data_s", "compute_s", "wait_s", "memory_bytes"):
+            for name in ("micro_batches", "data_s", "compute_s", "wait_s", "wait_others_s", "memory_bytes"):
                 named[f"rank{row['rank']}/{name}"] = row[name]
         self._scalars(named, step)
 

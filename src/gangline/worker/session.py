@@ -20,6 +20,7 @@ from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.strategy.base import Strategy
 from gangline.worker.strategy.ddp import Ddp, agree_weights
+from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.single import Single
 from gangline.worker.world import World
 
@@ -52,18 +53,30 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
     loss = CausalLoss(load_model(job, device=world.device, compute=precision.compute), compute=precision.compute)
     if job.data.packing:
         _require_isolation(loss, job, precision, world)
-    order = Order(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed)
+    return assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
+
+
+def assemble(
+    loss: CausalLoss,
+    job: Job,
+    world: World,
+    *,
+    precision: Precision,
+    train_set: TokenSource,
+    evaluation_set: TokenSource | None = None,
+) -> Session:
+    """The session of a model that is loaded already; collective when there are several ranks."""
     return Session(
         job=job,
         world=world,
         precision=precision,
         loss=loss,
-        strategy=_make_strategy(loss, precision, world),
+        strategy=_make_strategy(loss, job, precision, world),
         optimizer=make_optimizer(loss.model, job.optimizer),
         scaler=_make_scaler(world.device) if precision.scaled else None,
         train_set=train_set,
         evaluation_set=evaluation_set,
-        order=order,
+        order=Order(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
         total_steps=total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps),
     )
 
@@ -95,11 +108,15 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
     return train, evaluation
 
 
-def _make_strategy(loss: CausalLoss, precision: Precision, world: World) -> Strategy:
+def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: World) -> Strategy:
+    if world.size > 1:
+        agree_weights(loss)
+    if world.gang.strategy == "local-sgd":
+        return LocalSgd(loss, precision=precision, world=world, job=job.strategy)
     if world.size == 1:
         return Single(loss, precision=precision, device=world.device)
-    agree_weights(loss)
-    return Ddp(loss, precision=precision, device=world.device)
+    sent_as = torch.bfloat16 if job.exchange == "bf16" else None
+    return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
 
 
 def _require_isolation(loss: CausalLoss, job: Job, precision: Precision, world: World) -> None:

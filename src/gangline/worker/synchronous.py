@@ -1,4 +1,4 @@
-"""Steps of all ranks together: each does its part of the micro-batches, and the sum of gradients moves every replica."""
+"""Steps of all ranks together: each does its part of the micro-batches; the sum of gradients moves every replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from gangline.errors import RunFailed
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.batch import pick
-from gangline.worker.dealer import Dealer, padded_tokens
+from gangline.worker.dealer import Dealer, Moved, padded_tokens
+from gangline.worker.exchange import settle_exchange
 from gangline.worker.flops import step_flops, utilisation
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.memory import memory_bytes
@@ -23,6 +24,7 @@ from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
+from gangline.worker.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class _Tally:
 
     loss_sum: torch.Tensor
     data_s: float = 0.0
+    micro_batches: int = 0
 
 
 class Synchronous:
@@ -46,6 +49,7 @@ class Synchronous:
         self._parameters = list(trainable(session.model).values())
         self._dealer = Dealer(session.world.shares, moving=session.world.gang.moving_shares)
         self._pace = Pace(session)
+        self._stragglers = Stragglers(session.world, outlets)
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -53,12 +57,18 @@ class Synchronous:
         return self._dealer.shares
 
     def begin(self) -> None:
-        """Where shares may move, find out how fast every rank is; nothing that a checkpoint holds is changed."""
+        """Look at the links, and, where shares may move, at every rank's speed.
+
+        Checkpoints hold nothing of it but the size of buckets that came of it.
+        """
+        self._stragglers.begin()
+        self._out.enter("compute", step=self._progress.step + 1)
+        micro_batches = self._session.order.micro_batches(self._progress.step)
+        settled = settle_exchange(self._session, self._progress, micro_batches[0])
+        if settled is not None:
+            self._out.event("exchange", step=self._progress.step, **settled)
         if self._dealer.moving:
-            self._out.enter("compute", step=self._progress.step + 1)
-            micro_batches = self._session.order.micro_batches(self._progress.step)
-            moved = self._dealer.begin(self._pace.probe(micro_batches), self._step_work(micro_batches))
-            self._out.event("shares", step=self._progress.step, why="measured at the start", shares=list(moved.after))
+            self._tell(self._dealer.begin(self._pace.probe(micro_batches)), cause="start")
 
     def advance(self) -> StepReport:
         """One optimizer step."""
@@ -68,13 +78,15 @@ class Synchronous:
         micro_batches = session.order.micro_batches(step)
         tally = self.accumulate(step)
         norm = self._gradient_norm()
-        report = agree(self._report(tally, norm, started, num_micro_batches=len(micro_batches)), session.world)
+        report = agree(self._report(tally, norm, started), session.world)
+        _require_all(report, len(micro_batches), step=step + 1)
         rate = learning_rate(
             step, session.total_steps, peak=session.job.optimizer.learning_rate, schedule=session.job.schedule
         )
         self._update(report, norm, rate, samples=samples)
         progress.step += 1
         self._record(report, norm, rate, samples=samples, step_s=time.perf_counter() - started)
+        self._watch(report, micro_batches)
         self._learn(report, micro_batches)
         return report
 
@@ -93,9 +105,10 @@ class Synchronous:
             tally.data_s += time.perf_counter() - started
             last = index == mine[-1]
             self._enter("exchange" if last else "compute")
-            self._pace.simulate_slowness()
+            self._pace.simulate_slowness(batch)
             torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
             tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
+            tally.micro_batches += 1
         if not mine:
             self._enter("exchange")
             session.strategy.join()
@@ -106,12 +119,12 @@ class Synchronous:
             self._session.scaler.unscale_(self._session.optimizer)
         return gradient_norm(self._parameters)
 
-    def _report(self, tally: _Tally, norm: torch.Tensor, started: float, *, num_micro_batches: int) -> StepReport:
+    def _report(self, tally: _Tally, norm: torch.Tensor, started: float) -> StepReport:
         session, keeper = self._session, self._keeper
         loss_sum = float(tally.loss_sum.item())
         wait_s = session.strategy.waited_s()
         compute_s = max(0.0, time.perf_counter() - started - tally.data_s - wait_s)
-        self._pace.took(compute_s, len(self._dealer.deal(num_micro_batches)[session.world.rank]))
+        self._pace.took(compute_s)
         return StepReport(
             loss_sum=loss_sum,
             bad=int(not (math.isfinite(loss_sum) and bool(torch.isfinite(norm)))),
@@ -119,6 +132,8 @@ class Synchronous:
             save=int(session.world.is_head and keeper.minutes_are_up),
             save_failed=int(keeper.failed),
             slow_saves=int(keeper.is_slow),
+            saving=int(keeper.is_saving),
+            micro_batches=tally.micro_batches,
             times=(
                 RankTimes(
                     data_s=tally.data_s,
@@ -168,22 +183,32 @@ class Synchronous:
                 "precision: fp32; what was saved before is untouched",
             )
 
+    def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:
+        """Look for stragglers in steps that nothing else disturbs: no evaluation before it, no save; collective."""
+        progress = self._progress
+        if not report.saving and progress.step - 1 not in {self._keeper.saved_step, progress.evaluated_step}:
+            tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
+            dealt = self._dealer.deal(len(micro_batches))
+            self._stragglers.learn(report.times, dealt, tokens, step=progress.step)
+
     def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""
-        moved = self._dealer.learn(report.times, self._step_work(micro_batches))
+        moved = self._dealer.learn(report.times, padded_tokens(micro_batches, self._session.train_set.lengths))
         if moved is not None:
-            hosts = [rank.host for rank in self._session.world.gang.ranks]
-            log.info("shares from step %d on: %s", self._progress.step + 1, list(moved.after))
-            self._out.event(
-                "shares",
-                step=self._progress.step,
-                why=moved.reason(hosts),
-                before=list(moved.before),
-                shares=list(moved.after),
-            )
+            self._tell(moved, cause="speeds")
 
-    def _step_work(self, micro_batches: list[Indices]) -> list[int]:
-        return padded_tokens(micro_batches, self._session.train_set.lengths)
+    def _tell(self, moved: Moved, *, cause: str) -> None:
+        what = moved.words([rank.host for rank in self._session.world.gang.ranks])
+        log.info("shares from step %d on: %s", self._progress.step + 1, what)
+        self._out.event(
+            "shares",
+            step=self._progress.step,
+            cause=cause,
+            what=what,
+            before=list(moved.before),
+            shares=list(moved.after),
+            micro_batch_s=[None if each is None else round(each, 6) for each in moved.micro_batch_s],
+        )
 
     def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
         if self._out.recorder is None:
@@ -221,3 +246,13 @@ class Synchronous:
 
     def _enter(self, phase: str) -> None:
         self._out.enter(phase, step=self._progress.step + 1)
+
+
+def _require_all(report: StepReport, num_micro_batches: int, *, step: int) -> None:
+    """Every rank deals by its own books; if they ever differed, samples would be lost or counted twice, unseen."""
+    if report.micro_batches != num_micro_batches:
+        raise RunFailed(
+            f"ranks do not agree on who does what in step {step}",
+            seen=f"expected {num_micro_batches} micro-batches from all of them together, saw {report.micro_batches}",
+            fix="gangline resume goes on from the last checkpoint; please report this with the run's logs",
+        )

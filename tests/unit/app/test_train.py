@@ -8,6 +8,8 @@ from gangline import app
 from gangline.checks import building
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
 from gangline.launch.backend import Request
+from gangline.planning.speed import ComputeModel
+from gangline.planning.world import Seat
 from gangline.remote.transport import AGENT
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
@@ -15,6 +17,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import list_runs
 from gangline.runs.state import RunState
+from gangline.steps import forecast
 from tests.unit.app.world import World
 
 
@@ -43,6 +46,31 @@ def test_the_run_directory_says_what_was_asked_seen_and_decided(world: World) ->
     request = Request.from_json(read_json(layout.attempt(1) / "request.json"))
     assert [part.host for part in request.hosts] == ["a", "b"]
     assert [record.id for record in list_runs(world.home)] == [layout.run_id]
+
+
+def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_resumes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = {"a": 1.0, "b": 0.55, "c": 0.45}
+
+    def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
+        return ComputeModel(per_token_s=1 / speeds[seat.host], source="measured", spread=0.03)
+
+    monkeypatch.setattr(forecast.Speeds, "of", measured)
+    three = "hosts:" + "".join(f"\n  - {{name: {name}, transport: local, workdir: ./places/{name}}}" for name in speeds)
+    words = ("batch={about: 32}", "micro_batch=1", "steps=null", "epochs=2")
+    layout = app.train(world.start(*words, cluster=three), talk=world, seams=world.seams)
+    job = Job.load(layout.job)
+    assert (job.batch, job.open) == (40, ())
+    assert Job.load(world.host("c", layout.run_id).job).batch == 40
+    assert [rank.share for rank in Gang.load(world.host("a", layout.run_id).gang(1)).ranks] == [20, 11, 9]
+    assert read_json(layout.plan)["steps"] == 6  # 100 samples are 2.5 steps: 3 for each of 2 epochs
+    assert any("divides    batch 40, about 32 as the job says" in line for line in world.said)
+    world.ended(layout.run_id)
+    speeds.update(a=1.0, b=1.0, c=1.0)
+    app.resume(layout.run_id, home=world.home, cluster_path=None, talk=world, seams=world.seams)
+    assert Job.load(layout.job) == job
+    assert [rank.share for rank in Gang.load(world.host("a", layout.run_id).gang(2)).ranks] == [14, 13, 13]
 
 
 def test_epochs_become_steps_once_the_samples_are_counted(world: World) -> None:

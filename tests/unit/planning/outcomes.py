@@ -88,7 +88,13 @@ def plan(*, timed: bool = True, profiles: tuple[str | None, str | None] = (None,
 
 
 def line(
-    step: int, *, step_s: float = 0.8, compute: tuple[float, float] = (0.6, 0.5), attempt: int = 1, **more: Any
+    step: int,
+    *,
+    step_s: float = 0.8,
+    compute: tuple[float, float] = (0.6, 0.5),
+    shares: tuple[int, int] = (6, 2),
+    attempt: int = 1,
+    **more: Any,
 ) -> dict[str, Any]:
     """One step as metrics.jsonl has it; the exchange takes 0.1 s from when the last rank is ready."""
     ready_s = max(compute)
@@ -96,6 +102,7 @@ def line(
         {
             "rank": rank,
             "host": f"pc{rank + 1}",
+            "micro_batches": shares[rank],
             "data_s": 0.0,
             "compute_s": compute_s,
             "wait_s": ready_s - compute_s + 0.1,

@@ -11,13 +11,17 @@ import pytest
 
 from gangline.planning import decision, room
 from gangline.planning.decision import Verdict, best_of_kinds, decide
+from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
-from gangline.planning.option import Option, weigh
+from gangline.planning.option import IN_STEP, Compute, Option, Question, weigh
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
-from gangline.planning.training import Strategy
-from gangline.planning.world import link
+from gangline.planning.speed import ComputeModel
+from gangline.planning.training import Strategy, Training
+from gangline.planning.world import Seat, link
+from gangline.runs.job import StrategyJob
+from gangline.units import format_duration
 from tests.unit.planning.worlds import question, with_memory, world
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
@@ -126,6 +130,40 @@ def test_local_steps_are_never_taken_by_themselves_and_said_to_be_other_numbers(
     lines = " ".join("\n".join(report(slow, Length(None), width=400)).split())
     assert "local-sgd would take" in lines
     assert "other numbers than one big machine" in lines
+    assert f"instead of {format_duration(slow.best.seconds)}, with other numbers" in lines
+    assert not kind(slow, "local-sgd").is_built
+
+
+def rounds(**more: object) -> StrategyJob:
+    return StrategyJob(kind="local-sgd", **more)  # type: ignore[arg-type]
+
+
+def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
+    cards = with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 48, 48, 48)
+    asked = {
+        steps: decide(dataclasses.replace(job, strategy=rounds(inner_steps=steps)), cards).runnable
+        for steps in (20, 200)
+    }
+    for steps, taken in asked.items():
+        assert taken is not None
+        assert (taken.strategy.kind, taken.strategy.inner_steps, taken.strategy.payload) == ("local-sgd", steps, "int8")
+        assert taken.is_built
+    assert asked[200].seconds < asked[20].seconds  # type: ignore[union-attr]
+
+
+def test_where_only_local_steps_fit_they_are_not_begun_unasked() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
+    for gib in (x / 4 for x in range(60, 140)):
+        verdict = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
+        assert verdict.runnable is None or verdict.runnable.strategy.kind != "local-sgd"
+
+
+def test_one_machine_has_nobody_to_train_apart_from() -> None:
+    job = dataclasses.replace(question("Qwen/Qwen2.5-0.5B", method="full", batch=8), strategy=rounds())
+    verdict = decide(job, with_memory(world("rtx4090"), 48))
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "single"
 
 
 def test_ranks_that_wait_for_each_other_in_every_micro_batch_have_equal_shares() -> None:
@@ -207,6 +245,102 @@ def test_the_users_own_shares_are_kept() -> None:
     assert option.shares == (12, 8, 4)
 
 
+def speeds(**by_host: float) -> Compute:
+    """Machines of which one computes so many micro-batches of one sample in a second."""
+    length = question().tokens_per_sample
+    return lambda seat, _: ComputeModel(per_token_s=1 / (by_host[seat.host] * length), source="measured", spread=0.03)
+
+
+def about(batch: int, *, leave_open: bool = False) -> Question:
+    """A job for pc1, pc2 and pc3 with speeds of 1, 0.55 and 0.45."""
+    job = question(batch=batch, method="lora", leave_open=leave_open)
+    return dataclasses.replace(job, compute=speeds(pc1=1, pc2=0.55, pc3=0.45), open=("batch", *job.open))
+
+
+BIG = with_memory(world(), 80, 80, 80)
+
+
+def test_a_batch_near_the_wish_is_chosen_that_the_machines_divide_well() -> None:
+    verdict = decide(about(32), BIG)
+    assert verdict.best is not None
+    assert (verdict.best.strategy.kind, verdict.best.shares) == ("ddp", (20, 11, 9))
+    assert (verdict.question.batch, verdict.question.about, verdict.question.open) == (40, 32, ())
+    text = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
+    assert "divides batch 40, about 32 as the job says: shares 20/11/9 reach 100 % of the sum of the speeds" in text
+    assert "32 would reach 97.8 %" in text
+    told = verdict_json(verdict, [])["batch"]
+    assert (told["batch"], told["about"], round(told["ceiling"], 6)) == (40, 32, 1.0)
+
+
+def test_an_exact_batch_is_never_changed_and_said_to_divide_badly() -> None:
+    verdict = decide(dataclasses.replace(about(24), open=()), BIG)
+    assert (verdict.question.batch, verdict.question.about) == (24, None)
+    assert "divides    badly: batch 24 reaches 94.3 %" in "\n".join(report(verdict, Length(None), width=400))
+    good = decide(dataclasses.replace(about(40), open=()), BIG)
+    assert not any(line.startswith("divides") for line in report(good, Length(None)))
+    assert round(verdict_json(good, [])["batch"]["ceiling"], 6) == 1.0
+
+
+def test_all_numbers_of_machines_are_weighed_with_the_batch_that_was_chosen() -> None:
+    verdict = decide(about(32), BIG)
+    options = [option for few in verdict.by_hosts if (option := few.runnable) is not None]
+    assert [sum(option.shares) * option.training.micro_batch for option in options] == [40, 40, 40]
+
+
+def test_micro_batch_and_batch_are_chosen_together() -> None:
+    floor = dataclasses.replace(about(32, leave_open=True), compute=_with_floor)
+    verdict = decide(floor, BIG)
+    assert verdict.best is not None
+    micro_batch, batch = verdict.best.training.micro_batch, verdict.question.batch
+    assert micro_batch > 1
+    assert batch % micro_batch == 0
+    assert 24 <= batch <= 42
+    taken = batch / verdict.best.seconds
+    for size in (1, 2, 3, 4, 8):
+        training = dataclasses.replace(floor.training, micro_batch=size)
+        for other in (each for each in range(24, 43) if each % size == 0):
+            exact = dataclasses.replace(floor, batch=other, training=training, open=())
+            option = weigh(exact, BIG, Strategy(kind="ddp", world_size=3), training)
+            assert other / option.seconds <= taken * 1.04  # 2 % for the simpler one, 1 % for the nearer batch
+
+
+def _with_floor(seat: Seat, _: Training) -> ComputeModel:
+    """Two samples at once take no longer than one."""
+    speed = {"pc1": 1.0, "pc2": 0.55, "pc3": 0.45}[seat.host]
+    per_token_s = 1 / (speed * question().tokens_per_sample)
+    return ComputeModel(per_token_s=per_token_s, floor_s=2 / speed, source="measured", spread=0.03)
+
+
+def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
+    blind = dataclasses.replace(about(32), compute=lambda _seat, _training: None)
+    assert decide(blind, BIG).question.batch == 32
+    seats = [dataclasses.replace(seat, weight=1.0) for seat in BIG.seats]
+    verdict = decide(about(32), dataclasses.replace(BIG, seats=tuple(seats)))
+    assert verdict.question.batch == 32
+    assert "no speeds decide about it" in "\n".join(report(verdict, Length(None), width=400))
+    in_fours = dataclasses.replace(blind, batch=30, training=dataclasses.replace(blind.training, micro_batch=4))
+    assert decide(in_fours, BIG).question.batch == 28
+
+
+def test_where_nothing_fits_the_batch_is_the_wish_in_whole_micro_batches() -> None:
+    job = question("meta-llama/Llama-2-70b-hf", batch=30, method="full", micro_batch=4, leave_open=False)
+    verdict = decide(dataclasses.replace(job, open=("batch",)), world())
+    assert verdict.best is None
+    assert verdict.dividing is None
+    assert verdict.question.batch == 28
+    assert verdict_json(verdict, [])["batch"] is None
+
+
+def test_ranks_with_equal_shares_get_a_batch_that_has_as_many_for_each() -> None:
+    job = question("zai-org/GLM-4.5-Air", batch=60, method="lora", leave_open=False, checkpointing=True)
+    job = dataclasses.replace(job, open=("batch",))
+    verdict = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
+    assert verdict.best is not None
+    assert verdict.best.strategy.kind in IN_STEP
+    assert verdict.question.batch == 64
+    assert set(verdict.best.shares) == {4}
+
+
 @pytest.mark.parametrize("gib", [3, 6, 10, 80])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: int) -> None:
@@ -244,3 +378,39 @@ def test_planning_loads_neither_torch_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_gradients_are_rounded_only_where_that_is_asked_for_and_pays() -> None:
+    job = question(method="lora", targets=("all-linear",), sequence_length=512, batch=12, leave_open=False)
+    slow, fast = (with_memory(world(wire=wire), 24, 24, 24) for wire in ("100mbit", "10gbe"))
+    asked = decide(job, slow)
+    assert asked.runnable is not None
+    assert asked.runnable.narrow_s is not None
+    assert asked.runnable.narrow_s < 0.9 * asked.runnable.seconds
+    lines = " ".join(" ".join(report(asked, Length(None), width=400)).split())
+    assert "exchange: bf16 would take" in lines
+    auto = dataclasses.replace(job, open=("exchange",))
+    chosen = decide(auto, slow).runnable
+    assert chosen is not None
+    assert chosen.training.exchange == "bf16"
+    assert chosen.seconds == pytest.approx(asked.runnable.narrow_s, rel=1e-6)
+    assert 2 * chosen.traffic.sent_bytes == asked.runnable.traffic.sent_bytes
+    assert "gradients travel in bf16" in " ".join(report(decide(auto, slow), Length(None), width=400))
+    quick = decide(auto, fast)
+    assert quick.runnable is not None
+    assert quick.runnable.training.exchange is None
+    assert "bf16 would take" not in " ".join(report(quick, Length(None), width=400))
+
+
+def test_numbers_that_are_no_wider_are_not_rounded() -> None:
+    job = question(method="lora", parameters="bf16", targets=("all-linear",), sequence_length=512, leave_open=False)
+    verdict = decide(dataclasses.replace(job, open=("exchange",)), with_memory(world(wire="100mbit"), 24, 24, 24))
+    assert verdict.runnable is not None
+    assert verdict.runnable.narrow_s is None
+    assert verdict.runnable.training.exchange is None
+
+
+def test_one_rank_has_nothing_to_send_in_bf16() -> None:
+    job = question(method="lora", sequence_length=512, exchange="bf16", leave_open=False)
+    lines = " ".join(report(decide(job, with_memory(world("rtx4090"), 24)), Length(None), width=400))
+    assert "exchange: bf16 does nothing" in lines

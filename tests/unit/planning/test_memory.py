@@ -7,6 +7,7 @@ import pytest
 
 from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
+from gangline.planning.instants import EXCHANGED_NUMBERS
 from gangline.planning.memory import rank_memory
 from gangline.planning.overheads import CPU, CUDA, Spread
 from gangline.planning.training import GANGLINE, HF_PURE, STACKS, Strategy, Training
@@ -172,9 +173,28 @@ def test_early_stages_hold_more_micro_batches_and_only_the_last_one_has_the_loss
     assert kept[0].num_bytes > 3.9 * kept[1].num_bytes
 
 
-def test_local_sgd_holds_the_last_exchange_and_a_momentum():
-    ddp, local = (need(strategy=Strategy(kind=kind, world_size=2)).persistent_bytes for kind in ("ddp", "local-sgd"))
-    assert local - ddp == 8 * 39_976_960
+def rounds(device, *, shard_size=1, parameters="fp32"):
+    strategy = Strategy(kind="local-sgd", world_size=4, shard_size=shard_size)
+    return rank_memory(LLAMA, training(method="full", parameters=parameters), strategy, device=device)
+
+
+def test_local_sgd_holds_the_last_exchange_and_a_momentum_in_the_machines_memory():
+    numbers = LLAMA.num_parameters
+    assert term(rounds(CPU), "outer optimizer") == 8 * numbers
+    assert term(rounds(CPU, parameters="bf16"), "outer optimizer") == 6 * numbers
+    assert term(rounds(CUDA), "outer optimizer") == 0
+
+
+def test_a_host_of_one_card_trains_as_one_machine_and_ranks_of_a_host_as_ddp():
+    alone = rank_memory(LLAMA, training(method="full"), SINGLE, device=CUDA)
+    together = rank_memory(LLAMA, training(method="full"), Strategy(kind="ddp", world_size=4), device=CUDA)
+    assert rounds(CUDA).persistent_bytes == alone.persistent_bytes
+    assert rounds(CUDA, shard_size=2).persistent_bytes == together.persistent_bytes
+
+
+def test_an_exchange_of_changes_goes_piece_by_piece():
+    exchange = next(each for each in rounds(CUDA).instants if each.name == "exchange")
+    assert exchange.num_bytes == 6 * 4 * EXCHANGED_NUMBERS < 0.1 * GIB
 
 
 def test_long_samples_cost_their_square_where_no_kernel_helps():

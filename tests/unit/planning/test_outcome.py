@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.planning.observed import observe
 from gangline.planning.outcome import Comparison, fold
 from gangline.planning.plan import Plan
 from tests.unit.planning.outcomes import GIB, evaluation, line, outcome, plan, profile
@@ -57,6 +58,15 @@ def test_without_a_known_speed_seconds_and_memory_are_kept_all_the_same() -> Non
     assert (comparison.step_s.planned, comparison.step_s.measured, comparison.step_s.error) == (None, 0.8, None)
     assert [rank.compute_s.measured for rank in comparison.ranks] == [0.6, 0.5]
     assert comparison.line.startswith("step 0.8 s, with no speed known to plan with; resident memory pc2 5 GiB")
+
+
+def test_a_round_is_compared_step_by_step() -> None:
+    rounds = [line(step, round_steps=4, samples=32, tokens=3200, shares=(24, 8)) for step in range(4, 60, 4)]
+    found = observe(rounds, attempt=1, batch=8, num_ranks=2)
+    assert [step.number for step in found.steps] == list(range(8, 60, 4))
+    assert {(step.step_s, step.tokens_per_sample, step.micro_batches) for step in found.steps} == {(0.8, 100.0, (6, 2))}
+    short = line(62, round_steps=4, samples=20, tokens=2000)
+    assert observe([*rounds, short], attempt=1, batch=8, num_ranks=2).steps == found.steps
 
 
 def test_the_first_steps_of_an_attempt_do_not_count() -> None:
@@ -219,4 +229,30 @@ def test_a_rank_without_work_says_nothing_of_its_speed() -> None:
     known = profile()
     made = plan(profiles=(None, known.name))
     idle = dataclasses.replace(made, ranks=(made.ranks[0], dataclasses.replace(made.ranks[1], share=0)))
-    assert fold([known], [kept(idle, RUN)]).profiles == {known.name: known}
+    records = [line(step, shares=(8, 0)) for step in range(1, 21)]
+    assert fold([known], [kept(idle, records)]).profiles == {known.name: known}
+
+
+MOVED = [line(step) for step in range(1, 9)] + [line(step, compute=(0.5, 0.75), shares=(5, 3)) for step in range(9, 25)]
+
+
+def test_where_shares_moved_as_many_micro_batches_were_planned_as_measured() -> None:
+    """The plan foresaw 0.1 s for a micro-batch of pc1 and 0.25 s for one of pc2, and was right to the end."""
+    comparison = kept(plan(), MOVED)
+    assert [rank.micro_batches for rank in comparison.ranks] == [5, 3]
+    compute = [(rank.compute_s.planned, rank.compute_s.measured) for rank in comparison.ranks]
+    assert compute == [pytest.approx((0.5, 0.5)), pytest.approx((0.75, 0.75))]
+    assert [rank.wait_s.planned for rank in comparison.ranks] == [pytest.approx(0.35), pytest.approx(0.1)]
+
+
+def test_shares_that_moved_are_no_sign_of_another_speed() -> None:
+    known = profile()
+    folded = fold([known], [kept(plan(profiles=(known.name, None)), MOVED)])
+    assert folded.profiles[known.name].factor == pytest.approx(1.0)
+
+
+def test_a_machine_that_became_slow_and_was_dealt_less_is_known_to_be_slow() -> None:
+    known = profile()
+    records = [line(step, compute=(0.6, 0.9), shares=(3, 5)) for step in range(1, 21)]
+    folded = fold([known], [kept(plan(profiles=(known.name, None)), records)])
+    assert folded.profiles[known.name].factor == pytest.approx(2.0)

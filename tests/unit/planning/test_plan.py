@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
+
 from gangline.planning.explain import explain
 from gangline.planning.plan import DataCount, Plan, make_plan
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
 
 JOB = Job(
     name="tiny",
@@ -67,6 +69,27 @@ def test_the_lines_name_what_will_happen_and_predict_nothing() -> None:
     assert "every 10 min and at the end" in lines
     assert "GiB" not in lines
     assert "tok/s" not in lines
+
+
+@pytest.mark.parametrize(
+    ("shares", "moving"), [((None, None), True), ((3, None), False), ((1, 1), False), ((None,), False)]
+)
+def test_shares_move_where_nobody_gave_one_and_the_plan_says_so(shares: tuple[float | None, ...], moving: bool) -> None:
+    plan = make_plan(JOB, cluster(*shares))
+    assert plan.gang("calm-otter-7", 1).moving_shares == moving
+    assert any(line.startswith("speeds     measured before the first step") for line in explain(plan)) == moving
+
+
+def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
+    job = dataclasses.replace(JOB, strategy=StrategyJob(kind="local-sgd", inner_steps=20))
+    plan = make_plan(job, cluster(None, None))
+    assert plan.gang("calm-otter-7", 1).strategy == "local-sgd"
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    lines = "\n".join(explain(plan))
+    assert "each of the 2 hosts trains apart for 20 steps" in lines
+    assert "(int8); NOT the same numbers as one big machine" in lines
+    assert "shares follow them, and numbers with these" in lines
+    assert "the one host trains by itself" in "\n".join(explain(make_plan(job, cluster(None))))
 
 
 def test_equal_ranks_of_a_host_are_folded() -> None:

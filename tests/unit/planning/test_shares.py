@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangline.planning.shares import rank_shares, rank_weights, shares_by_time, split_layers
+from gangline.planning.shares import rank_shares, rank_weights, split_layers
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.deal import split_whole
+from gangline.runs.deal import shares_by_time, split_whole
 
 
 @pytest.mark.parametrize(

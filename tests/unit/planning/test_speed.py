@@ -11,6 +11,7 @@ from gangline.planning.links import Fabric, LinkModel
 from gangline.planning.speed import ComputeModel, RankWork, step_s, step_time, uncalibrated
 from gangline.planning.traffic import traffic, trained_weights
 from gangline.planning.training import Strategy, Training
+from gangline.runs.buckets import AllReduce, Window, choose_buckets
 from tests.unit.planning.shapes import LLAMA_2_7B, LLAMA_32_1B, SMALL, dense
 
 FULL = Training(method="full", micro_batch=1, sequence_length=2048)
@@ -194,12 +195,19 @@ def test_a_full_fine_tune_of_a_billion_over_1_gbit():
     assert 0.21 < 7.3 / took.total_s < 0.265
 
 
-@pytest.mark.parametrize(("compute_s", "utilisation"), [(4, (12, 59, 74, 88, 93)), (7.3, (21, 72, 84, 93, 96))])
-def test_the_published_table_of_local_sgd(compute_s, utilisation):
-    training = dataclasses.replace(FULL, parameters="bf16")
+@pytest.mark.parametrize(
+    ("payload", "compute_s", "utilisation"),
+    [
+        ("bf16", 4, (12, 59, 74, 88, 93)),
+        ("bf16", 7.3, (21, 72, 84, 93, 96)),
+        ("int8", 4, (22, 74, 85, 93, 97)),
+        ("int8", 7.3, (34, 84, 91, 96, 98)),
+    ],
+)
+def test_the_published_table_of_local_sgd(payload, compute_s, utilisation):
     for inner_steps, said in zip((1, 10, 20, 50, 100), utilisation, strict=True):
-        ranks = [(device(compute_s), 1)] * 3
-        took = step("local-sgd", ranks, architecture=LLAMA_32_1B, training=training, inner_steps=inner_steps)
+        ranks, words = [(device(compute_s), 1)] * 3, {"inner_steps": inner_steps, "payload": payload}
+        took = step("local-sgd", ranks, architecture=LLAMA_32_1B, training=FULL, **words)
         assert 100 * compute_s / took.total_s == pytest.approx(said, abs=1.0)
 
 
@@ -323,3 +331,40 @@ def test_many_that_do_the_same_take_what_one_of_each_takes(kind):
     assert step_s(plan, sent, work, fabric((1,) * 6), tokens=2048, length=2048) == took.total_s
     if kind != "pipeline":
         assert took.compute_s == tuple(count * model.micro_batch_s(2048, 2048) for model, count in unlike)
+
+
+# --- buckets of gradients
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("latency_s", [1e-5, 1e-4, 5e-3])
+@pytest.mark.parametrize("exchange", [None, "bf16"])
+def test_the_plan_cuts_gradients_as_the_trainer_would_on_these_links(method, latency_s, exchange):
+    """The trainer gives `choose_buckets` bytes as they are kept, and what it measures of links and devices."""
+    training = dataclasses.replace(LORA, method=method, parameters="fp32", exchange=exchange)
+    wire = dataclasses.replace(GIGABIT, latency_s=latency_s)
+    unlike = [(device(1.0), 4), (device(2.0), 2), (device(2.2), 2)]
+    found = step("ddp", unlike, architecture=LLAMA_32_1B, training=training, wire=wire)
+    kept = 4 * trained_weights(LLAMA_32_1B, training)
+    # a ring of three: four messages, and four thirds of the bytes out of each rank
+    measured = AllReduce(latency_s=4 * latency_s, per_byte_s=4 / 3 / GIGABIT.bytes_per_s)
+    cut = choose_buckets(
+        kept,
+        measured,
+        [
+            Window(busy_s=one.per_token_s * 2048 * count, backward_s=one.per_token_s * 2048 * 2 / 3)
+            for one, count in unlike
+        ],
+        tail_bytes=4 * LLAMA_32_1B.embedding_weights if method == "full" else 0,
+        packed=0.5 if exchange else 1.0,
+    )
+    assert found.exposed_s == pytest.approx(cut.exposed_s, rel=1e-6)
+    messages = cut.count + (method == "full")
+    sent_s = kept * (0.5 if exchange else 1.0) * measured.per_byte_s
+    assert found.communication_s == pytest.approx(messages * measured.latency_s + sent_s, rel=1e-6)
+
+
+def test_an_adapter_is_hidden_but_for_its_last_bucket():
+    found = step("ddp", [(device(1.4), 3)] * 3, architecture=LLAMA_2_7B, training=QV)
+    assert found.communication_s > 0.38
+    assert found.exposed_s < 0.02 * 1.4

@@ -6,11 +6,9 @@ import pytest
 
 from gangline.errors import ModelError
 from gangline.planning.traffic import (
-    MIB,
     NF4_BYTES,
     Exchange,
     Traffic,
-    bucket_bytes,
     collective_bytes,
     edges,
     traffic,
@@ -117,6 +115,17 @@ def test_bytes_are_those_of_the_formulas(size, k):
     assert kept == pytest.approx(k * c * (p * 2 + p * 4), rel=1e-6)
     rare = sent(SMALL, FULL_32, "local-sgd", size=size, k=k, inner_steps=50)
     assert rare == pytest.approx(2 * c * p * 4 / 50, rel=1e-6)
+    rounded = sent(SMALL, FULL_32, "local-sgd", size=size, k=k, inner_steps=50, payload="int8")
+    assert rounded == pytest.approx(2 * c * p * (1 + 4 / 256) / 50, rel=1e-6)
+
+
+def test_local_sgd_leaves_a_host_once_however_many_ranks_it_has():
+    plan = Strategy(kind="local-sgd", world_size=8, shard_size=4, inner_steps=10, payload="bf16")
+    flow = traffic(SMALL, FULL_32, plan, micro_batches=1)
+    wire = wire_bytes(flow, (4, 4))
+    assert wire.out == pytest.approx([SMALL.num_parameters * 2 / 10] * 2, rel=1e-3)
+    # inside, gradients in every step
+    assert wire.inside == pytest.approx([2 * 3 / 4 * SMALL.num_parameters * 4] * 8, rel=1e-3)
 
 
 def test_accumulation_changes_what_sharded_weights_send_and_not_what_ddp_sends():
@@ -171,27 +180,28 @@ def test_a_pipeline_sends_activations_over_each_boundary_and_back():
     ]
 
 
-# --- buckets
+# --- gradients of ddp
 
 
-def test_gradients_travel_in_a_sixteenth_of_all_at_once_from_1_to_25_mib():
-    assert [bucket_bytes(size) // MIB for size in (MIB, 64 * MIB, 10_000 * MIB)] == [1, 4, 25]
-    early, last = traffic(LLAMA_2_7B, LORA, strategy("ddp"), micro_batches=1).exchanges
-    assert (early.hides, early.times, last.hides, last.times) == ("last-backward", 15, "nothing", 1)
-    assert last.num_bytes == pytest.approx(early.num_bytes, rel=1e-3)
-    assert early.times * early.num_bytes + last.num_bytes == 4 * trained_weights(LLAMA_2_7B, LORA)
+def test_adapters_travel_behind_backward():
+    (only,) = traffic(LLAMA_2_7B, LORA, strategy("ddp"), micro_batches=1).exchanges
+    assert (only.hides, only.times, only.number) == ("last-backward", 1, "fp32")
+    assert only.num_bytes == 4 * trained_weights(LLAMA_2_7B, LORA)
 
 
-def test_the_embedding_table_is_the_last_bucket_of_a_full_fine_tune():
-    early, last = traffic(LLAMA_2_7B, FULL, strategy("ddp"), micro_batches=1).exchanges
-    assert last.num_bytes == pytest.approx(32000 * 4096 * 2, rel=1e-4)
-    assert early.num_bytes < 25 * MIB
-    assert early.times * early.num_bytes + last.num_bytes == 2 * LLAMA_2_7B.num_parameters
+def test_the_embedding_table_of_a_full_fine_tune_hides_behind_nothing():
+    rest, table = traffic(LLAMA_2_7B, FULL, strategy("ddp"), micro_batches=1).exchanges
+    assert (rest.hides, table.hides) == ("last-backward", "nothing")
+    assert table.num_bytes == 32000 * 4096 * 2
+    assert rest.num_bytes + table.num_bytes == 2 * LLAMA_2_7B.num_parameters
 
 
-def test_adapters_of_one_bucket_hide_behind_nothing():
-    (only,) = traffic(SMALL, dataclasses.replace(LORA, rank=1), strategy("ddp"), micro_batches=1).exchanges
-    assert (only.hides, only.times) == ("nothing", 1)
+@pytest.mark.parametrize("training", [LORA, dataclasses.replace(FULL, parameters="fp32")])
+def test_gradients_in_bf16_are_half_the_bytes(training):
+    narrow = dataclasses.replace(training, exchange="bf16")
+    whole, half = (traffic(LLAMA_2_7B, each, strategy("ddp"), micro_batches=1) for each in (training, narrow))
+    assert half.sent_bytes * 2 == whole.sent_bytes
+    assert {each.number for each in half.exchanges} == {"bf16"}
 
 
 # --- what holds for all

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangline.runs.deal import shares_by_time
+from gangline.runs.deal import shares_by_time, whole_count, whole_counts
 
 
 def _slowest(shares: Sequence[int], seconds: Sequence[float]) -> float:
@@ -66,3 +66,11 @@ def test_many_pieces_are_dealt_as_few_are() -> None:
 def test_a_time_that_is_none_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         shares_by_time([1.0, bad], 4)
+
+
+def test_about_means_three_quarters_to_four_thirds() -> None:
+    assert whole_counts(32, 1) == range(24, 43)
+    assert whole_counts(32, 16) == range(2, 3)
+    assert not whole_counts(2, 4)
+    assert whole_count(30, 4) == 7  # 28 and 32 are as near: the smaller
+    assert whole_count(3, 2) == 2  # 2 samples are less than three quarters of 3

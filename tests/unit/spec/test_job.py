@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import SpecError
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, ScheduleJob, SourceJob
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OuterJob, ScheduleJob, SourceJob, StrategyJob
 from gangline.spec.load import load_job
 
 MINIMAL = "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 8\n"
@@ -61,8 +61,9 @@ batch: 32
 micro_batch: 4
 steps: 500
 seed: 7
-precision: {compute: bf16, parameters: compute}
+precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
+exchange: bf16
 optimizer: {learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
@@ -89,14 +90,108 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction` and `open` are reached by the next tests
-    allowed = {"data.train.split", "data.evaluation_fraction", "open", "schema_version"}
+    # `split`, `evaluation_fraction`, `open` and `strategy` are reached by the next tests
+    strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
+    allowed = {"data.train.split", "data.evaluation_fraction", "open", "schema_version", *strategy}
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
+
+
+def test_hosts_may_train_apart(folder):
+    assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
+    words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 1, momentum: 0}}\n"
+    job = load(folder, MINIMAL + words)
+    assert fields_left_at_default(job.strategy, StrategyJob()) == []
+    assert job.strategy.outer == OuterJob(learning_rate=1.0, momentum=0.0)
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+@pytest.mark.parametrize("key", ["inner_steps: 5", "payload: bf16", "outer: {momentum: 0}"])
+def test_words_of_rounds_without_rounds_are_refused(folder, key):
+    text = refused(folder, MINIMAL + f"strategy: {{{key}}}\n")
+    assert f"strategy.{key.split(':')[0]}" in text
+    assert "kind: local-sgd" in text
+
+
+@pytest.mark.parametrize(
+    ("exchange", "resolved", "left_open"), [("fp32", "fp32", ()), ("bf16", "bf16", ()), ("auto", "fp32", ("exchange",))]
+)
+def test_gradients_travel_as_asked(folder, exchange, resolved, left_open):
+    job = load(folder, MINIMAL, f"exchange={exchange}")
+    assert (job.exchange, job.open) == (resolved, left_open)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("precision: fp64\n", "fp64"),
+        ("precision: {compute: bf16, parameters: compute}\n", "no wider"),
+        ("precision: {parameters: compute}\n", "no wider"),
+        ("strategy: local-sgd\n", "strategy.payload"),
+    ],
+)
+def test_gradients_in_bf16_where_that_would_do_nothing_are_refused(folder, words, named):
+    text = refused(folder, MINIMAL + words + "exchange: bf16\n")
+    assert "exchange" in text
+    assert named in text
+    # the plan may still look, and find that there is nothing to gain
+    assert load(folder, MINIMAL + words + "exchange: auto\n").open == ("exchange",)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_adapters_are_exchanged_in_every_step(folder, method):
+    text = refused(folder, MINIMAL + "strategy: local-sgd\n", f"method={method}")
+    assert f"local-sgd with method: {method}" in text
+    assert "the product of two means is not the mean of products" in text
+
+
+def test_data_that_nobody_will_read_may_be_elsewhere(folder):
+    text = "model: ./llama\ndata: {train: [rows.jsonl, gone.jsonl, 'no/*.txt'], eval: away.jsonl}\nbatch: 8\n"
+    assert "gone.jsonl" in refused(folder, text)
+    job = load_job(folder / "job.yaml", needs_data=False)
+    assert job.data.train.files == tuple(str(folder / name) for name in ("rows.jsonl", "gone.jsonl", "no/*.txt"))
+    assert job.data.evaluation == SourceJob(files=(str(folder / "away.jsonl"),))
+    (folder / "gone.jsonl").mkdir()
+    with pytest.raises(SpecError, match="is a folder"):
+        load_job(folder / "job.yaml", needs_data=False)
 
 
 def test_a_fraction_of_the_training_rows_is_set_apart(folder):
     job = load(folder, MINIMAL, "data.eval=0.05")
     assert (job.data.evaluation, job.data.evaluation_fraction) == (None, 0.05)
+
+
+def test_a_batch_is_a_number_or_about_one(folder):
+    assert (load(folder, MINIMAL).batch, load(folder, MINIMAL).open) == (8, ())
+    assert load(folder, MINIMAL.replace("batch: 8", "batch: {exact: 8}")) == load(folder, MINIMAL)
+    wished = load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "micro_batch=5")
+    assert (wished.batch, wished.micro_batch, wished.open) == (32, 5, ("batch",))
+    assert load(folder, MINIMAL, "batch={about: 30}", "micro_batch=auto").open == ("batch", "micro_batch")
+
+
+def test_on_the_command_line_a_batch_replaces_the_wish_and_a_wish_the_batch(folder):
+    assert load(folder, MINIMAL, "batch.about=30").batch == 30
+    assert load(folder, MINIMAL, "batch.about=30").open == ("batch",)
+    assert load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "batch.exact=8").open == ()
+    assert load(folder, MINIMAL.replace("batch: 8", "batch: {about: 32}"), "batch=8").batch == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("{}", "neither exact nor about"),
+        ("{exact: 8, about: 8}", "both exact and about"),
+        ("{abuot: 8}", 'did you mean "about"?'),
+        ("{about: 0}", "a whole number of at least 1"),
+        ("{about: 32.0}", "write it as a whole number: 32"),
+        ("{about: 2}", "micro-batches of 4"),
+        ("{exact: 6}", "write batch: 4 or 8"),
+        ("6", "write batch: 4 or 8"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_with_one_mistake(folder, words, named):
+    text = refused(folder, MINIMAL.replace("batch: 8", f"batch: {words}") + "micro_batch: 4\n")
+    assert named in text
+    assert text.count("  fix ") == 1
 
 
 def test_what_the_plan_shall_decide_is_left_open(folder):

@@ -11,7 +11,7 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.planning.speed import ComputeModel
 from gangline.planning.training import GANGLINE
 from gangline.planning.world import Seat, World, link
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob, StrategyJob
 from gangline.steps import forecast
 from gangline.steps.counted import counted
 from gangline.steps.forecast import foresee_job, require_startable, training_of, ways_of
@@ -61,9 +61,37 @@ def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Means) -
     require_startable(settled, outlook)
 
 
+@pytest.mark.parametrize(("wire", "exchange"), [("100mbit", "bf16"), ("100gbe", "fp32")])
+def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is_slow(
+    means: Means, wire: str, exchange: str
+) -> None:
+    job = dataclasses.replace(JOB, open=("exchange",), batch=2, data=dataclasses.replace(JOB.data, sequence_length=512))
+    outlook = foresee_job(job, world("rtx4090,rtx4090", wire=wire), means)
+    settled = outlook.settled(job)
+    assert (settled.exchange, settled.open) == (exchange, ())
+    assert outlook.settled(dataclasses.replace(job, open=(), exchange="bf16")).exchange == "bf16"
+
+
 def test_what_is_not_open_stays_as_it_was_written(means: Means) -> None:
     outlook = foresee_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), means)
     assert outlook.settled(dataclasses.replace(JOB, micro_batch=3)).micro_batch == 3
+
+
+def test_a_batch_near_the_wish_is_written_into_the_job(means: Means, monkeypatch) -> None:
+    monkeypatch.setattr(forecast.Speeds, "of", unlike)
+    job = dataclasses.replace(JOB, batch=32, open=("batch",), precision="fp32")
+    outlook = foresee_job(job, cpu_world(32, 32, 32), means)
+    settled = outlook.settled(job)
+    assert (settled.batch, settled.micro_batch, settled.open) == (40, 1, ())
+    assert outlook.divides.startswith("batch 40, about 32 as the job says: shares 20/11/9")
+    exact = foresee_job(dataclasses.replace(settled, batch=24), cpu_world(32, 32, 32), means)
+    assert exact.settled(dataclasses.replace(settled, batch=24)).batch == 24
+    assert exact.divides.startswith("badly: batch 24 reaches 94.3 %")
+
+
+def unlike(_self: object, seat: Seat, _training: object) -> ComputeModel:
+    speed = {"h1": 1.0, "h2": 0.55, "h3": 0.45}[seat.host]
+    return ComputeModel(per_token_s=1e-2 / speed, source="measured", spread=0.03)
 
 
 def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(means: Means) -> None:
@@ -100,6 +128,24 @@ def test_further_machines_that_only_slow_the_first_down_are_refused(means: Means
     require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), means))
 
 
+def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
+    means: Means, monkeypatch
+) -> None:
+    def measured(_self: object, _seat: Seat, _training: object) -> ComputeModel:
+        return ComputeModel(per_token_s=1e-5, source="measured", spread=0.03)
+
+    monkeypatch.setattr(forecast.Speeds, "of", measured)
+    job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
+    with pytest.raises(DoesNotFit, match="alone would be faster") as caught:
+        require_startable(job, foresee_job(job, cpu_world(32, 32), means))
+    assert "strategy: local-sgd would take about" in caught.value.fix
+    asked = dataclasses.replace(job, strategy=StrategyJob(kind="local-sgd", inner_steps=20))
+    outlook = foresee_job(asked, cpu_world(32, 32), means)
+    require_startable(asked, outlook)
+    assert outlook.runnable is not None
+    assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.inner_steps) == ("local-sgd", 20)
+
+
 def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Means) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="some/model"), open=("micro_batch",))
     outlook = foresee_job(job, world("rtx4090"), means)
@@ -107,6 +153,9 @@ def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Means)
     assert "not known" in outlook.unknown
     require_startable(job, outlook)
     assert outlook.settled(job).open == ()
+    wished = dataclasses.replace(job, batch=30, micro_batch=4, open=("batch",))
+    assert (outlook.settled(wished).batch, outlook.settled(wished).open) == (28, ())
+    assert outlook.divides == ""
     assert ways_of(outlook) == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from gangline import app
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.fake import FakeBackend
+from gangline.planning.spent import spent
 from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
@@ -212,16 +213,21 @@ def comparison_there(world, layout, text):
     world.transports["pc1"].files[PurePath(path)] = text
 
 
-COMPARISON = json.loads(json.dumps(outcome(plan(), [line(step) for step in range(1, 21)]).to_json()))
+FIGURES = [line(step) for step in range(1, 21)]
+COMPARISON = json.loads(json.dumps(outcome(plan(), FIGURES).to_json()))
+TIMES = json.loads(json.dumps(spent(FIGURES, run_id="calm-otter-7", attempt=1).to_json()))
 
 
 def test_the_plan_beside_what_came_of_it_is_copied_once_the_run_has_ended(world):
     layout = world.run()
     comparison_there(world, layout, json.dumps(COMPARISON).encode())
+    times_there = RunLayout(PurePath("/home/pc1"), layout.run_id).times(1)
+    world.transports["pc1"].files[PurePath(times_there)] = json.dumps(TIMES).encode()
     copy_records(layout, world.said_there(layout, phase="running"), world.transports["pc1"])
     assert not layout.comparison.exists()
     copy_records(layout, world.said_there(layout, phase="failed"), world.transports["pc1"])
     assert json.loads(layout.comparison.read_bytes()) == COMPARISON
+    assert json.loads(layout.times(1).read_bytes()) == TIMES
 
 
 @pytest.mark.parametrize("text", [b"", DEEP, b"null", b"[7]", json.dumps(COMPARISON | {"attempt": "../.."}).encode()])

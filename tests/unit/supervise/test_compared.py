@@ -12,7 +12,7 @@ from gangline.planning.outcome import Comparison
 from gangline.remote.fake import FakeTransport
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.supervise.compared import BLOCK_BYTES, MOST_BYTES, compared, last_records
+from gangline.supervise.compared import BLOCK_BYTES, MOST_BYTES, last_records, look_back
 from tests.unit.planning.outcomes import line, plan
 from tests.unit.supervise.runs import RUN_ID, cluster_of
 
@@ -50,7 +50,7 @@ def look(layout: RunLayout, figures: bytes | None, *, attempt: int = 1) -> dict[
     cluster = cluster_of(layout.root.parent, "pc1", "pc2")
     if figures is not None:
         head.files[RunLayout(layout.root.parent / "pc1", RUN_ID).metrics] = figures
-    return compared(layout, attempt, cluster=cluster, head=head)
+    return look_back(layout, attempt, cluster=cluster, head=head).comparison
 
 
 def test_the_figures_on_the_head_are_held_against_the_plan(layout: RunLayout) -> None:
@@ -78,6 +78,21 @@ def test_a_run_without_a_plan_or_a_forecast_has_nothing_to_be_held_against(layou
     assert look(layout, written(*RUN)) is None
     layout.plan.unlink()
     assert look(layout, written(*RUN)) is None
+
+
+def test_where_time_went_is_known_without_a_plan_and_beside_a_damaged_one(layout: RunLayout) -> None:
+    head, cluster = FakeTransport("pc1"), cluster_of(layout.root.parent, "pc1", "pc2")
+    head.files[RunLayout(layout.root.parent / "pc1", RUN_ID).metrics] = written(*RUN)
+    layout.plan.write_text("[]", encoding="utf-8")
+    found = look_back(layout, 1, cluster=cluster, head=head)
+    assert found.comparison is None
+    assert found.problem is not None
+    assert found.times is not None
+    assert [row["host"] for row in found.times["ranks"]] == ["pc1", "pc2"]
+    layout.plan.unlink()
+    found = look_back(layout, 1, cluster=cluster, head=head)
+    assert (found.comparison, found.problem) == (None, None)
+    assert found.times is not None
 
 
 @pytest.mark.parametrize("megabytes", [0.3, 7.5, 8, 8.5, 20, 33])

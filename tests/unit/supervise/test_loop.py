@@ -13,6 +13,7 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
 from gangline.launch.fake import FakeBackend
 from gangline.planning.outcome import Comparison
+from gangline.planning.spent import TimeReport
 from gangline.remote.fake import FakeTransport
 from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
@@ -128,6 +129,7 @@ def test_of_a_run_that_did_not_finish_too(make, end):
     lab.run((lambda: write_order(lab.layout, "stop", attempt=1)) if end == "stopped" else (lambda: lab.end(pc2=1)))
     assert lab.phase() == end
     assert Comparison.from_json(read_json(lab.layout.comparison)).num_steps == 18
+    assert TimeReport.from_json(read_json(lab.layout.times(1))).num_steps == 18
 
 
 def test_after_too_few_steps_what_an_earlier_attempt_showed_stays(make):

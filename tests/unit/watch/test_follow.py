@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.planning.spent import spent
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
@@ -255,6 +256,25 @@ def test_the_end_says_what_was_planned_of_this_attempt(run: Run, attempt: int) -
     measured = [each for each in lines if each.startswith("measured")]
     expected = "measured         step 0.8 s, planned 0.72 s (-10 %); resident memory pc2 5 GiB, planned 3 GiB (-40 %)"
     assert measured == ([expected] if attempt == 1 else [])
+
+
+def test_the_end_says_where_the_time_of_every_rank_went(run: Run) -> None:
+    report = spent([figures(step) for step in range(1, 21)], run_id="calm-otter-7", attempt=1)
+    assert report is not None
+    run.layout.times(1).parent.mkdir(parents=True, exist_ok=True)
+    run.layout.times(1).write_text(json.dumps(report.to_json()), encoding="utf-8")
+    run.phase("finished")
+    watched = watch_run(run.view, io.StringIO(), live=False)
+    lines = summary(run.view, watched, width=70, plain=True)
+    at = lines.index("time of 18 steps, 14.4 s (waits: for slower ranks)")
+    assert lines[at - 1] == ""
+    assert lines[at + 1 : at + 4] == [
+        "host  rank  computes  data  waits  network  rest",
+        "pc1   0         75 %   0 %    0 %     12 %  12 %",
+        "pc2   1         62 %   0 %   12 %     12 %  12 %",
+    ]
+    run.layout.times(1).write_text("[1]", encoding="utf-8")
+    assert not any(each.startswith("time of") for each in summary(run.view, watched, width=70, plain=True))
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", "null"])

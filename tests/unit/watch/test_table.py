@@ -37,10 +37,25 @@ def test_an_event_says_what_without_saying_that_it_does() -> None:
     assert event_line(record) == "step-skipped  step 3  rank 0 on pc1 ended"
 
 
+def test_shares_that_moved_are_told_in_words_and_not_in_lists() -> None:
+    what = "pc1 20 -> 13 micro-batches, pc2 11 -> 15, pc3 9 -> 12; steps get 32 % shorter"
+    lists = {"before": [20, 11, 9], "shares": [13, 15, 12], "micro_batch_s": [2.0, 1.8, 2.2]}
+    record = {"source": "worker", "event": "shares", "attempt": 1, "step": 53, "cause": "speeds", "what": what, **lists}
+    assert event_line(record) == f"shares  step 53  {what}"
+
+
 def test_a_run_that_prints_no_more_is_one_line_whatever_else_is_known_of_it() -> None:
     details = {"since": "2026-01-01T00:00:00Z", "last": [{"host": "pc1", "rank": 0}], "first": [], "line": "step 1"}
     record = {"source": "supervisor", "event": "quiet", "what": "no rank has printed anything", **details}
     assert event_line(record) == "quiet  no rank has printed anything"
+
+
+def test_a_straggler_is_a_sentence_that_does_not_say_twice_who_it_is() -> None:
+    record = {"source": "worker", "event": "straggler", "attempt": 1, "step": 120, "host": "pc3", "rank": 2}
+    record |= {"cause": "compute", "factor": 1.6, "what": "pc3 computes 1.60 x as slowly as before"}
+    assert event_line(record) == "slow  step 120  pc3 computes 1.60 x as slowly as before"
+    over = {**record, "event": "straggler-over", "what": "pc3 computes as fast as before"}
+    assert event_line(over) == "no longer slow  step 120  pc3 computes as fast as before"
 
 
 def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:

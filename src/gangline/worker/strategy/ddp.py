@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gangline.runs.buckets import SMALLEST_BYTES
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
@@ -27,38 +28,96 @@ _BUFFER_OPTION = (
 )
 
 
-def bucket_mib(num_bytes: int) -> float:
-    """Size of a bucket: about a sixteenth of all gradients, between 1 and 25 MiB.
-
-    DDP's own 25 MiB put a whole adapter into one or two buckets, whose exchange starts when backward is over and is
-    hidden by nothing.
-    """
-    return min(25.0, max(1.0, num_bytes / MIB / 16))
+PIECE = 1 << 20
+"""Numbers that are turned into another format at once."""
+UNMEASURED = 16
+"""Buckets where nobody has measured: inside a host, whose links are fast."""
 
 
 class _Exchange:
-    """State of the communication hook: when the last bucket was ready."""
+    """What of a step's gradients is on its way, among whom, and since when all of them are.
 
-    def __init__(self) -> None:
-        self.ready_s = 0.0
-        self.ready_event: torch.cuda.Event | None = None
+    DDP is told at once that a bucket is done, and the end of backward waits for the network. So no call back into
+    Python stands between two buckets: gloo's thread would need the interpreter's lock for it, which the model may hold.
+    """
 
-    def mark(self, device: torch.device) -> None:
-        self.ready_s = time.perf_counter()
+    def __init__(self, group: dist.ProcessGroup | None, sent_as: torch.dtype | None) -> None:
+        self.sent_as = sent_as
+        self._group = group
+        self._flying: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
+        self._ready_s = self._ended_s = 0.0
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Sum a bucket over all ranks, beginning now."""
+        buffer = bucket.buffer()
+        self._mark_ready(buffer.device)
+        sent = buffer if self.sent_as is None else _narrow(buffer, self.sent_as)
+        work = dist.all_reduce(sent, group=self._group, async_op=True)
+        assert work is not None
+        self._flying.append((work, buffer, sent))
+        self._land(wait=False)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    def finish(self, device: torch.device) -> None:
+        """Wait for what is on its way."""
+        self._land(wait=True)
+        self._ended_s = time.perf_counter()
+        if device.type == "cuda" and self._events is not None:
+            self._events[1].record()
+
+    def waited_s(self) -> float:
+        """From the last bucket being ready to the end."""
+        if self._events is not None:
+            ready, ended = self._events
+            ended.synchronize()
+            return ready.elapsed_time(ended) / 1e3
+        return max(0.0, self._ended_s - self._ready_s)
+
+    def _mark_ready(self, device: torch.device) -> None:
+        self._ready_s = time.perf_counter()
         if device.type == "cuda":
-            self.ready_event = torch.cuda.Event(enable_timing=True)
-            self.ready_event.record()
+            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events[0].record()
+
+    def _land(self, *, wait: bool) -> None:
+        """Take in the sums that have come."""
+        while self._flying and (wait or self._flying[0][0].is_completed()):
+            work, buffer, sent = self._flying.pop(0)
+            work.wait()
+            if sent is not buffer:
+                _widen(sent, buffer)
+
+
+def _narrow(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers in a narrower format, in the first part of the same memory: there may be gigabytes of them.
+
+    Piece by piece from the front: what is written lies before what has not been read.
+    """
+    if buffer.dtype.itemsize <= dtype.itemsize:
+        return buffer
+    narrow = buffer.view(dtype)[: buffer.numel()]
+    for start in range(0, buffer.numel(), PIECE):
+        piece = slice(start, start + PIECE)
+        narrow[piece] = buffer[piece].to(dtype)
+    return narrow
+
+
+def _widen(narrow: torch.Tensor, buffer: torch.Tensor) -> None:
+    """`_narrow` undone, from the back."""
+    for start in reversed(range(0, buffer.numel(), PIECE)):
+        piece = slice(start, start + PIECE)
+        buffer[piece] = narrow[piece].to(buffer.dtype)
 
 
 def _sum_hook(state: _Exchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    buffer = bucket.buffer()
-    state.mark(buffer.device)
-    work = dist.all_reduce(buffer, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr, no-any-return]
+    return state.send(bucket)
 
 
 class Ddp:
-    """DDP over the default process group.
+    """DDP over a process group, the default one unless told otherwise.
 
     Gradients are views of its buckets, and stay that: let go after a step, those of all micro-batches but the last
     would be made anew beside the buckets, and there would be two of each.
@@ -66,32 +125,58 @@ class Ddp:
 
     keeps_gradients = True
 
-    def __init__(self, loss: CausalLoss, *, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self,
+        loss: CausalLoss,
+        *,
+        precision: Precision,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        sent_as: torch.dtype | None = None,
+    ) -> None:
+        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are."""
+        self._loss = loss
         self._precision = precision
         self._device = device
-        self._exchange = _Exchange()
-        self._ended_s = 0.0
-        self._ended_event: torch.cuda.Event | None = None
-        num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trainable(loss).values())
-        self._ddp = DistributedDataParallel(
-            loss,
-            bucket_cap_mb=bucket_mib(num_bytes),
-            # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
-            init_sync=False,
-            **{_BUFFER_OPTION: False},
-            gradient_as_bucket_view=True,
-        )
-        self._ddp.register_comm_hook(self._exchange, _sum_hook)
-        self._settle_buckets()
+        self._group = group
+        gradients = [(parameter.numel(), parameter.element_size()) for parameter in trainable(loss).values()]
+        self.num_bytes = sum(numel * each for numel, each in gradients)
+        """Of all gradients, as they are kept."""
+        narrower = sent_as is not None and sent_as.itemsize < max(each for _, each in gradients)
+        self._exchange = _Exchange(group, sent_as if narrower else None)
+        self._ddp: DistributedDataParallel | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether gradients are cut already."""
+        return self._ddp is not None
+
+    @property
+    def packed(self) -> float:
+        """Bytes that travel for each byte of a gradient."""
+        sent_as = self._exchange.sent_as
+        return 1.0 if sent_as is None else sent_as.itemsize / self._precision.parameters.itemsize
+
+    def begin(self, bucket_bytes: int) -> None:
+        """Cut gradients into buckets of this size (as they are kept), before the first pass; collective.
+
+        Draws nothing from the generators: a micro-batch that has been seeded keeps its dropout.
+        """
+        self._ddp = self._wrap(bucket_bytes)
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            self._settle_buckets()
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add the gradient of `scale * loss`; the last micro-batch of this rank sums over all ranks."""
+        if self._ddp is None:
+            self.begin(-(-self.num_bytes // UNMEASURED))
+            assert self._ddp is not None
         with nullcontext() if last else self._ddp.no_sync():
             with self._precision.autocast(self._device):
                 loss: torch.Tensor = self._ddp(*batch.tensors)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         if last:
-            self._mark_end()
+            self._exchange.finish(self._device)
         return loss.detach()
 
     def join(self) -> None:
@@ -104,16 +189,20 @@ class Ddp:
 
     def waited_s(self) -> float:
         """From this rank's last bucket being ready to the end of the exchange."""
-        if self._ended_event is not None and self._exchange.ready_event is not None:
-            self._ended_event.synchronize()
-            return self._exchange.ready_event.elapsed_time(self._ended_event) / 1e3
-        return max(0.0, self._ended_s - self._exchange.ready_s)
+        return self._exchange.waited_s()
 
-    def _mark_end(self) -> None:
-        self._ended_s = time.perf_counter()
-        if self._device.type == "cuda":
-            self._ended_event = torch.cuda.Event(enable_timing=True)
-            self._ended_event.record()
+    def _wrap(self, bucket_bytes: int) -> DistributedDataParallel:
+        made = DistributedDataParallel(
+            self._loss,
+            process_group=self._group,
+            bucket_cap_mb=max(SMALLEST_BYTES, bucket_bytes) / MIB,
+            # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
+            init_sync=False,
+            **{_BUFFER_OPTION: False},
+            gradient_as_bucket_view=True,
+        )
+        made.register_comm_hook(self._exchange, _sum_hook)
+        return made
 
     def _settle_buckets(self) -> None:
         """Two passes that change nothing.
@@ -122,6 +211,7 @@ class Ddp:
         of every attempt, a resumed run adds in the same order as the first. The second pass makes the gradients views
         of the new buckets.
         """
+        assert self._ddp is not None
         self.join()
         self._ddp.zero_grad(set_to_none=True)
         self.join()

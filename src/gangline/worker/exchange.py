@@ -1,0 +1,108 @@
+"""How an attempt's gradients are exchanged: settled once, before its first step, from what links and devices do."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from gangline.runs.buckets import Window, choose_buckets
+from gangline.worker.agree import gather
+from gangline.worker.batch import Batch, pick
+from gangline.worker.model import base_of, trainable
+from gangline.worker.order import Indices
+from gangline.worker.progress import Progress
+from gangline.worker.session import Session
+from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.wire import measure_wire
+
+log = logging.getLogger(__name__)
+
+WARM_S = 2.0
+"""A first pass that took longer than that is believed: getting memory and choosing kernels is little of it."""
+
+
+def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) -> dict[str, Any] | None:
+    """Choose the size of buckets, or take the one of the checkpoint, and begin; figures of it for an event. Collective.
+
+    None where ranks do not exchange gradients in every step, or this was done. micro_batch: the samples of one like
+    those to come.
+    """
+    strategy = session.strategy
+    if not isinstance(strategy, Ddp) or strategy.begun:
+        if session.world.size == 1 and session.job.exchange != "fp32":
+            log.warning("exchange: %s does nothing: one rank exchanges no gradients", session.job.exchange)
+        return None
+    figures: dict[str, Any] = {"measured": False}
+    if progress.bucket_bytes is None or progress.bucket_ranks != session.world.size:
+        figures = _measure(session, strategy, progress, micro_batch)
+    assert progress.bucket_bytes is not None
+    strategy.begin(progress.bucket_bytes)
+    return {"bucket_bytes": progress.bucket_bytes, "gradient_bytes": strategy.num_bytes, **figures}
+
+
+def _measure(session: Session, strategy: Ddp, progress: Progress, micro_batch: Indices) -> dict[str, Any]:
+    world = session.world
+    wire = measure_wire(world.device)
+    batch = pick(micro_batch, session.train_set).to(world.device)
+    windows = _windows(session, *_time_passes(session, batch))
+    cut = choose_buckets(
+        strategy.num_bytes, wire, windows, tail_bytes=_table_bytes(session.model), packed=strategy.packed
+    )
+    # the same arithmetic everywhere, but what it rests on the same bits is not left to a mathematical library
+    progress.bucket_bytes, progress.bucket_ranks = int(gather(cut.num_bytes, world)[0]), world.size
+    return {
+        "measured": True,
+        "latency_s": round(wire.latency_s, 6),
+        "bytes_per_s": round(1 / wire.per_byte_s) if wire.per_byte_s else None,
+        "backward_s": round(min(window.backward_s for window in windows), 6),
+        "exposed_s": round(cut.exposed_s, 6),
+    }
+
+
+def _windows(session: Session, micro_batch_s: float, backward_s: float) -> list[Window]:
+    """Of the ranks at work. Where shares move, all ranks end together, whatever is planned now."""
+    world = session.world
+    found = zip(world.shares, gather(micro_batch_s, world), gather(backward_s, world), strict=True)
+    moving = world.gang.moving_shares
+    return [
+        Window(busy_s=backward if moving else share * whole, backward_s=backward)
+        for share, whole, backward in found
+        if share
+    ]
+
+
+def _time_passes(session: Session, batch: Batch) -> tuple[float, float]:
+    """Seconds of a micro-batch, and of its backward pass, without any exchange. Gradients are let go afterwards."""
+    seconds = _time_pass(session, batch)
+    if seconds[0] < WARM_S:
+        seconds = _time_pass(session, batch)
+    for parameter in trainable(session.model).values():
+        parameter.grad = None
+    return seconds
+
+
+def _time_pass(session: Session, batch: Batch) -> tuple[float, float]:
+    device = session.world.device
+    started = _now(device)
+    with session.precision.autocast(device):
+        loss: torch.Tensor = session.loss(*batch.tensors)
+    half = _now(device)
+    (loss * 0.0).backward()  # type: ignore[no-untyped-call]
+    ended = _now(device)
+    return ended - started, ended - half
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _table_bytes(model: torch.nn.Module) -> int:
+    """Of the embedding table's gradient, which is ready last and as large as it is; 0 where it is not trained."""
+    find: Any = getattr(base_of(model), "get_input_embeddings", None)
+    weight = None if find is None else getattr(find(), "weight", None)
+    return weight.numel() * weight.element_size() if weight is not None and weight.requires_grad else 0

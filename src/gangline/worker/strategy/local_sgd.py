@@ -1,0 +1,114 @@
+"""Hosts that train apart for a round: inside a host gradients are exchanged in every step, between hosts once a round.
+
+What moves hosts apart and together again is `worker/rounds.py`; this is who talks to whom, and what is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gangline.runs.job import StrategyJob
+from gangline.worker.batch import Batch
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import trainable
+from gangline.worker.precision import Precision
+from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.strategy.outer import Hosts, Outer
+from gangline.worker.strategy.single import Single
+from gangline.worker.world import World
+
+LOOK_S = 0.01
+"""How often a rank that waits for slower hosts looks whether they have come."""
+
+
+class LocalSgd:
+    """The gradient of a host's own batch, and the exchange of hosts.
+
+    A `Strategy` for the ranks of one host: what `forward_backward` leaves is the sum over these only.
+    """
+
+    def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: StrategyJob) -> None:
+        self._world = world
+        self._everyone = _everyone(world, inner_steps=job.inner_steps)
+        hosts = _hosts(world)
+        self._inside = hosts.inside
+        self._inner: Single | Ddp = (
+            Single(loss, precision=precision, device=world.device)
+            if hosts.inside is None
+            else Ddp(loss, precision=precision, device=world.device, group=hosts.inside)
+        )
+        self.keeps_gradients = self._inner.keeps_gradients
+        self.outer = Outer(trainable(loss.model), job=job, hosts=hosts)
+        """Collective over hosts: see there."""
+
+    def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
+        """Add one micro-batch; `last` of a rank completes the exchange inside its host."""
+        return self._inner.forward_backward(batch, scale=scale, last=last)
+
+    def join(self) -> None:
+        """Take part in a step of this host without any work of one's own."""
+        self._inner.join()
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The outer momentum."""
+        return self.outer.state_tensors()
+
+    def waited_s(self) -> float:
+        """For the other ranks of this host, in its last step."""
+        return self._inner.waited_s()
+
+    def all_agree(self, value: bool) -> bool:
+        """Whether it is so on every rank of this host; collective inside it."""
+        if self._inside is None:
+            return value
+        flag = torch.tensor([int(value)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._inside)
+        return bool(flag.item())
+
+    def meet(self, row: Sequence[float], *, waiting: Callable[[], None] = lambda: None) -> list[list[float]]:
+        """A few numbers of every rank, by rank; collective.
+
+        Whoever is early waits here for the slowest host, and calls `waiting` again and again meanwhile.
+        """
+        if self._world.size == 1:
+            return [list(row)]
+        table = torch.zeros(self._world.size, len(row), dtype=torch.float64)
+        table[self._world.rank] = torch.tensor(row, dtype=torch.float64)
+        work = dist.all_reduce(table, group=self._everyone, async_op=True)
+        while not work.is_completed():
+            waiting()
+            time.sleep(LOOK_S)
+        work.wait()
+        rows: list[list[float]] = table.tolist()
+        return rows
+
+
+def _everyone(world: World, *, inner_steps: int) -> dist.ProcessGroup | None:
+    """All ranks, with patience for a round: what a step may be late by, it may be late by in each of its steps."""
+    if world.size == 1:
+        return None
+    patience = timedelta(seconds=world.gang.collective_timeout_s * inner_steps)
+    return dist.new_group(list(range(world.size)), backend="gloo", timeout=patience)
+
+
+def _hosts(world: World) -> Hosts:
+    """The groups that exist; all ranks make all of them, in the same order."""
+    gang = world.gang
+    ranks_of = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in gang.hosts}
+    leaders = [ranks[0] for ranks in ranks_of.values()]
+    several = {host: ranks for host, ranks in ranks_of.items() if len(ranks) > 1}
+    timeout = timedelta(seconds=gang.collective_timeout_s)
+    groups = {host: dist.new_group(ranks, timeout=timeout) for host, ranks in several.items()}
+    among = dist.new_group(leaders, backend="gloo", timeout=timeout) if several else None
+    return Hosts(
+        index=gang.hosts.index(world.host),
+        leaders=leaders,
+        is_leader=world.is_first_of_host,
+        among_leaders=among if world.is_first_of_host else None,
+        inside=groups.get(world.host),
+    )

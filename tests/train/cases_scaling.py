@@ -1,0 +1,106 @@
+"""What the ranks do in test_scaling."""
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import GanglineError
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+from gangline.worker import scaling
+from gangline.worker.busy import Busy
+from gangline.worker.made_up import MadeUpSet, Warming
+from gangline.worker.model import trainable
+from gangline.worker.world import World
+from tests.train.cases_calibrate import CONFIG
+
+
+def order(hosts, *, method="lora", batch=12, seconds=4.0, slowdowns=None, moving=True):
+    slowdowns = slowdowns or [1.0] * len(hosts)
+    shares = [batch // len(hosts) + (rank < batch % len(hosts)) for rank in range(len(hosts))]
+    job = Job(
+        name="tiny",
+        model=ModelJob(path="/nowhere"),
+        data=DataJob(train=SourceJob(files=("none.txt",)), sequence_length=32),
+        batch=batch,
+        micro_batch=1,
+        method=MethodJob(kind=method, rank=4),
+    )
+    ranks = tuple(
+        GangRank(host=host, share=share, slowdown=slowdown)
+        for host, share, slowdown in zip(hosts, shares, slowdowns, strict=True)
+    )
+    gang = Gang(run_id="bench", attempt=1, ranks=ranks, moving_shares=moving)
+    return {"job": job.to_json(), "config": CONFIG, "gang": gang.to_json(), "seconds": seconds, "deadline_s": 60}
+
+
+def _world(ask):
+    torch.set_num_threads(1)
+    return World(gang=scaling.plain.build(Gang, ask["gang"]), rank=dist.get_rank(), device=torch.device("cpu"))
+
+
+def lines(hosts, **more):
+    """The lines that this rank writes, or the error that it ends with."""
+    ask = order(hosts, **more)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            scaling.measure(ask, _world(ask))
+        except GanglineError as error:
+            return error.to_json()
+    return [json.loads(line) for line in text.getvalue().splitlines()]
+
+
+def exchanges(hosts, method):
+    """Gradients of a step alone and of a step together, and the weights before and after both."""
+    ask = order(hosts, method=method, batch=4)
+    world = _world(ask)
+    with tempfile.TemporaryDirectory() as folder:
+        rig = scaling.build(ask, world, Path(folder))
+    bench = scaling.Bench(rig, seconds=15.0)
+    ways = bench._ways()
+    parameters = list(trainable(rig.session.model).values())
+    before = [float(parameter.detach().double().sum()) for parameter in parameters]
+    found = {}
+    for name in ("alone", "together", "alone"):
+        with scaling.standing_for_all(ways[name].group):
+            ways[name].stepper.accumulate(scaling.WARM_STEPS)
+        found[name] = [round(float(parameter.grad.double().norm()), 9) for parameter in parameters]
+        rig.session.optimizer.zero_grad(set_to_none=False)
+    bench._take("alone", ways["alone"])
+    bench._take("together", ways["together"])
+    return {**found, "same_weights": before == [float(parameter.detach().double().sum()) for parameter in parameters]}
+
+
+def world_sizes(hosts):
+    """Ranks that torch counts inside and outside the group of a host."""
+    groups = {host: dist.new_group([rank for rank, each in enumerate(hosts) if each == host]) for host in set(hosts)}
+    with scaling.standing_for_all(groups[hosts[dist.get_rank()]]):
+        inside = [dist.get_world_size(), dist.get_rank()]
+    return [inside, [dist.get_world_size(), dist.get_rank()]]
+
+
+def made_up():
+    """Lengths of a set, and samples of the first steps of an order that warms up."""
+    rows = MadeUpSet(100, length=8, vocabulary=5)
+    row = rows.sample(99)
+    steps = Warming(num_samples=6, batch=6, micro_batch=2, seed=0, warm_steps=2, warm_batch=4)
+    return {
+        "rows": len(rows),
+        "tokens": [len(row.input_ids), len(row.targets), int(rows.lengths.sum()), int(rows.label_counts.sum())],
+        "shifted": row.input_ids[1:].tolist() == row.targets[:-1].tolist(),
+        "micro_batches": [len(steps.micro_batches(step)) for step in range(4)],
+    }
+
+
+def busy():
+    """Processors that this rank had while it computed."""
+    begun = Busy.now()
+    tensor = torch.rand(400, 400)
+    while Busy.now().clock_s - begun.clock_s < 0.5:
+        tensor = (tensor @ tensor).clamp(0, 1)
+    return begun.until_now()

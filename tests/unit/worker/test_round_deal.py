@@ -1,0 +1,93 @@
+"""Who does what in a round of local SGD: by speed, at one pace, and the same arithmetic for every rank."""
+
+import pytest
+
+from gangline.runs.gang import Gang, GangRank
+from gangline.worker.round_deal import RoundDealer
+
+
+def gang(shares, hosts=None, *, moving=False):
+    hosts = hosts or [f"pc{index}" for index in range(len(shares))]
+    ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
+    return Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, strategy="local-sgd", moving_shares=moving)
+
+
+def counts(dealt):
+    """Micro-batches and inner steps of every host."""
+    return [(sum(len(batch.numbers) for batch in batches), len(batches)) for batches in dealt]
+
+
+def test_every_micro_batch_is_dealt_once():
+    dealt = RoundDealer(gang([5, 3, 2]), per_step=10).deal(47)
+    numbers = [number for batches in dealt for batch in batches for number in batch.numbers]
+    assert sorted(numbers) == list(range(47))
+
+
+def test_a_faster_host_gets_more_and_takes_more_steps_of_the_same_size():
+    dealt = RoundDealer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
+    assert counts(dealt) == [(120, 15), (60, 8), (60, 8)]
+    assert {len(batch.numbers) for batches in dealt for batch in batches} == {8, 7}
+
+
+def test_no_inner_step_is_a_short_rest():
+    (batches,) = RoundDealer(gang([4]), per_step=4).deal(41)
+    assert [len(batch.numbers) for batch in batches] == [5, *[4] * 9]
+
+
+def test_one_host_does_the_steps_of_the_run():
+    (batches,) = RoundDealer(gang([6]), per_step=6).deal(30)
+    assert [batch.numbers for batch in batches] == [tuple(range(start, start + 6)) for start in range(0, 30, 6)]
+
+
+def test_hosts_go_through_a_round_at_one_pace():
+    dealt = RoundDealer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
+    for batches in dealt:
+        for part, batch in enumerate(batches):
+            assert batch.numbers[0] / 240 == pytest.approx(part / len(batches), abs=0.06)
+
+
+def test_a_host_with_more_cards_takes_larger_steps_not_more_of_them():
+    hosts = ["big"] * 4 + ["small"] * 2
+    dealt = RoundDealer(gang([2] * 6, hosts), per_step=12).deal(12 * 5)
+    assert counts(dealt) == [(40, 5), (20, 5)]
+    assert all(len(part) == 2 for batches in dealt for batch in batches for part in batch.by_rank)
+
+
+def test_a_rank_without_a_share_only_joins():
+    dealt = RoundDealer(gang([3, 0, 2], ["a", "a", "b"]), per_step=5).deal(20)
+    assert all(batch.by_rank[1] == () for batch in dealt[0])
+    assert counts(dealt)[0][0] == 12
+
+
+def test_a_host_without_a_share_does_nothing():
+    dealt = RoundDealer(gang([3, 0]), per_step=3).deal(12)
+    assert dealt[1] == []
+
+
+def test_what_was_measured_decides_the_next_round():
+    dealer = RoundDealer(gang([5, 5], moving=True), per_step=10)
+    assert dealer.learn([10.0, 10.0], [1000, 250]) == (8, 2)
+    assert [count for count, _ in counts(dealer.deal(100))] == [80, 20]
+    assert dealer.learn([10.0, 10.0], [1000, 250]) is None
+    assert dealer.learn([10.0, 10.0], [1000, 1000]) == (5, 5)
+
+
+def test_ranks_of_a_host_share_by_their_speeds_too():
+    dealer = RoundDealer(gang([4, 4, 4], ["a", "a", "b"], moving=True), per_step=12)
+    dealer.learn([1.0, 1.0, 1.0], [300, 100, 200])
+    dealt = dealer.deal(120)
+    assert [count for count, _ in counts(dealt)] == [80, 40]
+    assert [len(part) for part in dealt[0][0].by_rank] == [6, 2]
+
+
+def test_times_that_are_none_change_nothing():
+    dealer = RoundDealer(gang([5, 5], moving=True), per_step=10)
+    assert dealer.learn([0.0, 1.0], [10, 10]) is None
+    assert dealer.learn([1.0, 1.0], [0, 10]) is None
+    assert dealer.shares == (5, 5)
+
+
+def test_shares_that_somebody_wrote_down_stay():
+    dealer = RoundDealer(gang([5, 5]), per_step=10)
+    assert dealer.learn([1.0, 9.0], [10, 10]) is None
+    assert dealer.shares == (5, 5)
