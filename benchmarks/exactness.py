@@ -60,6 +60,10 @@ def _split_cases(zygote: Zygote) -> Iterator[Case]:
                     bar,
                     lambda w=words: _losses(zygote, w),
                 )
+    for precision, warmup, pieces, bar in (("fp64", 5, True, 1e-9), ("fp32", 50, False, 1e-4)):
+        for method in ("full", "lora"):
+            words = {"method": method, "precision": precision, "warmup": warmup, "pieces": pieces}
+            yield f"losses of 200 steps {precision} {method} shares move", bar, lambda w=words: _moving(zygote, w)
     for shares in SPLITS:
         words = {"shares": shares, "precision": "fp32"}
         yield f"evaluation loss fp32 {_text(shares)}", 1e-6, lambda w=words: _evaluation(zygote, w)
@@ -94,6 +98,13 @@ def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
 
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
     result = zygote.pool(3).run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
+    return _worst(result["split"], result["alone"])
+
+
+def _moving(zygote: Zygote, words: dict[str, Any]) -> float:
+    """The same samples in the same order are asserted in tests/train/test_moving.py."""
+    result = zygote.pool(3).run("tests.train.cases_moving:losses", timeout_s=300, steps=200, **words)[0]
+    assert len({tuple(shares) for shares in result["shares"] if sum(shares) == 6}) >= 3, "shares did not move"
     return _worst(result["split"], result["alone"])
 
 

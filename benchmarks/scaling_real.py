@@ -170,9 +170,7 @@ def report(lines: Sequence[Line]) -> int:
     print("| side | samples/s | of the sum of each alone | of all at once |\n|---|---|---|---|")
     for side in ("gangline", "even"):
         cells = [f"{medians[side]:.2f} ({min(found[side]):.2f})"]
-        cells += [
-            f"{medians[side] / each:.1%} ({min(found[side]) / each:.1%})" for each in (sum(alone), sum(at_once))
-        ]
+        cells += [f"{medians[side] / each:.1%} ({min(found[side]) / each:.1%})" for each in (sum(alone), sum(at_once))]
         print(f"| {side} | " + " | ".join(cells) + " |")
     return 0
 

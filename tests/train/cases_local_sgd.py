@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,10 +15,13 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
+from gangline.worker.inner import Inner, MicroBatch
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.model import trainable
+from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress, restore
+from gangline.worker.round_deal import InnerBatch
 from gangline.worker.schedule import learning_rate
 from gangline.worker.signals import StopFlag
 from gangline.worker.strategy import quantise
@@ -388,3 +392,86 @@ def speeds(shares, *, slowdown: float):
         "digests": heard.digests,
         "events": [event for event in heard.events if event["event"] == "shares"],
     }
+
+
+class Beats:
+    """A phase file that only notes what is done while a rank is in an exchange."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+        self._phase = ""
+
+    def enter(self, phase, *, step) -> None:
+        self._phase = phase
+
+    def beat(self) -> None:
+        self.note("beat")
+
+    def note(self, what: str) -> None:
+        if self._phase == "exchange":
+            self.noted.append(what)
+
+
+def beats(*, hosts, chunk: int):
+    """What ranks note while they exchange one round, without the beats of waiting for slower hosts.
+
+    Ranks that are not the first of their host take themselves for ones with a GPU.
+    """
+    import gangline.worker.strategy.outer as module
+
+    shares = [1] * len(hosts)
+    job = local_job(precision="fp32", steps=4, inner_steps=4, batch=len(hosts))
+    session = make_session(job, local_world(shares, hosts=hosts), num_samples=60, num_evaluation=0)
+    strategy, phase = session.strategy, Beats()
+    meet, chunk_before, synchronize = strategy.meet, module.CHUNK, torch.cuda.synchronize
+    strategy.meet = lambda row, *, waiting, limit_s: meet(row, limit_s=limit_s)
+    if not strategy.outer.hosts.is_leader:
+        strategy.outer._device = torch.device("cuda")
+    module.CHUNK, torch.cuda.synchronize = chunk, lambda device: phase.note("synchronize")
+    try:
+        Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+    finally:
+        module.CHUNK, torch.cuda.synchronize = chunk_before, synchronize
+    return {"noted": phase.noted, "num_chunks": -(-flat(session.model).numel() // chunk)}
+
+
+def hung(shares, *, head_answers: bool):
+    """The last host does not end its first round: how the others fail, and whether they said that they wait."""
+    import gangline.worker.strategy.roll as module
+
+    world = local_world(shares)
+    world = replace(world, gang=replace(world.gang, collective_timeout_s=1.0))
+    session = make_session(local_job(precision="fp32", inner_steps=4), world, num_evaluation=0)
+    if dist.get_rank() == len(shares) - 1:
+        return None
+    if not head_answers:
+        module.ANSWER_S = 0.1
+        session.strategy._roll._store = SilentStore()
+    phase = Beats()
+    try:
+        Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+    except GanglineError as error:
+        return {"error": error.to_json(), "beats": len(phase.noted)}
+
+
+class SilentStore:
+    """A store whose machine hangs: it takes what it is sent, and never answers."""
+
+    def set(self, key, value) -> None:
+        """Sent, and not confirmed."""
+
+    def check(self, keys) -> bool:
+        threading.Event().wait()
+        return False
+
+
+def joins():
+    """Busy seconds of two ranks of a host, of which the second one has work in no inner step."""
+    session = make_session(
+        local_job(precision="fp32"), local_world([1, 1], hosts=["a", "a"]), num_samples=60, num_evaluation=0
+    )
+    outlets = Outlets(recorder=None, saver=None, stop=StopFlag())
+    samples = session.order.micro_batches(0)
+    batches = [InnerBatch(by_rank=((2 * number, 2 * number + 1), ())) for number in range(3)]
+    micro_batches = [MicroBatch(step=0, index=index, samples=each) for index, each in enumerate(samples)]
+    return Inner(session, session.strategy, outlets, Pace(session)).run(micro_batches, batches).told.busy_s

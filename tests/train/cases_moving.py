@@ -85,12 +85,12 @@ def _run(session, *, progress=None, saver=None, stop_at=None):
     return captured, shares
 
 
-def losses(*, method: str, precision: str, warmup: int, pieces: bool):
-    """Losses of 200 steps whose shares move and of one process; what was read, and how shares moved.
+def losses(*, method: str, precision: str, warmup: int, pieces: bool, steps: int):
+    """Losses of steps whose shares move and of one process; what was read, and how shares moved.
 
     pieces: the one process does the same micro-batches, with dropout; else the whole batch at once.
     """
-    job = make_job(method=method, precision=precision, steps=200, batch=6, dropout=0.1 if pieces else 0.0)
+    job = make_job(method=method, precision=precision, steps=steps, batch=6, dropout=0.1 if pieces else 0.0)
     job = replace(job, schedule=replace(job.schedule, warmup_steps=warmup))
     split, shares = _run(make_session(job, _moving(make_world([2, 2, 2], rank=dist.get_rank())), num_evaluation=0))
     told = {"read": split.samples, "shares": shares}

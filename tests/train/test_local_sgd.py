@@ -212,3 +212,27 @@ def test_a_slow_host_gets_less_from_the_first_round_on(pool):
     assert "pc0 6 -> " in start["what"]
     fast, slow = (sum(counts) for counts in zip(*found[0]["micro_batches"], strict=True))
     assert slow < fast / 1.5
+
+
+def test_time_that_a_rank_only_joins_in_does_not_make_it_look_slow(pool):
+    busy_s = pool(2).run(f"{CASES}:joins")
+    assert busy_s[0] > 0
+    assert busy_s[1] == 0
+
+
+@pytest.mark.parametrize(("head_answers", "host"), [(True, "pc2"), (False, "a host")])
+def test_a_host_that_hangs_is_named_by_the_others_after_a_few_rounds_time(zygote, head_answers, host):
+    ranks = zygote.gang(3, f"{CASES}:hung", {"shares": [4, 3, 3], "head_answers": head_answers})
+    *others, _ = ranks.results()
+    for rank in others:
+        assert rank["error"]["kind"] == "RunFailed"
+        assert rank["error"]["what"].startswith(f"{host} did not end a round")
+        assert ("cannot be known" in rank["error"]["seen"]) is not head_answers
+        assert rank["beats"] > 0
+
+
+def test_a_long_exchange_between_hosts_is_no_hang_and_no_rank_runs_ahead_of_it(pool):
+    first, second, other = pool(3).run(f"{CASES}:beats", hosts=["a", "a", "b"], chunk=6000)
+    assert first["num_chunks"] > 3
+    assert first["noted"] == other["noted"] == ["beat"] * first["num_chunks"]
+    assert second["noted"] == ["synchronize", "beat"] * first["num_chunks"]

@@ -52,7 +52,7 @@ def test_all_ranks_know_how_long_messages_take_between_any_two_hosts(pool, hosts
 )
 def test_a_slow_machine_is_named_with_the_cause_within_twenty_steps(pool, cause, rank, says):
     told = pool(3).run(f"{CASES}:trained", cause=cause, rank=rank)
-    assert told[0] == told[1] == told[2]
+    assert told[1] == told[2] == []  # rank 0 speaks for all
     assert [(event["event"], event["cause"], event["host"]) for event in told[0]] == [
         ("straggler", cause, f"pc{rank + 1}")
     ]

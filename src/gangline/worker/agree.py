@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gangline.worker.world import World
 
-_FLAGS = 8
+_FLAGS = 9
 _PER_RANK = 4
 
 
@@ -43,6 +43,8 @@ class StepReport:
     """A background write has been going on for so long that the next save is put off."""
     saving: int = 0
     """A background write is going on."""
+    look: int = 0
+    """All ranks are to look at the links between hosts."""
     micro_batches: int = 0
     """Done by this rank (agreed: by all)."""
     times: tuple[RankTimes, ...]
@@ -53,7 +55,7 @@ def agree(report: StepReport, world: World) -> StepReport:
     if world.size == 1:
         return report
     vector = torch.zeros(_FLAGS + _PER_RANK * world.size, dtype=torch.float64)
-    flags = (report.bad, report.stop, report.save, report.save_failed, report.slow_saves, report.saving)
+    flags = (report.bad, report.stop, report.save, report.save_failed, report.slow_saves, report.saving, report.look)
     vector[:_FLAGS] = torch.tensor([report.loss_sum, *flags, report.micro_batches], dtype=torch.float64)
     own = report.times[0]
     start = _FLAGS + _PER_RANK * world.rank
@@ -66,7 +68,7 @@ def agree(report: StepReport, world: World) -> StepReport:
         RankTimes(data_s=data, compute_s=compute, wait_s=wait, memory_bytes=int(memory))
         for data, compute, wait, memory in zip(*(iter(values[_FLAGS:]),) * _PER_RANK, strict=True)
     )
-    bad, stop, save, save_failed, slow_saves, saving, micro_batches = (int(value) for value in values[1:_FLAGS])
+    bad, stop, save, save_failed, slow_saves, saving, look, micro_batches = (int(value) for value in values[1:_FLAGS])
     return StepReport(
         loss_sum=values[0],
         bad=bad,
@@ -75,6 +77,7 @@ def agree(report: StepReport, world: World) -> StepReport:
         save_failed=save_failed,
         slow_saves=slow_saves,
         saving=saving,
+        look=look,
         micro_batches=micro_batches,
         times=times,
     )

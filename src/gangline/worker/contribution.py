@@ -33,9 +33,9 @@ class Contribution:
     """Reading and computing."""
 
 
-def meet(own: Contribution, strategy: LocalSgd, *, waiting: Callable[[], None]) -> list[Contribution]:
-    """The contributions of all ranks, by rank; collective. waiting: see `LocalSgd.meet`."""
-    rows = strategy.meet(list(dataclasses.astuple(own)), waiting=waiting)
+def meet(own: Contribution, strategy: LocalSgd, *, waiting: Callable[[], None], limit_s: float) -> list[Contribution]:
+    """The contributions of all ranks, by rank; collective. waiting, limit_s, errors: see `LocalSgd.meet`."""
+    rows = strategy.meet(list(dataclasses.astuple(own)), waiting=waiting, limit_s=limit_s)
     return [Contribution(**dict(zip(_NAMES, row, strict=True))) for row in rows]
 
 

@@ -108,7 +108,7 @@ class Dealer:
         if num_micro_batches == sum(self._shares):
             return self._shares
         if self._micro_batch_s is not None:
-            return self._spread(shares_by_time(self._micro_batch_s, num_micro_batches))
+            return self._spread(shares_by_time(self._micro_batch_s, num_micro_batches, least=[1] * len(self._working)))
         return split_whole(num_micro_batches, self._shares)
 
     def deal(self, num_micro_batches: int) -> list[range]:

@@ -68,11 +68,11 @@ class Inner:
         tally = Tally(told=Contribution(), skipped=[])
         label_tokens = 0
         for number, batch in enumerate(batches):
-            started = time.perf_counter()
+            started, inside_before_s = time.perf_counter(), tally.inside_s
             counted = self._step(number, [micro_batches[each] for each in batch.numbers], batch, tally)
             label_tokens += counted
-            tally.told.busy_s += time.perf_counter() - started
-        tally.told.busy_s -= tally.inside_s
+            if batch.by_rank[self._place]:  # what it takes to join only would make this rank look slow
+                tally.told.busy_s += time.perf_counter() - started - (tally.inside_s - inside_before_s)
         tally.broken = not self._strategy.all_agree(self._is_finite())
         self._judge(tally, label_tokens, num_steps=len(batches))
         return tally
@@ -118,8 +118,10 @@ class Inner:
         for place, each in enumerate(mine):
             self._out.enter("data", step=each.step + 1)
             started = time.perf_counter()
-            batch = pick(each.samples, session.train_set).to(device)
+            batch = pick(each.samples, session.train_set)
+            # not the copy to the device: it may wait for what the device still computes
             tally.data_s += time.perf_counter() - started
+            batch = batch.to(device)
             self._out.enter("compute", step=each.step + 1)
             self._pace.simulate_slowness(batch)
             torch.manual_seed(micro_batch_seed(session.job.seed, each.step, each.index))

@@ -38,8 +38,8 @@ class RoundDealer:
         self._ranks = [[rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in gang.hosts]
         self._working = [[rank for rank in ranks if self._planned[rank]] for ranks in self._ranks]
         self._unit_s: tuple[float, ...] | None = None
-        """Seconds per token, by rank."""
-        self.moving = gang.moving_shares and sum(self._planned[ranks[0]] > 0 for ranks in self._ranks) > 1
+        """Seconds per token, by rank; of one without work: infinite."""
+        self.moving = gang.moving_shares and len(self._hosts_at_work()) > 1
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -57,10 +57,10 @@ class RoundDealer:
         """The inner steps of a round, by host."""
         dealt: list[list[InnerBatch]] = [[] for _ in self._ranks]
         for host, numbers in zip(self._hosts_at_work(), self._turns(num_micro_batches), strict=True):
-            sizes = _even(len(numbers), self._inner_size(host))
+            sizes = _even(len(numbers), self._inner_size(host), least=len(self._working[host]))
             starts = [sum(sizes[:index]) for index in range(len(sizes))]
             dealt[host] = [
-                self._inner_batch(host, numbers[start : start + size])
+                self._inner_batch(host, numbers[start : start + size], least=int(start == 0))
                 for start, size in zip(starts, sizes, strict=True)
             ]
         return dealt
@@ -68,17 +68,20 @@ class RoundDealer:
     def learn(self, busy_s: Sequence[float], tokens: Sequence[float]) -> tuple[int, ...] | None:
         """Deal the next round by what ranks took for this one; the new shares if they are others. Both by rank.
 
-        One round is enough to go by: it is as long as many steps, and dealing anew costs nothing.
+        One round is enough to go by: it is as long as many steps, and dealing anew costs nothing. A rank that had
+        nothing to do is taken to be as fast as it was.
         """
         if not self.moving:
             return None
+        unit_s = list(self._unit_s or [math.inf] * len(self._planned))
         at_work = [rank for ranks in self._working for rank in ranks]
-        if not all(tokens[rank] > 0 and 0 < busy_s[rank] < math.inf for rank in at_work):
+        for rank in at_work:
+            if tokens[rank]:
+                unit_s[rank] = busy_s[rank] / tokens[rank]
+        if not all(0 < unit_s[rank] < math.inf for rank in at_work):
             return None
         before = self.shares
-        self._unit_s = tuple(
-            busy_s[rank] / tokens[rank] if tokens[rank] else math.inf for rank in range(len(self._planned))
-        )
+        self._unit_s = tuple(unit_s)
         return self.shares if self.shares != before else None
 
     def _hosts_at_work(self) -> list[int]:
@@ -92,7 +95,8 @@ class RoundDealer:
         """The micro-batches of every host at work: whoever has done the smaller part of its own is next."""
         hosts = self._hosts_at_work()
         if self._unit_s is not None:
-            counts = shares_by_time(self._hosts_s(self._unit_s), num_micro_batches)
+            least = [len(self._working[host]) for host in hosts]
+            counts = shares_by_time(self._hosts_s(self._unit_s), num_micro_batches, least=least)
         else:
             planned = [sum(self._planned[rank] for rank in self._working[host]) for host in hosts]
             counts = split_whole(num_micro_batches, planned)
@@ -107,25 +111,32 @@ class RoundDealer:
         at_work = sum(len(ranks) for ranks in self._working)
         return max(1, round(self._per_step * len(self._working[host]) / at_work))
 
-    def _inner_batch(self, host: int, numbers: Sequence[int]) -> InnerBatch:
+    def _inner_batch(self, host: int, numbers: Sequence[int], *, least: int) -> InnerBatch:
         by_rank: dict[int, tuple[int, ...]] = {}
         begin = 0
-        for rank, count in zip(self._working[host], self._inside(host, len(numbers)), strict=True):
+        for rank, count in zip(self._working[host], self._inside(host, len(numbers), least=least), strict=True):
             by_rank[rank] = tuple(numbers[begin : begin + count])
             begin += count
         return InnerBatch(by_rank=tuple(by_rank.get(rank, ()) for rank in self._ranks[host]))
 
-    def _inside(self, host: int, count: int) -> tuple[int, ...]:
-        """Micro-batches of the host's ranks at work."""
+    def _inside(self, host: int, count: int, *, least: int = 0) -> tuple[int, ...]:
+        """Micro-batches of the host's ranks at work.
+
+        least: of each, where there are enough. One in a round is enough to hear of a rank that has become faster; one
+        in every inner step would hold the fast ones up.
+        """
         ranks = self._working[host]
         if self._unit_s is not None:
-            return shares_by_time([self._unit_s[rank] for rank in ranks], count)
+            return shares_by_time([self._unit_s[rank] for rank in ranks], count, least=[least] * len(ranks))
         return split_whole(count, [self._planned[rank] for rank in ranks])
 
 
-def _even(total: int, size: int) -> list[int]:
-    """Pieces of about `size`, none of them more than one larger than another: a short last one would be mere noise."""
+def _even(total: int, size: int, *, least: int) -> list[int]:
+    """Pieces of about `size`, none of them more than one larger than another: a short last one would be mere noise.
+
+    least: of a piece, unless all is less.
+    """
     if total == 0:
         return []
-    count = max(1, round(total / size))
+    count = max(1, min(round(total / size), total // least))
     return [total // count + (index < total % count) for index in range(count)]

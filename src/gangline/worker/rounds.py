@@ -8,6 +8,7 @@ AdamW's states to itself. Then hosts exchange what their weights have changed by
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from gangline.worker.progress import Progress
 from gangline.worker.round_deal import InnerBatch, RoundDealer
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
-from gangline.worker.strategy.local_sgd import LocalSgd
+from gangline.worker.strategy.local_sgd import LATE, LocalSgd
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class Rounds:
         self._inner = Inner(session, strategy, outlets, self._pace)
         per_step = session.job.batch // session.job.micro_batch
         self._dealer = RoundDealer(session.world.gang, per_step=per_step)
+        self._round_s: float | None = None
+        """Of the last round, until all had come."""
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -86,8 +89,10 @@ class Rounds:
         tally = self._inner.run(this.micro_batches, this.dealt[host])
         ready = time.perf_counter()
         self._out.enter("exchange", step=this.steps[-1] + 1)
-        told = meet(tally.told, self._strategy, waiting=self._beat)
-        self._strategy.outer.exchange(self._by_host(told))
+        limit_s = self._limit_s(this, ready - started)
+        told = meet(tally.told, self._strategy, waiting=self._beat, limit_s=limit_s)
+        self._round_s = time.perf_counter() - started
+        self._strategy.outer.exchange(self._by_host(told), waiting=self._beat)
         if tally.broken:
             self._inner.forget()
         wait_s = tally.inside_s + time.perf_counter() - ready
@@ -98,6 +103,20 @@ class Rounds:
         self._stop_if_hopeless(this, told)
         self._learn(told, cause="speeds")
         return report
+
+    def _limit_s(self, this: _Round, own_s: float) -> float:
+        """How long to wait for other hosts, which are dealt to end together: a few rounds, or what any step may take.
+
+        In a first round whose shares somebody wrote down, the most that a host has to do stands for the round.
+        """
+        world = self._session.world
+        if self._round_s is not None:
+            expected_s = max(own_s, self._round_s)
+        else:
+            counts = [sum(len(batch.numbers) for batch in batches) for batches in this.dealt]
+            own = counts[world.gang.hosts.index(world.host)]
+            expected_s = own_s * (1 if self._dealer.moving else max(counts) / own) if own else math.inf
+        return max(world.gang.collective_timeout_s, LATE * expected_s)
 
     def _beat(self) -> None:
         if self._out.phase is not None:
@@ -147,7 +166,7 @@ class Rounds:
             flags = [0.0] * max(len(batches) for batches in this.dealt)
             for number in tally.skipped:
                 flags[number] = 1.0
-            rows = self._strategy.meet(flags)
+            rows = self._strategy.meet(flags, limit_s=self._session.world.gang.collective_timeout_s)
             leaders = self._strategy.outer.hosts.leaders
             for host, batches, leader in zip(hosts, this.dealt, leaders, strict=True):
                 for number, batch in enumerate(batches):

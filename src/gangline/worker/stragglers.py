@@ -1,7 +1,7 @@
 """Stragglers of an attempt, named while it runs: which host, and whether it computes, reads or sends slowly.
 
-All ranks keep the same books from the same reports. Whether the network is the cause is asked of the network itself, by
-all of them at the end of the same step (see `pairs`).
+Rank 0 keeps the books. Whether the network is the cause is asked of the network itself, by all ranks at the end of the
+step in whose report rank 0 wished for it (see `pairs`): nothing done together hangs on arithmetic of each rank.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ class Stragglers:
         self._num_steps = 0
         self._before: Pairs = {}
         self._slow: list[Slow] = []
+        self._suspicion: Finding | None = None
+
+    @property
+    def wants_look(self) -> bool:
+        """Whether this rank wishes that all look at the links."""
+        return self._suspicion is not None
 
     def begin(self) -> None:
         """Look at the links as they are now; collective where there are several hosts."""
@@ -42,12 +48,12 @@ class Stragglers:
     def learn(
         self, times: Sequence[RankTimes], dealt: Sequence[Sequence[int]], tokens: Sequence[int], *, step: int
     ) -> None:
-        """Take in a step that nothing but the step itself made longer; collective.
+        """Take in a step that nothing but the step itself made longer.
 
         dealt: micro-batches by rank. tokens: of every micro-batch.
         """
         self._num_steps += 1
-        if self._world.size == 1 or self._num_steps <= WARM_UP:
+        if not self._world.is_head or self._world.size == 1 or self._num_steps <= WARM_UP or self.wants_look:
             return
         work = Work(
             micro_batches=tuple(map(len, dealt)),
@@ -57,24 +63,30 @@ class Stragglers:
             wait_s=tuple(each.wait_s for each in times),
         )
         for finding in self._books.learn(work):
-            if finding.cause == "network":
-                self._judge(finding, step)
+            if finding.what == "suspected":
+                self._suspicion = finding
+            elif finding.cause == "network":
+                self._tell_links_over(step)
             else:
                 self._tell(finding, step)
 
-    def _judge(self, finding: Finding, step: int) -> None:
-        """The exchange takes longer, or no longer: which links?"""
-        if finding.what == "over":
-            for slow in self._slow:
-                what = f"{_links(slow, self._hosts)}: exchanges take as long as before"
-                self._say("straggler-over", step, self._who(slow), cause="network", what=what)
-            self._slow = []
+    def look(self, *, step: int) -> None:
+        """Which links are slower than at the start? Collective; rank 0 tells."""
+        now = pairs.probe(self._world)
+        finding, self._suspicion = self._suspicion, None
+        if finding is None:
             return
-        self._slow = pairs.blame(self._before, pairs.probe(self._world), num_hosts=len(self._hosts))
+        self._slow = pairs.blame(self._before, now, num_hosts=len(self._hosts))
         self._books.judge(is_slow=bool(self._slow))
         for slow in self._slow:
             what = network_words(slow, finding, self._hosts)
             self._say("straggler", step, self._who(slow), cause="network", factor=round(slow.factor, 2), what=what)
+
+    def _tell_links_over(self, step: int) -> None:
+        for slow in self._slow:
+            what = f"{_links(slow, self._hosts)}: exchanges take as long as before"
+            self._say("straggler-over", step, self._who(slow), cause="network", what=what)
+        self._slow = []
 
     def _who(self, slow: Slow) -> dict[str, object]:
         """The host and its first rank, and the other end of a single link; nobody where all links are slow."""

@@ -64,11 +64,16 @@ class Synchronous:
         self._stragglers.begin()
         self._out.enter("compute", step=self._progress.step + 1)
         micro_batches = self._session.order.micro_batches(self._progress.step)
-        settled = settle_exchange(self._session, self._progress, micro_batches[0])
+        settled = settle_exchange(self._session, self._progress, self._typical(micro_batches))
         if settled is not None:
             self._out.event("exchange", step=self._progress.step, **settled)
         if self._dealer.moving:
             self._tell(self._dealer.begin(self._pace.probe(micro_batches)), cause="start")
+
+    def _typical(self, micro_batches: list[Indices]) -> Indices:
+        """The one of middling length."""
+        tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
+        return micro_batches[sorted(range(len(tokens)), key=tokens.__getitem__)[len(tokens) // 2]]
 
     def advance(self) -> StepReport:
         """One optimizer step."""
@@ -101,8 +106,10 @@ class Synchronous:
         for index in mine:
             self._enter("data")
             started = time.perf_counter()
-            batch = pick(micro_batches[index], session.train_set).to(world.device)
+            batch = pick(micro_batches[index], session.train_set)
+            # not the copy to the device: it may wait for what the device still computes
             tally.data_s += time.perf_counter() - started
+            batch = batch.to(world.device)
             last = index == mine[-1]
             self._enter("exchange" if last else "compute")
             self._pace.simulate_slowness(batch)
@@ -133,6 +140,7 @@ class Synchronous:
             save_failed=int(keeper.failed),
             slow_saves=int(keeper.is_slow),
             saving=int(keeper.is_saving),
+            look=int(self._stragglers.wants_look),
             micro_batches=tally.micro_batches,
             times=(
                 RankTimes(
@@ -186,7 +194,9 @@ class Synchronous:
     def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Look for stragglers in steps that nothing else disturbs: no evaluation before it, no save; collective."""
         progress = self._progress
-        if not report.saving and progress.step - 1 not in {self._keeper.saved_step, progress.evaluated_step}:
+        if report.look:
+            self._stragglers.look(step=progress.step)
+        elif not report.saving and progress.step - 1 not in {self._keeper.saved_step, progress.evaluated_step}:
             tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
             dealt = self._dealer.deal(len(micro_batches))
             self._stragglers.learn(report.times, dealt, tokens, step=progress.step)

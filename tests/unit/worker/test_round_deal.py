@@ -91,3 +91,32 @@ def test_shares_that_somebody_wrote_down_stay():
     dealer = RoundDealer(gang([5, 5]), per_step=10)
     assert dealer.learn([1.0, 9.0], [10, 10]) is None
     assert dealer.shares == (5, 5)
+
+
+def test_a_slow_rank_that_is_dealt_little_does_not_keep_others_from_being_learned_of():
+    dealer = RoundDealer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
+    assert dealer.learn([1.0, 3.0, 1.0, 1.0], [1, 1, 1, 1]) == (1, 0, 2, 1)
+    assert dealer.learn([80.0, 0.0, 240.0, 240.0], [80, 0, 60, 60]) == (3, 0, 1, 0)
+
+
+def test_every_rank_at_work_does_something_in_a_round_so_that_it_is_heard_of_when_it_is_fast_again():
+    dealer = RoundDealer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
+    dealer.learn([1.0, 3.0, 1.0, 1.0], [1, 1, 1, 1])
+    (a, b) = dealer.deal(200)
+    assert [sum(len(batch.by_rank[rank]) for batch in a) for rank in range(2)] == [79, 1]
+    dealer.learn([79.0, 1.0, 60.0, 60.0], [79, 1, 60, 60])
+    assert dealer.shares == (1, 1, 1, 1)
+    dealer.learn([1.0, 1.0, 1000.0, 1000.0], [1, 1, 1, 1])
+    (a, b) = dealer.deal(20)
+    assert [len(part) for batch in b for part in batch.by_rank] == [1, 1]
+
+
+def test_an_inner_step_has_work_for_every_rank_where_there_is_enough():
+    (batches,) = RoundDealer(gang([1] * 4, ["a"] * 4), per_step=4).deal(6)
+    assert [len(batch.numbers) for batch in batches] == [6]
+
+
+def test_shares_move_between_hosts_of_which_one_has_a_first_rank_without_work():
+    dealer = RoundDealer(gang([0, 2, 1, 1], ["a", "a", "b", "b"], moving=True), per_step=4)
+    assert dealer.moving
+    assert dealer.learn([9.0, 1.0, 1.0, 1.0], [0, 6, 1, 1]) == (0, 3, 1, 0)

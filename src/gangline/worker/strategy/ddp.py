@@ -43,6 +43,8 @@ class _Exchange:
 
     def __init__(self, group: dist.ProcessGroup | None, sent_as: torch.dtype | None) -> None:
         self.sent_as = sent_as
+        self.rests = False
+        """Nothing is sent: gradients stay each rank's own."""
         self._group = group
         self._flying: list[tuple[dist.Work, torch.Tensor, torch.Tensor]] = []
         self._ready_s = self._ended_s = 0.0
@@ -52,14 +54,14 @@ class _Exchange:
         """Sum a bucket over all ranks, beginning now."""
         buffer = bucket.buffer()
         self._mark_ready(buffer.device)
+        if self.rests:
+            return _done(buffer)
         sent = buffer if self.sent_as is None else _narrow(buffer, self.sent_as)
         work = dist.all_reduce(sent, group=self._group, async_op=True)
         assert work is not None
         self._flying.append((work, buffer, sent))
         self._land(wait=False)
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(buffer)
-        return done
+        return _done(buffer)
 
     def finish(self, device: torch.device) -> None:
         """Wait for what is on its way."""
@@ -89,6 +91,12 @@ class _Exchange:
             work.wait()
             if sent is not buffer:
                 _widen(sent, buffer)
+
+
+def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
 
 
 def _narrow(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -209,13 +217,15 @@ class Ddp:
 
         DDP cuts its buckets anew after the first backward, which changes the order of sums; done before the first step
         of every attempt, a resumed run adds in the same order as the first. The second pass makes the gradients views
-        of the new buckets.
+        of the new buckets. Gradients are zero then, and are not sent: those of a large model would take minutes.
         """
         assert self._ddp is not None
+        self._exchange.rests = True
         self.join()
         self._ddp.zero_grad(set_to_none=True)
         self.join()
         self._ddp.zero_grad(set_to_none=False)
+        self._exchange.rests = False
 
 
 def agree_weights(loss: CausalLoss) -> None:

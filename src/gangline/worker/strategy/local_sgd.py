@@ -5,6 +5,7 @@ What moves hosts apart and together again is `worker/rounds.py`; this is who tal
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from gangline.errors import RunFailed
 from gangline.runs.job import StrategyJob
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
@@ -19,11 +21,14 @@ from gangline.worker.model import trainable
 from gangline.worker.precision import Precision
 from gangline.worker.strategy.ddp import Ddp
 from gangline.worker.strategy.outer import Hosts, Outer
+from gangline.worker.strategy.roll import ANSWER_S, Roll
 from gangline.worker.strategy.single import Single
 from gangline.worker.world import World
 
 LOOK_S = 0.01
 """How often a rank that waits for slower hosts looks whether they have come."""
+LATE = 4.0
+"""Rounds that a host may take while another takes one, before it counts as hung."""
 
 
 class LocalSgd:
@@ -34,7 +39,9 @@ class LocalSgd:
 
     def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: StrategyJob) -> None:
         self._world = world
-        self._everyone = _everyone(world, inner_steps=job.inner_steps)
+        self._patience_s = LATE * world.gang.collective_timeout_s * job.inner_steps
+        self._everyone = _everyone(world, patience_s=self._patience_s)
+        self._roll = Roll(world, self._everyone) if self._everyone else None
         hosts = _hosts(world)
         self._inside = hosts.inside
         self._inner: Single | Ddp = (
@@ -70,17 +77,25 @@ class LocalSgd:
         dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._inside)
         return bool(flag.item())
 
-    def meet(self, row: Sequence[float], *, waiting: Callable[[], None] = lambda: None) -> list[list[float]]:
+    def meet(
+        self, row: Sequence[float], *, waiting: Callable[[], None] = lambda: None, limit_s: float = math.inf
+    ) -> list[list[float]]:
         """A few numbers of every rank, by rank; collective.
 
-        Whoever is early waits here for the slowest host, and calls `waiting` again and again meanwhile.
+        Whoever is early waits here for the slowest host, and calls `waiting` again and again meanwhile. Raises
+        RunFailed that names who has not come, once that has taken `limit_s`, or longer than any round should.
         """
-        if self._world.size == 1:
+        if self._roll is None:
             return [list(row)]
+        self._roll.come()
+        limit_s = min(limit_s, self._patience_s)
         table = torch.zeros(self._world.size, len(row), dtype=torch.float64)
         table[self._world.rank] = torch.tensor(row, dtype=torch.float64)
         work = dist.all_reduce(table, group=self._everyone, async_op=True)
+        started = time.monotonic()
         while not work.is_completed():
+            if time.monotonic() > started + limit_s:
+                raise _hung(self._roll.missing(), waited_s=limit_s)
             waiting()
             time.sleep(LOOK_S)
         work.wait()
@@ -88,12 +103,27 @@ class LocalSgd:
         return rows
 
 
-def _everyone(world: World, *, inner_steps: int) -> dist.ProcessGroup | None:
-    """All ranks, with patience for a round: what a step may be late by, it may be late by in each of its steps."""
+def _everyone(world: World, *, patience_s: float) -> dist.ProcessGroup | None:
+    """All ranks. The group waits for longer than `meet` does, which knows who has not come."""
     if world.size == 1:
         return None
-    patience = timedelta(seconds=world.gang.collective_timeout_s * inner_steps)
-    return dist.new_group(list(range(world.size)), backend="gloo", timeout=patience)
+    timeout = timedelta(seconds=patience_s + world.gang.collective_timeout_s + 2 * ANSWER_S)
+    return dist.new_group(list(range(world.size)), backend="gloo", timeout=timeout)
+
+
+def _hung(hosts: Sequence[str] | None, *, waited_s: float) -> RunFailed:
+    """hosts: who has not come; None: not known."""
+    seen = f"expected all hosts to end it at about the same time, waited {waited_s:.0f} s"
+    if hosts is None:
+        seen += "; who has not come cannot be known, for the head does not answer"
+    elif not hosts:
+        seen += "; all have come, but do not hear of each other"
+    return RunFailed(
+        f"{', '.join(hosts or ['a host'])} did not end a round of local SGD that others have ended",
+        seen=seen,
+        fix="see in the logs of that host what its ranks do; if it is only slower than planned, leave the shares to "
+        "gangline, or write down smaller ones for it; the run goes on from its last checkpoint",
+    )
 
 
 def _hosts(world: World) -> Hosts:

@@ -11,7 +11,7 @@ needed once per round, and the wire is slower than the way there by far.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,10 +98,11 @@ class Outer:
         if self.hosts.is_leader:
             self._anchor = {name: self._flat(name).to("cpu", copy=True) for name in self._parameters}
 
-    def exchange(self, weights: Sequence[float]) -> None:
+    def exchange(self, weights: Sequence[float], *, waiting: Callable[[], None] = lambda: None) -> None:
         """Move all hosts to the outer step's result. weights: of every host's change; 0: it is left out.
 
-        Where no host has any weight, all go back to the anchor, and the momentum stays as it is. Collective.
+        Where no host has any weight, all go back to the anchor, and the momentum stays as it is. Collective. `waiting`
+        is called after every chunk: an exchange over a slow wire is long, and no hang.
         """
         self.sent_bytes = 0
         moving = sum(weights) > 0
@@ -109,6 +110,7 @@ class Outer:
             if self.hosts.is_leader and not moving:
                 self._put_back(chunk)
             self._share_inside(chunk)
+            waiting()
 
     def _averaged(self, weights: Sequence[float]) -> Iterator[_Chunk]:
         """Every chunk, once it has been moved."""
@@ -189,7 +191,7 @@ class Outer:
             self._flat(piece.name)[piece.start : piece.stop].copy_(self._piece(self._anchor, piece))
 
     def _share_inside(self, chunk: _Chunk) -> None:
-        """From the first rank of this host to its others."""
+        """From the first rank of this host to its others, which wait for it: no rank is ahead by more than a chunk."""
         if self.hosts.inside is None:
             return
         weights = [self._flat(piece.name)[piece.start : piece.stop] for piece in chunk]
@@ -197,6 +199,8 @@ class Outer:
         dist.broadcast(joined, src=self.hosts.leaders[self.hosts.index], group=self.hosts.inside)
         for target, source in zip(weights, joined.split([len(each) for each in weights]), strict=True):
             target.copy_(source)
+        if self._device.type == "cuda" and not self.hosts.is_leader:
+            torch.cuda.synchronize(self._device)
 
     def _chunks(self) -> Iterator[_Chunk]:
         """All trained values, in chunks of CHUNK; large tensors are cut, small ones put together."""
