@@ -120,7 +120,7 @@ def test_w03_the_range_where_ranks_meet_is_rejected_on_the_head(healed):
     assert "h1 -> h0 10.77.0.10:29500 refused, 2 times" in evidence(said, "E-NET-02")
 
 
-@pytest.mark.parametrize("tier", ["quick", "full"])
+@pytest.mark.parametrize("tier", ["quick", pytest.param("full", marks=pytest.mark.slow)])
 def test_w08_one_link_at_100_mbit_others_at_1_gbit(healed, tier):
     for host in healed.hosts:
         host.faults.rate("1gbit")

@@ -44,6 +44,7 @@ def test_without_rsync_there_large_trees_come_all_the_same(lab):
     assert do(two, "copy", host=entry(two["h1"]), num_bytes=20 << 20) == {"ways": [], "equal": True}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_host_behind_another_one_is_reached_by_proxyjump(lab):
     """h1 lets nobody in but h0; commands, rsync and the look at its key go by way of it."""
@@ -96,7 +97,7 @@ def test_the_users_own_known_hosts_are_consulted(lab):
         (lambda host: host.faults.unplug(), "does not answer", 15),
         (lambda host: host.faults.drop(port=22), "does not answer", 15),
         (lambda host: host.power_off(), "does not answer", 15),
-        (lambda host: host.faults.black_hole(), "", 40),
+        pytest.param(lambda host: host.faults.black_hole(), "", 40, marks=pytest.mark.slow),
     ],
     ids=["refused", "unplugged", "dropped", "no power", "black hole"],
 )
@@ -122,6 +123,7 @@ def test_one_dead_host_costs_only_its_own_time_limit(lab):
     assert max(seconds for name, (seconds, _, _) in said.items() if name != "h3") < 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_partition_is_noticed_and_outlasted(lab):
     """Nobody resets the connection: ssh itself has to notice. What ran there ends by itself, as nobody can end it."""

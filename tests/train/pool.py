@@ -94,12 +94,19 @@ class Child:
         return f"{self.name} died, exit status {self.wait()}:\n{self.output()}"
 
     def _stacks(self) -> str:
-        """Stacks of all its threads, by faulthandler; what is there after 2 s, for a stopped process writes none."""
+        """Stacks of all its threads, by faulthandler: the main thread comes last, so until nothing more is written.
+
+        What is there after 5 s, for a stopped process writes none.
+        """
         self.signal(signal.SIGUSR1)
-        deadline = time.monotonic() + 2.0
-        while "(most recent call first)" not in self.output() and time.monotonic() < deadline:
-            select.select([self._pidfd], [], [], 0.05)
-        return self.output()
+        deadline, before = time.monotonic() + 5.0, ""
+        while time.monotonic() < deadline:
+            select.select([self._pidfd], [], [], 0.1)
+            text = self.output()
+            if text == before and "(most recent call first)" in text:
+                break
+            before = text
+        return before
 
 
 class Ranks:

@@ -194,8 +194,14 @@ def write_job(user: User, name: str = "job", **changes) -> str:
 def write_cluster(user: User, name: str, **hosts: Mapping) -> str:
     """A cluster file of hosts that are all this computer; its name."""
     listed = [{"name": host, "transport": "local", **words} for host, words in hosts.items()]
-    (user.folder / f"{name}.yaml").write_text(json.dumps({"hosts": listed}))
+    (user.folder / f"{name}.yaml").write_text(json.dumps({"hosts": listed, "ports": own_ports()}))
     return f"{name}.yaml"
+
+
+def own_ports() -> str:
+    """Ports that no other process of the same test run uses: users of tests do not see each other's claims."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return f"{29500 + 50 * number}-{29549 + 50 * number}"
 
 
 def flip_byte(path: Path) -> None:

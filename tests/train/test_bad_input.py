@@ -201,7 +201,7 @@ def test_old_weights_that_are_more_than_tensors(user):
 def test_a_checkpoint_with_a_pickle_in_it(user):
     canary = user.folder / "canary"
     write_job(user, **FEW_STEPS, steps=30)
-    write_cluster(user, "one", pc1={"slowdown": 30})
+    write_cluster(user, "one", pc1={"slowdown": 10})
     write_cluster(user, "fast", pc1={})
     run = user.gangline("train", "job.yaml", "--cluster", "one.yaml", "--detach").out.strip()
     user.wait_for_step(run, 4)
@@ -254,7 +254,7 @@ def set_size(disk: Path, num_bytes: int) -> None:
 
 def test_a_disk_that_is_full_when_a_checkpoint_is_saved(user, disk):
     write_job(user, **FEW_STEPS, steps=30)
-    write_cluster(user, "one", pc1={"workdir": str(disk), "slowdown": 30})
+    write_cluster(user, "one", pc1={"workdir": str(disk), "slowdown": 10})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "one.yaml")
     run = watching.stdout.readline().strip()
     assert run, watching.communicate()[1]  # it has ended before a run began

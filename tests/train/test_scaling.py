@@ -11,6 +11,7 @@ from gangline.steps.measure import bench_scaling
 from gangline.steps.reach import Start
 from gangline.steps.scaled import scaling_lines
 from tests.train.cases_calibrate import CONFIG
+from tests.train.story import own_ports
 
 CASES = "tests.train.cases_scaling"
 HOSTS = ["pc1", "pc2", "pc2"]
@@ -81,12 +82,13 @@ def test_what_a_rank_computes_is_known_to_be_its_own(pool):
         assert found["machine_cpus"] <= found["num_cpus"] + 0.2
 
 
-CLUSTER = """\
+CLUSTER = f"""\
 name: three-on-one
+ports: {own_ports()}
 hosts:
-  - {name: pc1, transport: local}
-  - {name: pc2, transport: local, slowdown: 1.8}
-  - {name: pc3, transport: local, slowdown: 2.2}
+  - {{name: pc1, transport: local}}
+  - {{name: pc2, transport: local, slowdown: 1.8}}
+  - {{name: pc3, transport: local, slowdown: 2.2}}
 """
 JOB = """\
 name: tiny
