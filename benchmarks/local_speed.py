@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling import commit, quiet, ranks, read
+from benchmarks.plan_time import read
+from benchmarks.scaling import commit, quiet, ranks
 
 WEIGHTS = {"layers": 12, "hidden": 2048, "rank": 128}
 BATCH, MICRO_BATCH_S, INNER_STEPS, RUNS, BAR = 6, 0.37, 50, 5, 0.9

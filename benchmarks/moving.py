@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.emulated import FACTORS, Setup, job
-from benchmarks.scaling import SPEEDS, commit, quiet, ranks, read
+from benchmarks.plan_time import read
+from benchmarks.scaling import SPEEDS, commit, quiet, ranks
 from gangline.worker.order import Order
 
 BATCH, STEPS, MICRO_BATCH_S = 40, 200, 0.03

@@ -181,21 +181,24 @@ def measured(rate: str, wanted: Sequence[Case]) -> list[Line]:
     return [{"rate": rate, "load": load, **compared(case, said, computes)} for case in wanted]
 
 
-def ranks(order: Line, rate: str, module: Sequence[str] = ("benchmarks.plan_ranks",)) -> list[Line]:
+def ranks(
+    order: Line, rate: str, module: Sequence[str] = ("benchmarks.plan_ranks",), *, limit_s: int = LIMIT_S
+) -> list[Line]:
     """What all ranks said, each of which is `python -m MODULE ORDER` on a host of its own."""
-    with Lab(len(FACTORS), binds=lab_folders(), rate=rate, ttl_s=LIMIT_S + 60) as lab:
+    with Lab(len(FACTORS), binds=lab_folders(), rate=rate, ttl_s=limit_s + 60) as lab:
         common = {"WORLD_SIZE": str(len(FACTORS)), "MASTER_ADDR": lab.hosts[0].address, "MASTER_PORT": "29500"}
         common |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         argv = ["nice", "-n", "-10", PYTHON, "-W", "ignore", "-m", *module, json.dumps(order)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started = [
             host.popen(argv, env={**common, "RANK": str(rank)}, cwd=ROOT, **pipes)
             for rank, host in enumerate(lab.hosts)
         ]
-        texts = [process.communicate(timeout=LIMIT_S) for process in started]
+        texts = [process.communicate(timeout=limit_s) for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("\n".join(errors[-800:] for _, errors in texts))
-    return [json.loads(line) for out, _ in texts for line in out.splitlines() if line.startswith("{")]
+    return [json.loads(line) for out, _ in texts for line in out.splitlines() if line.startswith('{"')]
 
 
 def link(said: Sequence[Line], case: Case) -> LinkModel:

@@ -32,11 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import plan_time
 from benchmarks.emulated import FACTORS
-from tests.lab.hosts import Lab, lab_folders
+from benchmarks.plan_time import ROOT, read
 
-ROOT = Path(__file__).resolve().parents[1]
-PYTHON = str(Path(sys.prefix) / "bin" / "python")
 LOAD, PATIENCE_S = 1.5, 180.0
 LIMIT_S = 900
 OFF = 0.02
@@ -127,20 +126,7 @@ def figures(case: Case, said: Sequence[Line]) -> Line:
 
 def ranks(order: Line, rate: str) -> list[Line]:
     """What every rank said, each on a host of its own."""
-    with Lab(len(FACTORS), binds=lab_folders(), rate=rate, ttl_s=LIMIT_S + 60) as lab:
-        common = {"WORLD_SIZE": str(len(FACTORS)), "MASTER_ADDR": lab.hosts[0].address, "MASTER_PORT": "29500"}
-        common |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-        common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        argv = ["nice", "-n", "-10", PYTHON, "-W", "ignore", "-m", "benchmarks.scaling_ranks", json.dumps(order)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = [
-            host.popen(argv, env={**common, "RANK": str(rank)}, cwd=ROOT, **pipes)
-            for rank, host in enumerate(lab.hosts)
-        ]
-        texts = [process.communicate(timeout=LIMIT_S) for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit("\n".join(errors[-1500:] for _, errors in texts))
-    return [json.loads(line) for out, _ in texts for line in out.splitlines() if line.startswith('{"rank"')]
+    return plan_time.ranks(order, rate, module=("benchmarks.scaling_ranks",), limit_s=LIMIT_S)
 
 
 def quiet() -> float:
@@ -205,11 +191,6 @@ def commit() -> str:
     """Of what is measured."""
     argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def read(path: Path) -> list[Line]:
-    """What is measured already."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def _arguments() -> argparse.Namespace:

@@ -23,18 +23,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.scaling import PYTHON, ROOT, commit, quiet, read
+from benchmarks.plan_time import PYTHON, ROOT, read
+from benchmarks.scaling import commit, quiet
 from tests.lab.hosts import Lab, lab_folders
 
 CPUS = (0.8, 0.44, 0.36)
 BATCH, STEPS, RUNS, LIMIT_S = 40, 4, 5, 300
-LENGTH, SHARES = 128, {"gangline": (1, 1, 1), "even": (14, 13, 13)}
-SIDES = ("alone 0", "alone 1", "alone 2", "at once", "gangline", "even")
+LENGTH, TOGETHER = 128, ("gangline", "even")
+SIDES = ("alone 0", "alone 1", "alone 2", "at once", *TOGETHER)
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -90,56 +92,28 @@ def rank(side: str) -> int:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.emulated import Rows
+    from benchmarks.emulated import Rows, Setup, job, world
     from benchmarks.scaling_ranks import Notes
-    from gangline.runs.gang import Gang, GangRank
-    from gangline.runs.job import (
-        CheckpointJob,
-        DataJob,
-        EvaluationJob,
-        Job,
-        MethodJob,
-        ModelJob,
-        OptimizerJob,
-        SourceJob,
-    )
+    from gangline.runs.job import ModelJob
     from gangline.worker.keep import Outlets
     from gangline.worker.loop import Loop
     from gangline.worker.progress import Progress
     from gangline.worker.session import build_session
     from gangline.worker.signals import StopFlag
-    from gangline.worker.world import World
 
     torch.set_num_threads(1)
-    together, number = side in SHARES, int(os.environ["RANK"])
+    together, number = side in TOGETHER, int(os.environ["RANK"])
     if together:
         dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
-    shares = SHARES.get(side, (BATCH,))
-    if sum(shares) != BATCH:
-        shares = (14, 13, 13)
-    ranks = tuple(GangRank(host=f"pc{each + 1}", share=share) for each, share in enumerate(shares))
-    gang = Gang(run_id="bench", attempt=1, ranks=ranks, moving_shares=side == "gangline")
+    setup = Setup(shares=[1] * len(CPUS) if together else [BATCH], moving=side == "gangline", batch=BATCH, steps=STEPS)
+    place = world(setup, number if together else 0)
+    rows = Rows(BATCH * STEPS, tokens=LENGTH, vocabulary=CONFIG["vocab_size"])
     with TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        job = Job(
-            name="bench",
-            model=ModelJob(path=folder, start="random"),
-            method=MethodJob(kind="lora"),
-            data=DataJob(train=SourceJob(), packing=False, sequence_length=LENGTH),
-            batch=BATCH,
-            micro_batch=1,
-            epochs=None,
-            steps=STEPS,
-            precision="fp32",
-            optimizer=OptimizerJob(learning_rate=1e-4),
-            evaluation=EvaluationJob(every_steps=None),
-            checkpoint=CheckpointJob(every_minutes=None),
-        )
-        world = World(gang=gang, rank=number if together else 0, device=torch.device("cpu"))
-        rows = Rows(BATCH * STEPS, tokens=LENGTH, vocabulary=CONFIG["vocab_size"])
-        session = build_session(job, world, train_set=rows, evaluation_set=None)
+        real = replace(job(setup), model=ModelJob(path=folder, start="random"))
+        session = build_session(real, place, train_set=rows, evaluation_set=None)
     notes = Notes()
-    outlets = Outlets(recorder=notes if world.is_head else None, saver=None, stop=StopFlag())
+    outlets = Outlets(recorder=notes if place.is_head else None, saver=None, stop=StopFlag())
     began_s = time.perf_counter()
     Loop(session, outlets, Progress()).run()
     found = {"rank": number, "ends_s": [end_s - began_s for end_s in notes.ends_s], "waits": notes.waits}
@@ -168,7 +142,7 @@ def report(lines: Sequence[Line]) -> int:
     print(f"each alone: {', '.join(f'{each:.2f}' for each in alone)} samples/s, sum {sum(alone):.2f}")
     print(f"all at once, without exchange: {', '.join(f'{each:.2f}' for each in at_once)}, sum {sum(at_once):.2f}\n")
     print("| side | samples/s | of the sum of each alone | of all at once |\n|---|---|---|---|")
-    for side in ("gangline", "even"):
+    for side in TOGETHER:
         cells = [f"{medians[side]:.2f} ({min(found[side]):.2f})"]
         cells += [f"{medians[side] / each:.1%} ({min(found[side]) / each:.1%})" for each in (sum(alone), sum(at_once))]
         print(f"| {side} | " + " | ".join(cells) + " |")

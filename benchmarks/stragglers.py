@@ -24,7 +24,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling import PYTHON, ROOT, commit, quiet, read
+from benchmarks.plan_time import PYTHON, ROOT, read
+from benchmarks.scaling import commit, quiet
 from tests.lab.hosts import Lab, lab_folders
 
 RATE, LIMIT_S, AT_ONCE = "1gbit", 300, 12

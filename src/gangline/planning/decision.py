@@ -108,13 +108,8 @@ def _runnable(drafts: list[Draft]) -> Draft | None:
     return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
 
 
-def best_of_kinds(question: Question, world: World) -> list[Option]:
-    """The best option of every strategy that these seats allow, in the order of `SIMPLEST`."""
-    return [draft.weighed() for draft in drafts_of_kinds(question, world, Bench())]
-
-
 def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
-    """The same as drafts. bench: see there."""
+    """The best of every strategy that these seats allow, in the order of `SIMPLEST`. bench: see there."""
     possible = shifts(question, world, trainings(question), bench)
     kinds = IN_ROUNDS if question.asks_for_rounds else SIMPLEST
     return [_nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))]

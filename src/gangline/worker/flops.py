@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from gangline.worker.model import base_of
+from gangline.worker.session import Session
 
 
 def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) -> float | None:
@@ -41,3 +42,11 @@ def utilisation(flops: float | None, step_s: float, peaks: Sequence[float | None
     if flops is None or len(known) < len(peaks) or step_s <= 0:
         return None
     return flops / step_s / sum(known)
+
+
+def session_utilisation(session: Session, lengths: npt.NDArray[np.int64], seconds: float) -> float | None:
+    """MFU of samples of these lengths in `seconds`; the catalogue's peaks are those of half-precision products."""
+    peaks = [rank.peak_flops for rank in session.world.gang.ranks]
+    if session.precision.compute.itemsize > 2 or None in peaks:
+        return None
+    return utilisation(step_flops(session.model, lengths, full=session.job.method.kind == "full"), seconds, peaks)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline.errors import CheckpointError
 from gangline.worker.agree import StepReport
 from gangline.worker.checkpoint import Saver
+from gangline.worker.dealer import Moved
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import Progress
@@ -40,6 +42,20 @@ class Outlets:
         """Note something that happened, where this rank is the one that writes."""
         if self.recorder is not None:
             self.recorder.event(event, **details)
+
+    def tell_shares(self, moved: Moved, hosts: Sequence[str], *, step: int, cause: str) -> None:
+        """Note who does how much from the step after `step` on. hosts: of every rank."""
+        what = moved.words(hosts)
+        log.info("shares from step %d on: %s", step + 1, what)
+        self.event(
+            "shares",
+            step=step,
+            cause=cause,
+            what=what,
+            before=list(moved.before),
+            shares=list(moved.after),
+            micro_batch_s=[None if each is None else round(each, 6) for each in moved.micro_batch_s],
+        )
 
 
 class Keeper:

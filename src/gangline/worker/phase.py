@@ -51,9 +51,3 @@ class PhaseFile:
         """Say that this rank is still there: a wait for others that may be long is no hang."""
         step, phase, collectives, _ = _RECORD.unpack_from(self._map)
         _RECORD.pack_into(self._map, 0, step, phase, collectives, time.time())
-
-
-def read_phase(path: Path) -> dict[str, object]:
-    """What a phase file says: {"step", "phase", "collectives", "time"}."""
-    step, phase, collectives, when = _RECORD.unpack(path.read_bytes())
-    return {"step": step, "phase": PHASES[phase], "collectives": collectives, "time": when}

@@ -19,7 +19,7 @@ from gangline.errors import RunFailed
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.contribution import Contribution, mean_loss, mean_norm, meet
 from gangline.worker.dealer import Moved
-from gangline.worker.flops import step_flops, utilisation
+from gangline.worker.flops import session_utilisation
 from gangline.worker.inner import Inner, MicroBatch, Tally
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.memory import memory_bytes
@@ -208,17 +208,8 @@ class Rounds:
         shares = shares or before
         each_s = [each.busy_s / each.micro_batches if each.micro_batches else None for each in told]
         moved = Moved(before=before, after=shares, micro_batch_s=tuple(each_s), gain=0.0)
-        what = moved.words([rank.host for rank in self._session.world.gang.ranks])
-        log.info("shares from step %d on: %s", self._progress.step + 1, what)
-        self._out.event(
-            "shares",
-            step=self._progress.step,
-            cause=cause,
-            what=what,
-            before=list(before),
-            shares=list(shares),
-            micro_batch_s=[None if each is None else round(each, 6) for each in each_s],
-        )
+        hosts = [rank.host for rank in self._session.world.gang.ranks]
+        self._out.tell_shares(moved, hosts, step=self._progress.step, cause=cause)
 
     def _record(self, this: _Round, report: StepReport, told: Sequence[Contribution], round_s: float) -> None:
         if self._out.recorder is None:
@@ -243,7 +234,7 @@ class Rounds:
             label_tokens=int(session.train_set.label_counts[samples].sum()),
             step_s=round(round_s / num_steps, 6),
             tokens_per_s=round(float(lengths.sum()) / round_s, 2),
-            mfu=self._utilisation(lengths, round_s),
+            mfu=session_utilisation(session, lengths, round_s),
             skipped=not any(each.weight for each in told),
             round_steps=num_steps,
             inner_steps=self._inner_steps(told),
@@ -255,12 +246,3 @@ class Rounds:
         ranks = self._session.world.gang.ranks
         firsts = self._strategy.outer.hosts.leaders
         return {ranks[rank].host: int(told[rank].inner_steps) for rank in firsts}
-
-    def _utilisation(self, lengths: Indices, round_s: float) -> float | None:
-        """MFU; the catalogue's peaks are those of half-precision products."""
-        session = self._session
-        peaks = [rank.peak_flops for rank in session.world.gang.ranks]
-        if session.precision.compute.itemsize > 2 or None in peaks:
-            return None
-        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
-        return utilisation(flops, round_s, peaks)

@@ -14,7 +14,7 @@ from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.batch import pick
 from gangline.worker.dealer import Dealer, Moved, padded_tokens
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.flops import step_flops, utilisation
+from gangline.worker.flops import session_utilisation
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.memory import memory_bytes
 from gangline.worker.model import trainable
@@ -208,17 +208,8 @@ class Synchronous:
             self._tell(moved, cause="speeds")
 
     def _tell(self, moved: Moved, *, cause: str) -> None:
-        what = moved.words([rank.host for rank in self._session.world.gang.ranks])
-        log.info("shares from step %d on: %s", self._progress.step + 1, what)
-        self._out.event(
-            "shares",
-            step=self._progress.step,
-            cause=cause,
-            what=what,
-            before=list(moved.before),
-            shares=list(moved.after),
-            micro_batch_s=[None if each is None else round(each, 6) for each in moved.micro_batch_s],
-        )
+        hosts = [rank.host for rank in self._session.world.gang.ranks]
+        self._out.tell_shares(moved, hosts, step=self._progress.step, cause=cause)
 
     def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
         if self._out.recorder is None:
@@ -241,18 +232,9 @@ class Synchronous:
             label_tokens=label_tokens,
             step_s=round(step_s, 6),
             tokens_per_s=round(float(lengths.sum()) / step_s, 2),
-            mfu=self._utilisation(lengths, step_s),
+            mfu=session_utilisation(session, lengths, step_s),
             skipped=bool(report.bad),
         )
-
-    def _utilisation(self, lengths: Indices, step_s: float) -> float | None:
-        """MFU; the catalogue's peaks are those of half-precision products."""
-        session = self._session
-        peaks = [rank.peak_flops for rank in session.world.gang.ranks]
-        if session.precision.compute.itemsize > 2 or None in peaks:
-            return None
-        flops = step_flops(session.model, lengths, full=session.job.method.kind == "full")
-        return utilisation(flops, step_s, peaks)
 
     def _enter(self, phase: str) -> None:
         self._out.enter(phase, step=self._progress.step + 1)

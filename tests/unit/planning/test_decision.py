@@ -10,21 +10,26 @@ import sys
 import pytest
 
 from gangline.planning import decision, room
-from gangline.planning.decision import Verdict, best_of_kinds, decide
+from gangline.planning.decision import Verdict, decide, drafts_of_kinds
 from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
-from gangline.planning.option import IN_STEP, Compute, Option, Question, weigh
+from gangline.planning.option import IN_STEP, Bench, Compute, Option, Question, weigh
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
 from gangline.planning.speed import ComputeModel
 from gangline.planning.training import Strategy, Training
-from gangline.planning.world import Seat, link
+from gangline.planning.world import Seat, World, link
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
 from tests.unit.planning.worlds import question, with_memory, world
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
+
+
+def best_of_kinds(job: Question, machines: World) -> list[Option]:
+    """The best option of every strategy, all that fit and those that do not."""
+    return [draft.weighed() for draft in drafts_of_kinds(job, machines, Bench())]
 
 
 def kind(verdict: Verdict, name: str) -> Option:
