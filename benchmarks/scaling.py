@@ -1,6 +1,6 @@
 """Three unlike machines at the sum of their speeds: how near?
 
-    python -m benchmarks.scaling --out scaling.jsonl                  # as root, for the lab; about 40 minutes
+    python -m benchmarks.scaling --out scaling.jsonl                  # as root, for the lab; about 50 minutes
     python -m benchmarks.scaling --out scaling.jsonl --cases short    # one of CASES
 
 Three lab hosts (network namespaces, links shaped by tc) whose speeds are as 1 : 0.55 : 0.45. Ranks, sockets, exchanges,
@@ -40,7 +40,8 @@ LOAD, PATIENCE_S = 1.5, 180.0
 LIMIT_S = 900
 OFF = 0.02
 SPEEDS = tuple(1 / factor for factor in FACTORS)
-SIDES = ("alone", "gangline", "even ddp", "accelerate")
+TOGETHER = ("gangline", "even ddp", "accelerate")
+SIDES = ("alone", *TOGETHER)
 Line = dict[str, Any]
 
 
@@ -64,11 +65,11 @@ class Case:
 
 CASES = {
     "short": Case(),
-    "short, B=240": Case(batch=240, steps=3, bar=0.97),
+    "short, bf16": Case(sides=("gangline",), order={"exchange": "bf16"}),
+    "short, B=120, bf16": Case(batch=120, steps=4, sides=("gangline",), bar=0.97, order={"exchange": "bf16"}),
+    "short, B=240": Case(batch=240, steps=3, sides=TOGETHER, bar=0.97),
     "real size": Case(micro_batch_s=1.4, steps=3, sides=("gangline", "even ddp"), bar=0.97, exposed_bar=0.02),
-    "real size, 100 Mbit": Case(
-        rate="100mbit", micro_batch_s=1.4, steps=3, runs=3, sides=("gangline", "even ddp"), bar=None
-    ),
+    "real size, 100 Mbit": Case(rate="100mbit", micro_batch_s=1.4, steps=3, runs=3, sides=("gangline",), bar=None),
 }
 """Micro-batches of 0.1 s keep the bench short and are ten times as hard as those of 1.4 s that real ones take."""
 
