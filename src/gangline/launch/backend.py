@@ -19,6 +19,21 @@ Networks = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandBy:
+    """Processes that import once and wait: every attempt of a run is forked from them, on hosts that have them.
+
+    They are what torchrun starts as ranks; a rank is a child of one of them. When its ranks have ended, and not because
+    all was done, the guard of a host rests, and they wait for the next attempt.
+    """
+
+    rest_s: float
+    """How long a guard and its processes rest, before they end by themselves."""
+    words: tuple[str, ...]
+    """What the worker is told in this attempt: `train JOB GANG ROOT`."""
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostRequest:
     """What is started on one host."""
 
@@ -52,7 +67,11 @@ class HostRequest:
     leases: str | None = None
     """Folder for the claims on CPU slots; None: nothing is claimed."""
     meet: tuple[str, int] | None = None
-    """Where the launchers of all hosts meet: address and port."""
+    """Where the launchers of all hosts meet, or, where each is by itself, the ranks: address and port."""
+    alone: bool = False
+    """The launcher of this host does not meet the others: ranks find their places in `stand_by` and `meet`."""
+    stand_by: StandBy | None = None
+    """None: what is started ends with its attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +167,10 @@ class HostStatus:
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of the first rank of this host that failed with one."""
     reason: str | None = None
-    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join)."""
+    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join), broken
+    (the gang had failed elsewhere)."""
+    rests: bool = False
+    """Ended, and its guard holds the host's slots and its processes ready for a next attempt."""
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
@@ -204,7 +226,10 @@ class Backend(Protocol):
         epoch: int = 1,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it on every host, or raise and leave nothing running. `secrets`: more environment, written nowhere."""
+        """Start it on every host, or raise and leave nothing running. `secrets`: more environment, written nowhere.
+
+        A guard of the run that rests on a host takes its part over.
+        """
         ...
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
@@ -215,13 +240,24 @@ class Backend(Protocol):
         """Tell every guard who is in charge from now on; the hosts that could not be told."""
         ...
 
-    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
+    def stop(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        now: bool,
+        epoch: int = 1,
+        resting: bool = False,
+    ) -> list[str]:
         """Order every guard to end its ranks; `now`: without waiting for a save. Returns at once.
 
+        resting: guards stay, and rest. With `now`, ranks are told that the gang is broken: those that can save the last
+        step they have completed, and leave. Without it, they save at the next step and leave. A guard that rests ends,
+        with what it holds, on any order without `resting`.
         Gives the hosts that could not be told: repeat it for them (`Request.on`).
         """
         ...
 
     def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
-        """What of it is still on its hosts, by looking."""
+        """What of it is still on its hosts, by looking. What a guard that rests holds ready is not left."""
         ...

@@ -60,6 +60,10 @@ class Program:
     """Variables on top of those of the host."""
     stall: StallWatch | None = None
     """command: None: nobody looks whether it prints."""
+    rest_s: float = 0.0
+    """worker: how long guards rest after an attempt (`backend.StandBy`); 0: they end with it."""
+    alone: bool = False
+    """worker: launchers do not meet, only ranks do: in an attempt that follows one whose guards may still rest."""
 
 
 WORKER = Program()

@@ -127,6 +127,20 @@ class CheckpointJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureJob:
+    """What is done when a part of the gang fails, without anybody being asked."""
+
+    restarts: int = 5
+    """Next attempts in a row that do not get beyond the step they went on from; 0: the first failure ends the run."""
+    wait_s: float = 30.0
+    """How long a host that does not answer is waited for, before the run goes on without it."""
+    without: bool = True
+    """Go on without a host that stays away; else the run ends then."""
+    take_back: bool = True
+    """A host that was lost and answers again joins once more, after the next checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportJob:
     """Where figures go besides metrics.jsonl."""
 
@@ -184,6 +198,7 @@ class Job:
     schedule: ScheduleJob = ScheduleJob()
     evaluation: EvaluationJob = EvaluationJob()
     checkpoint: CheckpointJob = CheckpointJob()
+    failures: FailureJob = FailureJob()
     report: ReportJob = ReportJob()
     max_skipped_steps: int = 3
     """Steps in a row whose loss or gradient is not finite and that are skipped, before the run stops."""

@@ -13,7 +13,8 @@ from gangline.runs.job import build
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 
-Phase = Literal["preparing", "running", "stopping", "finished", "stopped", "failed"]
+Phase = Literal["preparing", "running", "stopping", "restarting", "finished", "stopped", "failed"]
+"""restarting: an attempt has ended, and the supervisor prepares the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
