@@ -126,6 +126,12 @@ class RankSigns:
     """It has imported torch."""
     has_met: bool
     """It is connected to where the ranks meet."""
+    step: int | None = None
+    """1-based, as its phase file says."""
+    collectives: int | None = None
+    """How many it has entered, as its phase file says."""
+    same_s: float | None = None
+    """For how long its phase file has said the same, by the clock of its guard; it may tell the same phase anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
