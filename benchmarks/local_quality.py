@@ -102,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="others than those that settings were tried with")
     parser.add_argument("--steps", type=int, default=1050)
     parser.add_argument("--inner-steps", type=int, default=50)
     parser.add_argument("--payload", choices=("int8", "bf16", "fp32"), default="int8")
@@ -125,7 +126,7 @@ def main() -> int:
             outer_momentum=words.outer_momentum,
             base_steps=words.base_steps,
         )
-        for seed in range(words.seeds)
+        for seed in range(words.first_seed, words.first_seed + words.seeds)
         for side in SIDES
     ]
     base = words.out.with_name(f"{words.out.stem}-base-{words.base_steps}")

@@ -13,25 +13,22 @@ start     a detached supervisor, on the head if it can; whoever follows it may l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.checks.judge import require
-from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
-from gangline.launch.backend import Request
 from gangline.planning.training import STACKS
 from gangline.runs.checkpoints import choose
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json
 from gangline.runs.ids import new_id
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import RunState
-from gangline.steps import keep
+from gangline.steps import ending, keep
 from gangline.steps.again import carry_on, choose_checkpoint, next_state, places_of, resumable
-from gangline.steps.begin import render, start_attempt
+from gangline.steps.begin import render, start_attempt, worker_program
 from gangline.steps.command import (
     Command,
     CommandRecord,
@@ -46,7 +43,7 @@ from gangline.steps.decide import Decision, decide
 from gangline.steps.equip import claim, equip, foresee
 from gangline.steps.forecast import require_startable
 from gangline.steps.foretell import Foretold, WhatIf, foretell
-from gangline.steps.keep import Listed, Opened, all_records, kill_without_keeper
+from gangline.steps.keep import Listed, Opened, all_records
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
 from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached
@@ -57,7 +54,7 @@ from gangline.steps.traced import trace as trace_finalists
 from gangline.supervise.lock import prepare_lock
 from gangline.sync.checkpoints import bring, survey_places
 from gangline.sync.place import create_folder, write_documents
-from gangline.watch.commands import orders, printed
+from gangline.watch.commands import printed
 
 __all__ = [
     "REAL",
@@ -112,7 +109,8 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
             write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
             ready = equip(decision.sight, means)
             plan, ready = bring_inputs(layout, decision, ready, means)
-            start_attempt(layout, ready, plan.gang(layout.run_id, 1), means)
+            gang = plan.gang(layout.run_id, 1)
+            start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
     talk.say(f"run {layout.run_id} started")
     return layout
 
@@ -168,7 +166,8 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
         for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
             means.talk.say(f"step {choice.step} brought to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
-        start_attempt(layout, ready, plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step), means)
+        gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
+        start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
 
 
 def _resume_command(run: Opened, ended: RunState, record: CommandRecord, cluster: Cluster, means: Means) -> None:
@@ -193,7 +192,8 @@ def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
         require(decision.findings)
         require_startable(decision.job, decision.outlook)
         ready = foresee(decision.sight, means)
-        return printed(render(ready, decision.plan.gang(new_id(run_ids(start.home)), 1), means))
+        gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
+        return printed(render(ready, gang, means, program=worker_program(decision.job)))
 
 
 def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list[str]:
@@ -225,7 +225,7 @@ def rehearse_resume(
             step = max(choice.adoptable, default=choice.step)
             talk.say(f"resuming from {'the beginning' if step is None else f'step {step}'}")
             gang = decision.plan.gang(run.layout.run_id, ended.attempt + 1, resume_step=step)
-            return printed(render(ready, gang, means))
+            return printed(render(ready, gang, means, program=worker_program(decision.job)))
 
 
 def _rehearse_command_again(
@@ -267,31 +267,17 @@ def opened(prefix: str, *, home: Path, seams: Seams = REAL) -> Iterator[Opened]:
         yield run
 
 
-def stop(run: Opened, *, now: bool = False, seams: Seams = REAL) -> bool:
-    """Order a run to end and return at once; False where it had ended already. `now`: without saving."""
-    record = run.record()
-    if record.phase == "preparing":
-        raise UsageError(
-            f"{run.layout.run_id} is being prepared",
-            seen="nothing of it runs yet but the command that prepares it",
-            fix="press Ctrl-C where it was started",
-        )
-    try:
-        if not (seams.is_alive(run.kept, run.keeper) or seams.unfinished(run.kept, run.keeper)):
-            return False
-        seams.stop_run(run.kept, run.keeper, now=now)
-    except HostKeyRefused:
-        raise
-    except HostUnreachable as error:
-        if not now or run.keeper is None:
-            raise
-        kill_without_keeper(run, error, seams)
+def stop(run: Opened, *, now: bool = False, hosts: Sequence[str] = (), seams: Seams = REAL) -> bool:
+    """Order a run to end and return at once; False where it had ended already. `now`: without saving.
+
+    hosts: only these leave it, and the run goes on without them.
+    """
+    if not hosts:
+        return ending.end(run, now=now, seams=seams)
+    ending.leave(run, hosts, seams=seams)
     return True
 
 
-def rehearse_stop(run: Opened, *, now: bool, seams: Seams = REAL) -> list[str]:
+def rehearse_stop(run: Opened, *, now: bool, hosts: Sequence[str] = (), seams: Seams = REAL) -> list[str]:
     """What `stop` would order, host by host. Orders nothing."""
-    if not seams.is_alive(run.kept, run.keeper):
-        return [f"nothing: {run.layout.run_id} has ended"]
-    request = Request.from_json(read_json(run.layout.attempt(RunState.load(run.layout).attempt) / "request.json"))
-    return orders(request, now=now)
+    return ending.rehearse_leave(run, hosts) if hosts else ending.rehearse_end(run, now=now, seams=seams)

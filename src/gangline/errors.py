@@ -9,7 +9,8 @@
     ├── HostUnreachable           4   a host does not answer
     │   └── HostKeyRefused        4   a host shows another key than the pinned one, or none is pinned
     ├── RunFailed                 5   the run ended badly
-    │   └── CheckpointError       5   a checkpoint cannot be written, or none can be used
+    │   ├── CheckpointError       5   a checkpoint cannot be written, or none can be used
+    │   └── BadState              5   what the ranks hold must not be saved: only an earlier checkpoint is good
     └── DoesNotFit                6   the plan does not fit the machines
 
 The number is the exit code of the command. Every error has three parts: what went wrong and where, what was
@@ -119,6 +120,10 @@ class RunFailed(GanglineError):
 
 class CheckpointError(RunFailed):
     """A checkpoint cannot be written, or none can be used."""
+
+
+class BadState(RunFailed):
+    """What the ranks hold is wrong, or led nowhere: it must not be saved, and the run goes back to what was."""
 
 
 class DoesNotFit(GanglineError):

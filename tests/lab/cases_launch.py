@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.direct import DirectBackend
+from gangline.launch.program import Program
 from gangline.remote.connect import connect, connect_all
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
@@ -37,21 +38,22 @@ def cluster_of(hosts, *, workdir, python, code=None):
     return Cluster(name="lab", hosts=tuple(made))
 
 
-def gang_of(hosts, run_id):
+def gang_of(hosts, run_id, attempt=1):
     ranks = [GangRank(host=host["name"], share=1) for host in hosts for _ in range(host.get("num_ranks", 1))]
-    return Gang(run_id=run_id, attempt=1, ranks=tuple(ranks))
+    return Gang(run_id=run_id, attempt=attempt, ranks=tuple(ranks))
 
 
-def fake_request(cluster, gang, *, port=PORT, steps=0):
+def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
     """What our backend renders, with the fake gang in the place of torchrun."""
-    request = DirectBackend().render(cluster, gang, port=port)
+    request = DirectBackend().render(cluster, gang, port=port, program=program)
     head = cluster.head
     parts = []
     for node, part in enumerate(request.hosts):
         words = {
             "node": node, "nodes": len(request.hosts), "meet": [head.address, port], "steps": steps,
             "local": cluster.host(part.host).address, "folder": part.rank_files, "ranks": part.ranks,
-            "world": gang.world_size,
+            "world": gang.world_size, "alone": part.alone,
+            "control": f"{part.folder}/stand-by" if part.stand_by else None,
         }  # fmt: skip
         argv = ("python3", f"{cluster.head.workdir}/fake_gang.py", "launcher", json.dumps(words))
         parts.append(dataclasses.replace(part, argv=argv))
@@ -162,6 +164,80 @@ def order(verb, run_id="calm-otter-7", keep="desk"):
 def kill_supervisor(run_id="calm-otter-7"):
     """kill -9 of the supervisor on this computer."""
     os.kill(RunState.load(RunLayout(HOME, run_id)).supervisor.pid, 9)
+
+
+class Relay:
+    """Attempts of a run, one after the other, by the backend alone."""
+
+    def __init__(self, hosts, run_id):
+        self.hosts, self.run_id, self.backend = hosts, run_id, DirectBackend()
+        self.transports = connect_all(cluster_of(hosts, workdir="/", python="python3"))
+        self.folder = str(self.transports[hosts[0]["name"]].home() / "gangline")
+        for transport in self.transports.values():
+            transport.write(Path(self.folder, "fake_gang.py"), FAKE.read_bytes())
+
+    def start(self, attempt, names):
+        hosts = [host for host in self.hosts if host["name"] in names]
+        cluster = cluster_of(hosts, workdir=self.folder, python="python3")
+        program = Program(rest_s=60.0, alone=attempt > 1)
+        gang = gang_of(hosts, self.run_id, attempt)
+        request = fake_request(cluster, gang, port=PORT + attempt, program=program)
+        begun = time.monotonic()
+        self.backend.start(request, self.transports)
+        self.until(request, lambda each: each.signs is not None and _has_joined(each), "all ranks join")
+        return request, time.monotonic() - begun
+
+    def until(self, request, condition, what):
+        deadline = time.monotonic() + 60
+        while True:
+            statuses = self.backend.poll(request, self.transports)
+            if all(map(condition, statuses)):
+                return statuses
+            assert time.monotonic() < deadline, f"{what}: {statuses}"
+            time.sleep(0.05)
+
+    def guards(self, request):
+        records = {
+            part.host: self.transports[part.host].read(Path(part.folder, "guard.json")) for part in request.hosts
+        }
+        return {host: json.loads(record)["pid"] for host, record in records.items()}
+
+
+def _has_joined(status):
+    return bool(status.signs.ranks) and all(sign.phase in {"joined", "compute"} for sign in status.signs.ranks)
+
+
+def relay(hosts, run_id="calm-otter-7", keep="desk"):
+    """A rank is killed, the gang breaks off, the next attempt goes on without the last host; what was seen of it."""
+    del keep
+    run = Relay(hosts, run_id)
+    names = [host["name"] for host in hosts]
+    first, _ = run.start(1, names)
+    before = run.guards(first)
+    victim = first.hosts[1]
+    pid = json.loads(run.transports[victim.host].read(Path(victim.rank_files, f"rank-{victim.ranks[0]}.pid")))["pid"]
+    run.transports[victim.host].run(("kill", "-9", str(pid)))
+    run.until(first.on({victim.host}), lambda each: bool(each.failures), "its end is told")
+    run.backend.stop(first, run.transports, now=True, resting=True)
+    rested = run.until(first, lambda each: each.rests, "all rest")
+    left = run.backend.verify(first, run.transports)
+    second, seconds = run.start(2, names[:-1])
+    after = run.guards(second)
+    old = {each.host: each.rests for each in run.backend.poll(first, run.transports)}
+    left += run.backend.verify(first, run.transports)
+    for request in (second, first):
+        run.backend.stop(request, run.transports, now=True)
+        run.until(request, lambda each: each.phase == "ended" and not each.rests, "it ends")
+    for transport in run.transports.values():
+        transport.close()
+    return {
+        "ended": {each.host: [each.reason, each.returncode] for each in rested},
+        "same": [host for host in after if after[host] == before[host]],
+        "rests": old,
+        "left": [each.what for each in left],
+        "seconds": seconds,
+        "folder": run.folder,
+    }
 
 
 def compete(hosts, num_runs):

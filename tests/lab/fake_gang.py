@@ -1,13 +1,16 @@
 """A gang without torch, on any Python >= 3.8: launchers that meet, ranks that find and need each other, all over TCP.
 
-    fake_gang.py launcher JSON      {"node", "nodes", "meet": [address, port], "local", "folder", "ranks", "world", "steps"}
-    fake_gang.py rank JSON          the same, with "rank"
+    fake_gang.py launcher JSON      {"node", "nodes", "meet": [address, port], "local", "folder", "ranks", "world",
+                                     "steps", "control", "alone"}
+    fake_gang.py stand-by JSON      the same; where "control" is a folder, in the place of a rank
+    fake_gang.py rank JSON          the same, with "rank", and "opens": it opens the place where ranks meet
 
 It behaves as torchrun and gloo do where it matters: launchers of all hosts meet at one port, ranks connect to each other
 at ports that the kernel chose, a rank that loses another one fails, one that hears nothing waits for ever, and a rank
-that is told to leave tells the others.
+that is told to leave tells the others. Processes that stand by bear one rank after the other, as seats are given to them.
 """
 
+import ctypes
 import json
 import os
 import select
@@ -68,12 +71,9 @@ def ask(words, kind, number, at):
 
 
 def launch(words):
-    store = Store(words) if words["node"] == 0 else None
-    _connection, _ = ask(words, "node", words["node"], None)
-    ranks = [
-        subprocess.Popen([sys.executable, __file__, "rank", json.dumps(dict(words, rank=rank))], start_new_session=True)
-        for rank in words["ranks"]
-    ]
+    store = Store(words) if words["node"] == 0 and not words["alone"] else None
+    _connection = None if words["alone"] else ask(words, "node", words["node"], None)[0]
+    ranks = [start(words, number, rank) for number, rank in enumerate(words["ranks"])]
 
     def leave(*_):
         for rank in ranks:
@@ -95,6 +95,53 @@ def launch(words):
     del store
 
 
+def start(words, number, rank):
+    """A rank, or the process that stands by for it."""
+    argv = [sys.executable, __file__, "stand-by" if words["control"] else "rank", json.dumps(dict(words, rank=rank))]
+    return subprocess.Popen(argv, start_new_session=True, env=dict(os.environ, LOCAL_RANK=str(number)))
+
+
+def stand_by(words):
+    """Bear one rank after the other, until one has finished or there are no more seats; the exit code of the last."""
+    control, told, number = Path(words["control"]), [], 1
+
+    def pass_on(signum, _frame):
+        told.append(signum)
+        child.send_signal(signum)
+
+    if words["alone"]:
+        words = seated(words, control / "seat-1.json")
+    while True:
+        argv = [sys.executable, __file__, "rank", json.dumps(words)]
+        # It dies with this process, which has one thread.
+        child = subprocess.Popen(argv, preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))  # noqa: PLW1509
+        signal.signal(signal.SIGTERM, pass_on)
+        code = child.wait()
+        write(Path(words["folder"]), f"rank-{words['rank']}.exit.json", {"pid": child.pid, "code": code})
+        number += 1
+        if code == 0 and not (control / "hold").exists():
+            return 0
+        seat = control / f"seat-{number}.json"
+        while not seat.exists():
+            if told or (control / "leave").exists():
+                return code if code >= 0 else 128 - code
+            time.sleep(0.02)
+        words = seated(words, seat)
+
+
+def seated(words, seat):
+    told = json.loads(seat.read_text())
+    rank = told["ranks"][int(os.environ["LOCAL_RANK"])]
+    words = dict(words, rank=rank, folder=told["files"], meet=told["meet"], world=told["world_size"])
+    return dict(words, opens=rank == 0, nodes=0)
+
+
+def write(folder, name, value):
+    part = folder / (name + ".part")
+    part.write_text(json.dumps(value))
+    part.replace(folder / name)
+
+
 class Rank:
     """One rank."""
 
@@ -102,6 +149,7 @@ class Rank:
         self.words, self.rank = words, words["rank"]
         self.leaving = False
         signal.signal(signal.SIGTERM, self.told)
+        signal.signal(signal.SIGUSR2, self.cut)
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         self.enter("importing", 0)
         self.write(f"rank-{self.rank}.pid", {"pid": os.getpid(), "start_ticks": ticks})
@@ -110,18 +158,20 @@ class Rank:
     def told(self, *_):
         self.leaving = True
 
+    def cut(self, *_):
+        raise ConnectionError("Connection closed by peer")
+
     def path(self, name):
         return Path(self.words["folder"], name)
 
     def write(self, name, value):
-        part = self.path(name + ".part")
-        part.write_text(json.dumps(value))
-        part.replace(self.path(name))
+        write(Path(self.words["folder"]), name, value)
 
     def enter(self, phase, step):
         self.path(f"rank-{self.rank}.phase").write_bytes(struct.pack("<qqqd", step, PHASES[phase], 0, time.time()))
 
     def join(self):
+        self.store = Store(self.words) if self.words.get("opens") else None
         door = socket.create_server((self.words["local"], 0), backlog=64)
         self.enter("joining", 0)
         _, places = ask(self.words, "rank", self.rank, door.getsockname())
@@ -185,5 +235,7 @@ if __name__ == "__main__":
     told = json.loads(sys.argv[2])
     if sys.argv[1] == "launcher":
         launch(told)
+    elif sys.argv[1] == "stand-by":
+        sys.exit(stand_by(told))
     else:
         Rank(told).run()

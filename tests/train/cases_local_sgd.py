@@ -442,14 +442,16 @@ def hung(shares, *, head_answers: bool):
     world = local_world(shares)
     world = replace(world, gang=replace(world.gang, collective_timeout_s=1.0))
     session = make_session(local_job(precision="fp32", inner_steps=4), world, num_evaluation=0)
+    phase = Beats()
+    loop = Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress())
     if dist.get_rank() == len(shares) - 1:
+        loop._stepper.begin()
         return None
     if not head_answers:
         module.ANSWER_S = 0.1
         session.strategy._roll._store = SilentStore()
-    phase = Beats()
     try:
-        Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+        loop.run()
     except GanglineError as error:
         return {"error": error.to_json(), "beats": len(phase.noted)}
 

@@ -23,7 +23,7 @@ def test_a_step_whose_loss_is_no_number_is_skipped_by_all_ranks_and_its_samples_
 def test_more_skips_in_a_row_than_allowed_stop_the_run_with_the_samples(pool):
     for rank in pool(2).run(f"{CASES}:poisoned", shares=[3, 1], bad_samples=16):
         error = rank["error"]
-        assert error["kind"] == "RunFailed"
+        assert error["kind"] == "BadState"
         assert error["exit_code"] == 5
         assert "4 steps in a row" in error["what"]
         assert "nan" in error["seen"]

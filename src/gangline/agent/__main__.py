@@ -28,6 +28,7 @@ MODULES = {
     "reach": "gangline.agent.reach",
     "send": "gangline.agent.send",
     "shared": "gangline.agent.shared",
+    "stacks": "gangline.agent.stacks",
     "trees": "gangline.agent.trees",
 }
 """What each verb runs: a module with `main(argv) -> int`. Loaded only when asked for: a channel starts in 20 ms."""

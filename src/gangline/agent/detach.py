@@ -22,9 +22,7 @@ def detach(folder: Path, work: Callable[[Tell], None]) -> Optional[Words]:
 
     At most once per folder: guard.lock there is held as long as it lasts, and guard.json says that it was done.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = _lock(folder)
-    if lock is None:
+    if own(folder) is None:
         return {"what": "this attempt was already started here", "seen": str(folder), "fix": ""}
     reader, writer = os.pipe()
     child = os.fork()
@@ -41,14 +39,24 @@ def detach(folder: Path, work: Callable[[Tell], None]) -> Optional[Words]:
     return words
 
 
-def _lock(folder: Path) -> Optional[int]:
-    """The lock of this host and attempt, held until the guard ends; None if it was started before."""
+def own(folder: Path) -> Optional[int]:
+    """The lock of this host and attempt, held until the guard ends; None if it was started before. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return None
     return None if (folder / "guard.json").exists() else descriptor
+
+
+def log_to(folder: Path) -> None:
+    """From now on what this process says goes to guard.log there; raises OSError."""
+    log = os.open(folder / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target in (1, 2):
+        os.dup2(log, target)
+    if log > 2:
+        os.close(log)
 
 
 def _fork_again(folder: Path, work: Callable[[Tell], None], writer: int) -> None:
@@ -64,10 +72,8 @@ def _fork_again(folder: Path, work: Callable[[Tell], None], writer: int) -> None
 
 
 def _go_on(folder: Path, work: Callable[[Tell], None], writer: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    log = os.open(folder / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for target, source in ((0, null), (1, log), (2, log)):
-        os.dup2(source, target)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    log_to(folder)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -8,6 +8,9 @@ a valid epoch (gangline.agent.orders), once the command it started has ended, or
 every descendant is ended, found by parentage (the guard is their subreaper) and by the tag in their environment, never
 by name. Secrets go into the environment of the command and are written nowhere.
 
+Where processes stand by for ranks, it may rest once these have ended: it keeps the command and its slots, and takes
+over its host's part of the next attempt (gangline.agent.rest). `guard` finds it; nothing is started then.
+
 If it does not stand, it says why in JSON on stdout: {"what", "seen", "fix"}.
 
 Standard library only, Python >= 3.8.
@@ -18,224 +21,200 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pkgutil
-import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
-from gangline.agent import processes
-from gangline.agent.detach import detach
+from gangline.agent import processes, rest
+from gangline.agent.detach import detach, log_to, own
+from gangline.agent.launcher import StartFailed, start
 from gangline.agent.leases import TAG, Leases, Taken, forget
-from gangline.agent.orders import Orders
-from gangline.agent.ranks import Ranks, reported_exits, tail
-from gangline.agent.signs import Signs
-from gangline.agent.silence import Silence
-from gangline.agent.status import Status
+from gangline.agent.memory_kills import MemoryKills
+from gangline.agent.part import Part
+from gangline.agent.revive import Revive
+from gangline.agent.seats import Seats, stands_by
+from gangline.agent.wake import Wake
 
 TICK_S = 0.1
-LEAVE_S = 10.0
-"""How long torchrun may take to leave after SIGTERM, before everything is killed."""
-DISK_S = 60.0
-"""How long a last word waits for room on the disk."""
-RESERVE = "reserve"
-"""A file that keeps room for the guard's last words; it goes when they are written."""
-RESERVE_BYTES = 64 << 10
-SHIM = "rank_start.py"
-"""What stands in front of the ranks of a program that is not ours; the request's command names it in our folder."""
-OWN_PATH = "GANGLINE_OWN_PATH"
-"""Set where Python's path was set for gangline's own sake: the command shall not see it."""
-
-
-class StartFailed(Exception):
-    """The guard does not stand; the text is what went wrong."""
-
-    def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
-        super().__init__(what)
-        self.words = {"what": what, "seen": seen, "fix": fix}
+REST_TICK_S = 0.05
+SUPERVISOR_S = 1.0
+STANDING_S = 1.0
+"""How often a guard that rests looks whether all that it holds still runs."""
+LEAVE_S = 1.0
+"""How long processes that stood by may take to leave by themselves; they have nothing to save."""
 
 
 class Guard:
-    """One host's part of one attempt."""
+    """One host's part of one attempt, and of later ones that it takes over."""
 
     def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases) -> None:
-        self.request = request
-        self.folder = Path(request["folder"])
-        self.console = self.folder / "console.log"
-        self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())))
-        self.order: Optional[str] = None
+        self.told: Optional[str] = None
+        """What a signal to this process asks for."""
         self.exits: Dict[int, int] = {}
         """Exit codes of our own children: the command, and orphans that came back to us."""
         self._leases = leases
-        self._orders = Orders(self.folder, epoch=epoch, complain=_log)
-        self._signs = Signs(request, self.ranks)
-        self._silence = Silence(request, self.ranks)
-        self._failures: List[Dict[str, Any]] = []
-        self._started = time.monotonic()
-        self._deadline = float("inf")
-        self._progress: Any = None
-        """What was last seen of the ranks' progress while they are to leave."""
-        self._asked_command = False
-        self._is_late = False
+        self._seats: Optional[Seats] = None
+        if stands_by(request):
+            self._seats = Seats(Path(request["folder"]), num_ranks=len(request["ranks"]))
+        self._kills = MemoryKills()
+        self.part = Part(request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log)
+        self._console = self.part.console
+        self._folders = [request["folder"]]
+        """Of the parts that it has had; the first is in the environment of all that it started."""
+        self._secrets: Dict[str, str] = {}
+        self._look_at = float("-inf")
+        """When it is looked next whether the run has a supervisor."""
 
     def start(self, secrets: Dict[str, str]) -> None:
         """Start the command, write guard.json and the first status; raises StartFailed."""
         processes.become_subreaper()
-        child = self._start_command(secrets)
-        command, me = processes.find(child.pid), processes.find(os.getpid())
+        self._prepare()
+        self._secrets = secrets
+        self._revive = self._reviver()
+        pid = start(self.part.request, secrets=secrets, descriptors=self._leases.descriptors)
+        command = processes.find(pid)
         assert command is not None
-        assert me is not None
-        child.returncode = 0  # waitpid(-1) takes its exit code; Popen shall not wait for it
         self.command = command
-        identity = {"pid": me.pid, "start_ticks": me.start_ticks}
-        child_record = {"torchrun_pid": child.pid, "torchrun_start_ticks": command.start_ticks}
-        self._status = Status(self.folder, identity)
-        self._status.write(self._facts())
-        self._write("guard.json", dict(identity, started=time.time(), host=self.request["host"], **child_record))
-        with contextlib.suppress(OSError):  # what is full already has nothing to keep
-            (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
-
-    def _start_command(self, secrets: Dict[str, str]) -> subprocess.Popen[bytes]:
-        env = {**_own_env(), **secrets, **self.request["env"], TAG: self.request["folder"]}
-        if self.request.get("program") == "command":
-            (self.folder / SHIM).write_bytes(pkgutil.get_data("gangline.agent", SHIM) or b"")
-        try:
-            with self.console.open("ab") as console:
-                return subprocess.Popen(
-                    list(self.request["argv"]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=console,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    cwd=self.request.get("cwd") or self.folder,
-                    start_new_session=True,
-                    pass_fds=self._leases.descriptors,
-                )
-        except OSError as error:
-            name = error.filename if isinstance(error.filename, str) else self.request["argv"][0]
-            raise StartFailed("the guard did not start", seen=f"cannot start {name}: {error.strerror}") from error
+        self._stand()
 
     def watch(self) -> None:
-        """Follow until the command has ended and nothing of it is left; write exit.json."""
-        wake = _wake_on(signal.SIGCHLD)
-        while self.command.pid not in self.exits and self.order != "kill":
-            select.select([wake], [], [], TICK_S)
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
-            self.exits.update(processes.reap())
-            if self.ranks.scan(ordered=self.order is not None):
-                self._failures = self.ranks.failures({})
-            self._obey()
-            if self._status.is_due():
-                self._signs.look(self.command)
-                self._silence.look()
-                self._expire()
-            self._status.tell(self._facts())
-        self._finish()
+        """Follow until nothing is left of what it owns: of its part, and of those that it takes over."""
+        self._wake = Wake(signal.SIGCHLD)
+        while True:
+            self._follow()
+            record = self._begin_rest()
+            if record is None:
+                return self._finish()
+            if not self._rest():
+                return self._end_rest(record)
 
-    def _facts(self) -> Dict[str, Any]:
-        facts = {"epoch": self._orders.epoch, "order": self.order, "failures": self._failures}
-        return dict(facts, start=self._signs.seen, silence=self._silence.seen, leases=self._leases.slots)
+    def _prepare(self) -> None:
+        try:
+            if self._seats is not None:
+                self._seats.prepare(self.part.request)
+        except OSError as error:
+            raise StartFailed("the guard did not start", seen=str(error)) from error
 
-    def _obey(self) -> None:
-        """Take a step towards what was ordered: ranks first, then torchrun, then everything."""
-        order = self._orders.read()
-        if order == "kill" or (order == "stop" and self.order is None):
-            self.take(order)
-        if self.order != "stop":
-            return
-        self.ranks.terminate(signal.SIGTERM)
-        if not self._asked_command:
-            self._extend()
-        if time.monotonic() < self._deadline:
-            return
-        if self._asked_command:
-            self.order = "kill"
-            return
-        processes.send(self.command, signal.SIGTERM)
-        self._asked_command = True
-        self._deadline = time.monotonic() + LEAVE_S
+    def _stand(self) -> None:
+        me = processes.find(os.getpid())
+        assert me is not None
+        launcher = {"torchrun_pid": self.command.pid, "torchrun_start_ticks": self.command.start_ticks}
+        identity = {"pid": me.pid, "start_ticks": me.start_ticks, "tag": self._folders[0]}
+        self.part.stand(dict(identity, **launcher), slots=self._leases.slots)
 
-    def _extend(self) -> None:
-        """The grace begins anew with every sign of progress: a long step or a large save is no hang."""
-        signs = self.ranks.signs(logs=self.request.get("program") == "command")
-        if signs != self._progress:
-            self._progress = signs
-            self._deadline = time.monotonic() + self._grace_s()
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the command has."""
+        return self.command.pid in self.exits
 
-    def _grace_s(self) -> float:
-        return float(self.request.get("grace_s", 120.0))
+    def _pause(self, seconds: float) -> None:
+        """Wait for a moment, or until a child has ended; see to it that the run has a supervisor."""
+        self._wake.wait(seconds)
+        self.exits.update(processes.reap())
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + SUPERVISOR_S
+            self._revive.look()
 
-    def _expire(self) -> None:
-        """Nobody may be there to see it: ranks that do not join are ended by their guard, too."""
-        limit_s = self.request.get("join_timeout_s")
-        if limit_s is None or self._signs.joined or self.order is not None:
-            return
-        if time.monotonic() > self._started + float(limit_s):
-            self._is_late = True
-            self.take("kill")
+    def _reviver(self) -> Revive:
+        return Revive(self.part.request.get("supervisor"), secrets=self._secrets, complain=_log)
 
-    def take(self, order: str) -> None:
-        """Begin to carry out an order."""
-        self.order = order
-        if order == "stop":
-            self._deadline = time.monotonic() + self._grace_s()
+    def _follow(self) -> None:
+        """Until the command has ended, everything is to be killed, or nothing but what stands by is left."""
+        while not self._has_ended and self.part.leaving.order != "kill" and not self._is_spent:
+            self._pause(TICK_S)
+            self.part.look(self.command, told=self.told)
+
+    @property
+    def _is_spent(self) -> bool:
+        return self.part.is_spent(self.command)
 
     def _finish(self) -> None:
-        self.ranks.scan(ordered=self.order is not None)
-        left = processes.end_all(lambda: _belongings(self.request["folder"]))
+        is_spent = not self._has_ended and self.part.leaving.order != "kill"
+        self.part.look_last()
+        left = processes.end_all(self._belongings)
         self.exits.update(processes.reap())
-        code = self.exits.get(self.command.pid, -signal.SIGKILL)
-        failures = [] if code == 0 else self.ranks.failures({**self.exits, **reported_exits(self.console)})
-        errors = [failure["error"] for failure in failures if failure["error"] is not None]
-        record = {
-            "returncode": code,
-            "reason": self._reason(code),
-            "left": left,
-            "error": errors[0] if errors else None,
-            "failures": failures,
-            "console_tail": [] if code == 0 else tail(self.console),
-            "epoch": self._orders.epoch,
-            "ended": time.time(),
-        }
+        code = None if is_spent else self.exits.get(self.command.pid, -signal.SIGKILL)
+        record = self.part.record(code, exits=self._exits_of_ranks(), left=left)
         if not left:
             self._leases.end()
-        self._write_at_last("exit.json", record)
+        self.part.close(record)
 
-    def _write_at_last(self, name: str, value: Any) -> None:
-        """Write, and try again while the disk is full: what filled it may just have been ended."""
-        (self.folder / RESERVE).unlink(missing_ok=True)
-        deadline = time.monotonic() + DISK_S
-        while True:
-            try:
-                return self._write(name, value)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
+    def _begin_rest(self) -> Optional[Dict[str, Any]]:
+        """Say how the part ended, and rest; None where that cannot be."""
+        if self._has_ended or self.told or not self.part.may_rest or not self._all_stand():
+            return None
+        self.part.look_last()
+        ready = [self.command, *processes.descendants(self.command.pid)]
+        pids = {process.pid for process in ready}
+        if processes.end_all(lambda: [each for each in self._belongings() if each.pid not in pids]):
+            return None
+        record = self.part.record(None, exits=self._exits_of_ranks(), left=0)
+        try:
+            rest.begin(self.part.request, tag=self._folders[0], holds=ready)
+        except OSError:
+            return None
+        self.part.close(record)
+        return record
 
-    def _reason(self, code: int) -> str:
-        """finished: by itself, well or badly. stopped: by order, in order. killed: by order. signalled: by others.
-        late: its ranks had not joined in time.
-        """
-        if self._is_late:
-            return "late"
-        if self.order == "kill":
-            return "killed"
-        if self.order == "stop":
-            return "killed" if self._asked_command else "stopped"
-        return "signalled" if code < 0 else "finished"
+    def _rest(self) -> bool:
+        """Until the next part, of which it is the guard from then on; False once nothing is to be held any more."""
+        now = time.monotonic()
+        deadline, look_at = now + rest.may_rest(self.part.request), now + STANDING_S
+        while not self._has_ended and self.told is None and now < deadline:
+            if self.part.orders.read() in ("stop", "kill"):
+                return False
+            following = rest.taken(self.part.folder)
+            if following is not None:
+                return self._take_over(dict(following["request"], env=self.part.request["env"]), following["epoch"])
+            if now >= look_at:
+                look_at = now + STANDING_S
+                if not self._all_stand():
+                    return False
+            self._pause(REST_TICK_S)
+            now = time.monotonic()
+        return False
 
-    def _write(self, name: str, value: Any) -> None:
-        path = self.folder / (name + ".tmp")
-        with path.open("w", encoding="utf-8") as stream:
-            json.dump(value, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        path.replace(self.folder / name)
+    def _all_stand(self) -> bool:
+        return self._seats is not None and self._seats.all_stand(self.command)
+
+    def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
+        """Go on as the guard of this part; False where that cannot be, and then nothing has changed."""
+        folder = Path(request["folder"])
+        if self._seats is None or not self._all_stand() or own(folder) is None:
+            return False
+        rest.end(self.part.folder)
+        log_to(folder)
+        self._leases.pass_on(request, tag=self._folders[0])
+        self._folders.append(request["folder"])
+        self.part = Part(
+            request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log, words_of=self._console
+        )
+        self._revive = self._reviver()
+        self._stand()
+        self._seats.give(request)
+        return True
+
+    def _end_rest(self, record: Dict[str, Any]) -> None:
+        """End all that was held ready, and say so."""
+        if self._seats is not None:
+            self._seats.leave()
+        deadline = time.monotonic() + LEAVE_S
+        while not self._has_ended and time.monotonic() < deadline:
+            self._pause(REST_TICK_S)
+        left = processes.end_all(self._belongings)
+        if not left:
+            self._leases.end()
+        with contextlib.suppress(OSError):  # it says the same already
+            self.part.close(dict(record, left=left))
+        rest.end(self.part.folder)
+
+    def _exits_of_ranks(self) -> Dict[int, int]:
+        return {pid: code for pid, code in self.exits.items() if pid != self.command.pid}
+
+    def _belongings(self) -> List[processes.Process]:
+        return _belongings(self._folders)
 
 
 def main(argv: List[str]) -> int:
@@ -245,6 +224,8 @@ def main(argv: List[str]) -> int:
     request = asked["request"]
     if argv == ["reap"]:
         return _reap(request)
+    if rest.hand_over(request, epoch=int(asked.get("epoch", 0))):
+        return 0
     said = detach(Path(request["folder"]), lambda tell: _stand(asked, tell))
     return _refuse(said) if said else 0
 
@@ -257,10 +238,11 @@ def _refuse(words: Dict[str, str]) -> int:
 def _stand(asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None]) -> None:
     """Be the guard."""
     request = asked["request"]
+    folders = [request["folder"]]
     try:
         guard = Guard(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request))
         # The machine shuts down: save and leave, as if ordered.
-        signal.signal(signal.SIGTERM, lambda *_: guard.take("stop") if guard.order is None else None)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(guard, "told", "stop"))
         guard.start(asked.pop("secrets", {}))
         tell(None)
         guard.watch()
@@ -268,7 +250,7 @@ def _stand(asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], Non
         tell(error.words)
     except BaseException:
         # Whatever it is, nothing may stay behind; the log keeps it.
-        processes.end_all(lambda: _belongings(request["folder"]))
+        processes.end_all(lambda: _belongings(folders))
         raise
 
 
@@ -284,45 +266,30 @@ def _claimed(request: Dict[str, Any]) -> Leases:
     return leases
 
 
-def _own_env() -> Dict[str, str]:
-    """Our environment without what is there for our own sake."""
-    env = dict(os.environ)
-    own = env.pop(OWN_PATH, None)
-    if own is not None and env.get("PYTHONPATH") == own:
-        del env["PYTHONPATH"]
-    return env
-
-
 def _log(words: str) -> None:
     sys.stderr.write(time.strftime("%Y-%m-%d %H:%M:%S ") + words + "\n")
     sys.stderr.flush()
 
 
-def _wake_on(number: int) -> int:
-    """A descriptor that becomes readable when the signal arrives."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(number, lambda *_: None)
-    return reader
-
-
-def _belongings(folder: str) -> List[processes.Process]:
-    """What was started here and still runs, other than ourselves."""
-    found = {process.pid: process for process in processes.tagged(f"{TAG}={folder}")}
+def _belongings(folders: Iterable[str]) -> List[processes.Process]:
+    """What was started for parts in these folders and still runs, other than ourselves."""
+    found = {process.pid: process for folder in folders for process in processes.tagged(f"{TAG}={folder}")}
     found.update({process.pid: process for process in processes.descendants(os.getpid())})
     return list(found.values())
 
 
 def _reap(request: Dict[str, Any]) -> int:
-    """End what carries the folder's tag; exit code 1 if something is left."""
-    folder = request["folder"]
-    left = processes.end_all(lambda: processes.tagged(f"{TAG}={folder}"))
+    """End what carries the tag of a part, unless it serves another one now; exit code 1 if something is left."""
+    folder = Path(request["folder"])
+    if rest.is_handed(folder):
+        return 0
+    tags = {f"{TAG}={name}" for name in (request["folder"], rest.tag_of(request))}
+    left = processes.end_all(lambda: [process for tag in tags for process in processes.tagged(tag)])
     if left:
-        return _refuse({"what": f"{left} processes cannot be ended", "seen": folder, "fix": ""})
+        return _refuse({"what": f"{left} processes cannot be ended", "seen": str(folder), "fix": ""})
     with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
         forget(request)
+        rest.end(folder)
     return 0
 
 

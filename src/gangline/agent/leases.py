@@ -2,7 +2,8 @@
 
 A lease is a file with a kernel lock (flock) on it. The guard takes the leases of all its slots or none, before anything
 starts, and what it starts inherits the locks: they are free once the last of it is gone, however it ended. The file
-tells who holds it. Guards of one run may share a slot (several ranks on one GPU).
+tells who holds it. Guards of one run may share a slot (several ranks on one GPU), also one that rests and one that
+serves the next attempt (gangline.agent.rest).
 
 GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host.
 """
@@ -54,6 +55,7 @@ class Leases:
     def __init__(self) -> None:
         self.descriptors: List[int] = []
         self.slots: List[str] = []
+        self._folder: Optional[Path] = None
 
     def claim(self, request: Mapping[str, Any]) -> None:
         """Take the slots of a host's request; raises Taken, and then none is held, or OSError."""
@@ -70,6 +72,7 @@ class Leases:
 
     def _claim_in(self, folder: Path, gpus: Sequence[str], request: Mapping[str, Any]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
         with _one_at_a_time(folder):
             if gpus:
                 self._take_all(folder, gpus, request)
@@ -102,9 +105,9 @@ class Leases:
         """Take one slot; who holds it if that is somebody else."""
         descriptor = os.open(folder / slot, os.O_RDWR | os.O_CREAT, 0o600)
         holder = _content(descriptor)
-        same = (holder.get("run"), holder.get("attempt")) == (request["run_id"], request["attempt"])
+        same = _is_brother(slot, holder, request)
         if _lock(descriptor, fcntl.LOCK_EX):
-            if holder and not same and processes.tagged(f"{TAG}={holder.get('folder')}"):
+            if holder and not same and processes.tagged(f"{TAG}={holder.get('tag')}"):
                 os.close(descriptor)
                 return holder
             _write(descriptor, _claim(request))
@@ -116,6 +119,14 @@ class Leases:
         self.descriptors.append(descriptor)
         self.slots.append(slot)
         return None
+
+    def pass_on(self, request: Mapping[str, Any], *, tag: str) -> None:
+        """Say that they serve another part of the run from now on; raises OSError. tag: that of what is started."""
+        if self._folder is None:
+            return
+        with _one_at_a_time(self._folder):
+            for descriptor in self.descriptors:
+                _write(descriptor, dict(_claim(request), tag=tag))
 
     def end(self) -> None:
         """Say that nothing of the run is left here, and let go. A slot that a brother guard shares stays his."""
@@ -210,11 +221,24 @@ def _gpu_folder() -> Path:
     return Path(state).expanduser() / "gangline" / "leases"
 
 
+def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """Whether a slot is held for the same attempt. Or, as a GPU may serve several hosts of a cluster file, for an
+    earlier one whose guards may rest: who starts an attempt has ended those before.
+    """
+    if holder.get("run") != request["run_id"]:
+        return False
+    if holder.get("attempt") == request["attempt"]:
+        return True
+    return slot.startswith("gpu-") and bool(holder.get("rests")) and bool(request.get("stand_by"))
+
+
 def _claim(request: Mapping[str, Any]) -> Dict[str, Any]:
     me = processes.find(os.getpid())
     assert me is not None
     names = {"run": request["run_id"], "attempt": request["attempt"], "host": request["host"]}
-    return dict(names, folder=request["folder"], pid=me.pid, start_ticks=me.start_ticks, since=time.time())
+    folder, rests = request["folder"], bool(request.get("stand_by"))
+    process = {"pid": me.pid, "start_ticks": me.start_ticks, "since": time.time()}
+    return dict(names, folder=folder, tag=folder, rests=rests, **process)
 
 
 @contextlib.contextmanager
@@ -249,5 +273,5 @@ def _content(descriptor: int) -> Dict[str, Any]:
 
 def _write(descriptor: int, value: Dict[str, Any]) -> None:
     data = json.dumps(value).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, data, 0)
+    os.pwrite(descriptor, data, 0)  # over what is there: that needs no room on a full disk
+    os.ftruncate(descriptor, len(data))

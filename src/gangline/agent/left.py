@@ -5,6 +5,7 @@
 
 Looked for are: processes with the tag of the part in their environment, the guard and what descends from it, torchrun
 and ranks whose pids were noted, sockets that these listen on, locked leases, and GPU memory of any pid that was noted.
+What a guard that rests holds ready is not left; nor is what serves a later part of the run.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import leases, processes, sockets
+from gangline.agent import leases, processes, rest, sockets
 from gangline.agent.leases import TAG
+from gangline.agent.records import read
 
 SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 SMI_S = 10.0
@@ -32,8 +34,9 @@ def left_of(requests: Iterable[Mapping[str, Any]], *, port: Optional[int]) -> Di
     for request in requests:
         records = list(_records(request))
         noted |= {pid for pid, _, _ in records}
-        found.update(_running(request, records))
-        held += leases.held(request)
+        ready = rest.holding(Path(request["folder"]))
+        found.update(_running(request, records, ready or set()))
+        held += leases.held(request) if ready is None else []
     found.pop(os.getpid(), None)
     rows = [{"pid": pid, "command": _command(pid), "why": why} for pid, why in sorted(found.items())]
     return {
@@ -44,25 +47,38 @@ def left_of(requests: Iterable[Mapping[str, Any]], *, port: Optional[int]) -> Di
     }
 
 
-def _running(request: Mapping[str, Any], records: List[Tuple[int, int, str]]) -> Dict[int, str]:
-    found = {process.pid: "tag" for process in processes.tagged(f"{TAG}={request['folder']}")}
+def _running(
+    request: Mapping[str, Any], records: List[Tuple[int, int, str]], ready: Set[Tuple[int, int]]
+) -> Dict[int, str]:
+    """Why each process is of this part. ready: what a guard that rests holds."""
+    found: Dict[int, str] = {}
+    if not rest.is_handed(Path(request["folder"])):
+        for process in processes.tagged(f"{TAG}={rest.tag_of(request)}"):
+            if (process.pid, process.start_ticks) not in ready:
+                found[process.pid] = "tag"
     for pid, start_ticks, what in records:
-        if processes.is_alive(pid, start_ticks):
+        if not processes.is_alive(pid, start_ticks):
+            continue
+        if (pid, start_ticks) not in ready:
             found.setdefault(pid, what)
-            if what == "guard":
-                found.update({process.pid: "guard's" for process in processes.descendants(pid)})
+        if what == "guard":
+            below = [each for each in processes.descendants(pid) if (each.pid, each.start_ticks) not in ready]
+            found.update({process.pid: "guard's" for process in below})
     return found
 
 
 def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     """Processes that were noted when they started: pid, start, what."""
-    guard = _json(Path(request["folder"]) / "guard.json")
-    if guard:
+    folder = Path(request["folder"])
+    guard = read(folder / "guard.json")
+    if guard and not rest.is_handed(folder):
         yield int(guard["pid"]), int(guard["start_ticks"]), "guard"
         yield int(guard["torchrun_pid"]), int(guard["torchrun_start_ticks"]), "torchrun"
+    files = Path(request["rank_files"])
     for rank in request.get("ranks", ()):
-        record = _json(Path(request["rank_files"]) / f"rank-{rank}.pid")
-        if record:
+        record = read(files / f"rank-{rank}.pid")
+        # Who has told how a rank ended has waited for it; the pid may be of the process that stands by.
+        if record and not (files / f"rank-{rank}.exit.json").exists():
             yield int(record["pid"]), int(record["start_ticks"]), f"rank {rank}"
 
 
@@ -100,14 +116,6 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     return words[:COMMAND_CHARACTERS]
-
-
-def _json(path: Path) -> Dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def main(argv: List[str]) -> int:

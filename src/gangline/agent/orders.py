@@ -1,8 +1,14 @@
 """Orders to a guard, and who may give them.
 
-Who gives orders has an epoch, and writes order-<epoch>.json into the guard's folder: {"epoch": n, "order": "stop" or
-"kill" or null}. null only announces who is in charge from now on. The highest epoch seen counts; what a lower one
-orders is refused: it comes from a supervisor that slept while another one took over.
+Who gives orders has an epoch, and writes order-<epoch>.json into the guard's folder: {"epoch": n, "order": one of
+these or null}. null only announces who is in charge from now on. The highest epoch seen counts; what a lower one orders
+is refused: it comes from a supervisor that slept while another one took over.
+
+    yield  ranks save at the next step and leave; the guard rests
+    break  the gang has failed elsewhere: ranks cut their connections, save the last step that is complete if they can,
+           and leave; the guard rests
+    stop   ranks save at the next step and leave; nothing stays
+    kill   everything is ended at once
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ from pathlib import Path
 from typing import Callable, Dict, Optional, Set, Tuple
 
 ORDER_FILE = re.compile(r"order-(\d{1,9})\.json")
+STRENGTH = ("yield", "break", "stop", "kill")
+"""A later one takes the place of an earlier one, and never the other way round."""
 
 
 class Orders:
@@ -51,8 +59,13 @@ class Orders:
             record = _read(self._folder / name) if match else None
             if match and record is not None and record.get("epoch") == int(match.group(1)):
                 order = record.get("order")
-                found[int(match.group(1))] = order if order in ("stop", "kill") else None
+                found[int(match.group(1))] = order if isinstance(order, str) and order in STRENGTH else None
         return found
+
+
+def outweighs(order: Optional[str], other: Optional[str]) -> bool:
+    """Whether an order takes the place of another one."""
+    return order is not None and (other is None or STRENGTH.index(order) > STRENGTH.index(other))
 
 
 def _read(path: Path) -> Optional[Dict[str, object]]:

@@ -1,12 +1,14 @@
 """How far the start of a host's ranks has come, seen from outside: processes, what they have loaded, their sockets.
 
-It works for any program, for nothing is asked of it; our own worker says more in its phase files.
+It works for any program, for nothing is asked of it; our own worker says more in its phase files, also later on: where
+each rank is, and for how long.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from gangline.agent import processes, sockets
 from gangline.agent.ranks import Ranks
@@ -21,18 +23,22 @@ affair."""
 
 
 class Signs:
-    """Looks at the start of one part until all its ranks have joined.
+    """Looks at the start of one part until all its ranks have joined, and then at their phases.
 
     Ranks that do not report may turn out not to have joined after all: NCCL connects them at the first collective,
     which may be much later. A connection that gets no answer tells.
 
-    meet: [address, port] where the launchers meet; None: there is no such place.
+    meet: [address, port] where the launchers meet, or where each is alone, the ranks; None: there is no such place.
     reports: the ranks write phase files.
     """
 
-    def __init__(self, request: Dict[str, Any], ranks: Ranks) -> None:
+    def __init__(self, request: Dict[str, Any], ranks: Ranks, *, clock: Callable[[], float] = time.monotonic) -> None:
         meet = request.get("meet")
         self._port: Optional[int] = int(meet[1]) if meet else None
+        self._is_alone = bool(request.get("alone"))
+        self._clock = clock
+        self._same: Dict[int, Tuple[Any, float]] = {}
+        """What the phase file of a rank said the last time, and since when."""
         self._reports = request.get("program", "worker") == "worker"
         self._ranks = ranks
         self._wanted: Set[int] = set(request.get("ranks", ()))
@@ -72,7 +78,7 @@ class Signs:
         table = sockets.sockets(sockets.ESTABLISHED, sockets.SYN_SENT, sockets.LISTEN)
         knocking = [each for each in sockets.of_processes(launchers, table) if each.remote[1] == self._port]
         self.seen["launcher"] = self.seen["launcher"] or bool(knocking)
-        met = started or self._has_met(launchers, table)
+        met = started or self._has_met(launchers, table) or (self._is_alone and self.seen["launcher"])
         self.seen["met"] = self.seen["met"] or met
         everybody = {*family, *ranks}
         calling = [each for each in sockets.of_processes(everybody, table) if each.state == sockets.SYN_SENT]
@@ -103,7 +109,20 @@ class Signs:
 
     def _row(self, rank: int, phase: Optional[Dict[str, Any]]) -> Dict[str, Any]:
         row = {"torch": rank in self._with_torch, "met": rank in self._connected - self._waiting}
-        return dict(row, phase=phase["phase"] if phase else None, step=phase["step"] if phase else None)
+        told = {name: phase[name] if phase else None for name in ("phase", "step", "collectives")}
+        return dict(row, **told, same_s=self._same_s(rank, phase))
+
+    def _same_s(self, rank: int, phase: Optional[Dict[str, Any]]) -> Optional[float]:
+        """For how many seconds its phase file has said the very same, its time included."""
+        if phase is None:
+            self._same.pop(rank, None)
+            return None
+        now = self._clock()
+        said, since = self._same.get(rank, (None, now))
+        if said != phase:
+            since = now
+            self._same[rank] = (phase, now)
+        return round(now - since, 1)
 
     def _all_joined(self, rows: Dict[str, Dict[str, Any]]) -> bool:
         if not self._wanted or {int(rank) for rank in rows} != self._wanted:

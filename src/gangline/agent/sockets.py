@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Iterable, List, NamedTuple, Set, Tuple
 
 ESTABLISHED, SYN_SENT, LISTEN = "01", "02", "0A"
+RESENDING = "01:"
+"""The timer that runs in a socket which waits for an acknowledgement."""
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 INODE = re.compile(r"socket:\[(\d+)\]")
 MAPPED = b"\0" * 10 + b"\xff\xff"
@@ -36,6 +38,17 @@ def sockets(*states: str) -> List[Socket]:
             next(stream, "")
             rows = (line.split() for line in stream)
             found += [_parsed(row) for row in rows if row[3] in states]
+    return found
+
+
+def unacknowledged() -> List[Socket]:
+    """TCP sockets that have sent the same again and again, and get no acknowledgement."""
+    found: List[Socket] = []
+    for table in TABLES:
+        with contextlib.suppress(OSError), Path(table).open(encoding="ascii") as stream:
+            next(stream, "")
+            rows = (line.split() for line in stream)
+            found += [_parsed(row) for row in rows if row[5].startswith(RESENDING) and int(row[6], 16) > 0]
     return found
 
 

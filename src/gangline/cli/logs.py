@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,14 +13,20 @@ import typer
 from gangline import app
 from gangline.cli.output import Terminal, print_data
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
+from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
+from gangline.runs.layout import RunLayout
+from gangline.runs.registry import RunRecord
 from gangline.serve.tensorboard import show_tensorboard
 from gangline.steps.command import require_job
+from gangline.watch.board import read_board
 from gangline.watch.logs import LogFile, log_files
 from gangline.watch.tail import Tail
 from gangline.watch.text import clean
 
 POLL_S = 0.3
+LOOK_S = 2.0
+"""Time between two looks for files of ranks that have come up meanwhile."""
 
 
 def command(
@@ -30,20 +39,24 @@ def command(
         bool, typer.Option("--tensorboard", help="show its figures in a browser on this computer; Ctrl-C ends it")
     ] = False,
 ) -> None:
-    """Print the logs of a run, each line with its host and rank."""
+    """Print the logs of a run, each line with its host and rank. --follow goes on with the attempts that come."""
     with app.opened(run, home=app.default_home()) as opened:
         if tensorboard:
             _show_figures(opened)
             return
-        state = opened.record().state
-        number = attempt or (state.attempt if state else 1)
-        run_id = opened.layout.run_id
-        cluster = Cluster.of_attempt(opened.layout, number)  # an earlier attempt may have run on other hosts
-        with app.reach(cluster, app.REAL) as transports:
-            files, silent = log_files(run_id, cluster, transports, attempt=number, console=console)
-            for error in silent:
-                _say_missing(error)
-            _show(opened, _chosen(run_id, files, rank), follow=follow)
+        number = attempt or _attempt(opened.record())
+        with _lines(opened.layout, number, rank=rank, console=console) as lines:
+            lines.require_some()
+            _show(opened, lines, follow=follow, stays=attempt is not None)
+        while follow and attempt is None and (later := _attempt(opened.record())) > number:
+            number = later
+            Terminal().say(f"attempt {number}")
+            with _lines(opened.layout, number, rank=rank, console=console) as lines:
+                _show(opened, lines, follow=True, stays=False)
+
+
+def _attempt(record: RunRecord) -> int:
+    return record.state.attempt if record.state else 1
 
 
 def _show_figures(run: app.Opened) -> None:
@@ -61,19 +74,86 @@ def _forever() -> None:
         time.sleep(3600)
 
 
-def _chosen(run_id: str, files: list[LogFile], rank: int | None) -> list[LogFile]:
-    chosen = [file for file in files if rank is None or file.rank == rank]
-    if chosen:
-        return chosen
-    raise UsageError(
-        f"{run_id} has no rank {rank} there" if files else f"{run_id} has no logs yet",
-        seen=f"its files: {', '.join(file.name for file in files) or 'none'}",
-        fix="gangline ps says how it is doing",
-    )
+class _Lines:
+    """What the ranks of one attempt write, on the hosts that answer."""
+
+    def __init__(
+        self,
+        run_id: str,
+        cluster: Cluster,
+        transports: Mapping[str, Transport],
+        *,
+        attempt: int,
+        rank: int | None,
+        console: bool,
+    ) -> None:
+        self.attempt = attempt
+        self._run_id = run_id
+        self._cluster = cluster
+        self._transports = transports
+        self._rank = rank
+        self._console = console
+        self._files: dict[str, LogFile] = {}
+        self._tails: dict[str, Tail] = {}
+
+    def look(self) -> None:
+        """Look for files that are new. Hosts that do not answer are named once, and not asked again."""
+        files, silent = log_files(
+            self._run_id, self._cluster, self._transports, attempt=self.attempt, console=self._console
+        )
+        for host, error in silent.items():
+            self._give_up(host, error)
+        for file in files:
+            self._files.setdefault(file.name, file)
+            if self._rank is None or file.rank == self._rank:
+                self._tails.setdefault(file.name, Tail(file.transport, file.path))
+
+    def require_some(self) -> None:
+        """Raise UsageError where there is nothing to show."""
+        if self._tails:
+            return
+        raise UsageError(
+            f"{self._run_id} has no rank {self._rank} there" if self._files else f"{self._run_id} has no logs yet",
+            seen=f"its files: {', '.join(self._files) or 'none'}",
+            fix="gangline ps says how it is doing",
+        )
+
+    def print_new(self) -> None:
+        """Print the lines that have come."""
+        for name, tail in list(self._tails.items()):
+            if name not in self._tails:
+                continue
+            prefix = f"{name}  " if len(self._tails) > 1 else ""
+            try:
+                print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
+            except HostKeyRefused:
+                raise
+            except HostUnreachable as error:  # waiting for it would keep the others' lines back
+                self._give_up(self._files[name].transport.host, error)
+
+    def _give_up(self, host: str, error: HostUnreachable) -> None:
+        if host in {each.name for each in self._cluster.hosts}:
+            Terminal().say(f"{error.what}: its lines are missing")
+        self._cluster = replace(self._cluster, hosts=tuple(each for each in self._cluster.hosts if each.name != host))
+        gone = [name for name, file in self._files.items() if file.transport.host == host]
+        self._tails = {name: tail for name, tail in self._tails.items() if name not in gone}
 
 
-def _say_missing(error: HostUnreachable) -> None:
-    Terminal().say(f"{error.what}: its lines are missing")
+@contextmanager
+def _lines(layout: RunLayout, attempt: int, *, rank: int | None, console: bool) -> Iterator[_Lines]:
+    cluster = _cluster(layout, attempt)
+    with app.reach(cluster, app.REAL) as transports:
+        lines = _Lines(layout.run_id, cluster, transports, attempt=attempt, rank=rank, console=console)
+        lines.look()
+        yield lines
+
+
+def _cluster(layout: RunLayout, attempt: int) -> Cluster:
+    """The hosts of an attempt: an earlier one may have run on others, and a later one on fewer."""
+    cluster, board = Cluster.of_attempt(layout, attempt), read_board(layout, attempt)
+    names = {row["host"] for row in board["hosts"]} if board else set()
+    hosts = tuple(host for host in cluster.hosts if host.name in names)
+    return replace(cluster, hosts=hosts or cluster.hosts)
 
 
 def _last_shown(line: str) -> str:
@@ -81,18 +161,16 @@ def _last_shown(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _show(run: app.Opened, files: list[LogFile], *, follow: bool) -> None:
-    tails = [(f"{file.name}  " if len(files) > 1 else "", Tail(file.transport, file.path)) for file in files]
+def _show(run: app.Opened, lines: _Lines, *, follow: bool, stays: bool) -> None:
+    """follow: until the run has ended, or, unless `stays`, gone on with another attempt."""
+    looked_at = time.monotonic()
     while True:
-        ended = run.record().ended
-        for prefix, tail in list(tails):
-            try:
-                print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
-            except HostKeyRefused:
-                raise
-            except HostUnreachable as error:  # waiting for it would keep the others' lines back
-                tails.remove((prefix, tail))
-                _say_missing(error)
-        if ended or not follow:
+        record = run.record() if follow else None
+        is_over = record is None or record.ended or (not stays and _attempt(record) > lines.attempt)
+        if follow and (is_over or time.monotonic() - looked_at > LOOK_S):
+            looked_at = time.monotonic()
+            lines.look()
+        lines.print_new()
+        if is_over:
             return
         time.sleep(POLL_S)

@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("gangline.cli.ps", "list the runs"),
     "attach": ("gangline.cli.attach", "follow a run from where it stands"),
     "logs": ("gangline.cli.logs", "what the ranks of a run wrote"),
+    "explain": ("gangline.cli.explain", "why a run failed and how it goes on; what a finding or a log file tells"),
     "stop": ("gangline.cli.stop", "end a run; it saves first"),
     "resume": ("gangline.cli.resume", "go on with a run from its newest valid checkpoint"),
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),

@@ -1,4 +1,4 @@
-"""`gangline ps`: list the runs."""
+"""`gangline ps`: list the runs, or the attempts of one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,41 @@ from typing import Annotated, Any
 import typer
 
 from gangline import app
-from gangline.cli.output import print_data, print_json
+from gangline.cli.output import Terminal, print_data, print_json
 from gangline.runs.registry import RunRecord
+from gangline.watch.attempts import attempt_rows, attempt_table
+from gangline.watch.story import read_story
 from gangline.watch.table import age, table
 
 
 def command(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="list the attempts of this run", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """List the runs, newest first. Exit code 4 where another host answers in the place of one that keeps a run."""
+    """List the runs, newest first; of one run its attempts, oldest first: every start of its gang.
+
+    Exit code 4 where another host answers in the place of one that keeps a run.
+    """
+    if run is None:
+        _list_runs(as_json=as_json)
+    else:
+        _list_attempts(run, as_json=as_json)
+
+
+def _list_attempts(prefix: str, *, as_json: bool) -> None:
+    with app.opened(prefix, home=app.default_home()) as opened:
+        story = read_story(opened.view(), kept=opened.kept, keeper=opened.keeper)
+    if as_json:
+        print_json({"run": story.id, "phase": story.run.phase, "attempts": attempt_rows(story)})
+        return
+    print_data(attempt_table(story, now=datetime.now(timezone.utc)))
+    for gap in (*story.gaps, *([story.run.silent] if story.run.silent else [])):
+        Terminal().say(f"missing: {gap}")
+
+
+def _list_runs(*, as_json: bool) -> None:
     home = app.default_home()
     listed = app.records(home)
     rows = [_row(each.record, each.last) for each in listed]

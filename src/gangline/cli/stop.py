@@ -1,18 +1,23 @@
-"""`gangline stop RUN`: end a run."""
+"""`gangline stop RUN`: end a run, or the part of some hosts in it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data, raise_failure
-from gangline.errors import HostUnreachable
+from gangline.errors import HostUnreachable, UsageError
+from gangline.runs.registry import RunRecord
+from gangline.watch.board import read_board
+from gangline.watch.restart import in_words
 
 SILENCE_S = 30.0
 """How long the host that keeps the run may give no answer while it is waited for."""
+POLL_S = 0.2
 HINT_S = 15.0
 """After this the user is told that it need not be waited for."""
 
@@ -20,37 +25,75 @@ HINT_S = 15.0
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
     now: Annotated[bool, typer.Option("--now", help="end it without saving first")] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="only this host leaves; may be repeated", show_default=False),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be ordered, and order nothing")] = False,
 ) -> None:
-    """End a run: its ranks save at the next step boundary and leave. Waits until nothing of it runs."""
+    """End a run: its ranks save at the next step boundary and leave. Waits until nothing of it runs.
+
+    With --host, the run saves and goes on without these hosts, whose work the others share. Waits until it does.
+    """
+    hosts = tuple(dict.fromkeys(host or ()))
+    if now and hosts:
+        raise UsageError(
+            "--now does nothing with --host",
+            seen="the run goes on from what is saved when a host leaves",
+            fix="leave one of them out",
+        )
     with app.opened(run, home=app.default_home()) as opened:
         if dry_run:
-            print_data(app.rehearse_stop(opened, now=now))
+            print_data(app.rehearse_stop(opened, now=now, hosts=hosts))
             return
-        if app.stop(opened, now=now):
-            _wait(opened)
+        if app.stop(opened, now=now, hosts=hosts):
+            if hosts:
+                _wait_without(opened, hosts)
+            else:
+                _wait(opened, "save and leave", hint="stop --now does not wait", until=lambda record: record.ended)
         record = opened.record()
-    print_data([f"{record.id} {record.phase}"])
-    if record.phase == "lost":
+    without = f" without {in_words(hosts)}" if hosts and not record.ended else ""
+    print_data([f"{record.id} {record.phase}{without}"])
+    if record.phase == "lost" or (hosts and record.ended):
         raise_failure(record)
 
 
-def _wait(run: app.Opened, *, poll_s: float = 0.2) -> None:
+def _wait_without(run: app.Opened, hosts: Sequence[str]) -> None:
+    """Until an attempt runs in which none of them takes part. One that begins for another reason is asked, too."""
+    first = run.record().state
+    asked = first.attempt if first else 0
+
+    def has_gone_on(record: RunRecord) -> bool:
+        nonlocal asked
+        board = read_board(run.layout, record.state.attempt) if record.state else None
+        if record.ended or board is None or record.state is None or record.phase != "running":
+            return record.ended
+        present = [host for host in hosts if host in {row["host"] for row in board["hosts"]}]
+        if present and record.state.attempt > asked:
+            asked = record.state.attempt
+            app.stop(run, hosts=present)
+        return not present
+
+    hint = "Ctrl-C leaves, and the order stands"
+    _wait(run, f"save and go on without {in_words(hosts)}", hint=hint, until=has_gone_on)
+
+
+def _wait(run: app.Opened, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
     """Ctrl-C ends the waiting, not the order."""
     talk = Terminal()
     begun = time.monotonic()
     silent_since: float | None = None
-    while not (record := run.record()).ended:
+    while not until(record := run.record()):
         now = time.monotonic()
         silent_since = None if record.silent is None else silent_since or now
         if silent_since is not None and now - silent_since > SILENCE_S:
             talk.clear()
             raise HostUnreachable(
-                f"{run.layout.run_id} was ordered to end; whether it has is not known",
+                f"{run.layout.run_id} was ordered to {doing}; whether it has is not known",
                 seen=str(record.silent),
-                fix=f"once it answers: gangline ps, and gangline stop {run.layout.run_id} if it still runs",
+                fix=f"once it answers: gangline ps {run.layout.run_id}, and the same order again if it runs as before",
             )
-        waited = f"waiting for {run.layout.run_id} to save and leave, {now - begun:.0f} s"
-        talk.tick(waited if now - begun < HINT_S else f"{waited}; stop --now does not wait")
-        time.sleep(poll_s)
+        waited = f"waiting for {run.layout.run_id} to {doing}, {now - begun:.0f} s"
+        talk.tick(waited if now - begun < HINT_S else f"{waited}; {hint}")
+        time.sleep(POLL_S)
     talk.clear()

@@ -5,7 +5,9 @@ Every step is the function behind the command that is shown; the only thing made
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,15 +20,18 @@ from gangline.demo.corpus import standard_library, write_corpus
 from gangline.demo.files import write_files
 from gangline.errors import RunFailed
 from gangline.runs.cluster import Host
+from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
+from gangline.runs.process import ProcessId
 from gangline.runs.registry import read_record
+from gangline.runs.state import RunState
 from gangline.serve.model import chat_with_folder, export_model, find_saved
 from gangline.sync.ask import ask_worker
 from gangline.units import format_bytes, format_duration
 from gangline.watch.follow import Update, View
 
 CORPUS_BYTES = 700_000
-STOP_STEP = 70
+STOP_STEP, KILL_STEP = 70, 100
 QUESTION = "What does textwrap.wrap do?\n"
 
 
@@ -102,10 +107,31 @@ def _train_and_stop(stage: Stage) -> RunLayout:
 
 
 def _resume(stage: Stage, layout: RunLayout) -> None:
-    _head(stage, 3, "go on from the checkpoint of the stop", f"gangline resume {layout.run_id}")
+    _head(stage, 3, "go on from the checkpoint of the stop; then pull a plug", f"gangline resume {layout.run_id}")
     app.resume(layout.run_id, home=stage.home, talk=stage.talk)
-    _follow(stage, layout, from_start=False)
+    killed = False
+
+    def kill_a_rank(update: Update) -> None:
+        nonlocal killed
+        steps = [record["step"] for record in update.records if record.get("kind") == "step"]
+        if not killed and max(steps, default=0) >= KILL_STEP:
+            killed = True
+            _kill_rank(stage, layout, host="pc2")
+
+    _follow(stage, layout, from_start=False, on_update=kill_a_rank)
     _require(layout, "finished")
+
+
+def _kill_rank(stage: Stage, layout: RunLayout, *, host: str) -> None:
+    """What a crash does; nobody is asked to put it right."""
+    with app.opened(layout.run_id, home=stage.home) as run:
+        workdir = Path(run.cluster.host(host).workdir)
+    attempt = RunLayout(workdir, layout.run_id).attempt(RunState.load(layout).attempt)
+    for file in sorted(attempt.glob("rank-*.pid")):
+        process = ProcessId.of(int(read_json(file)["pid"]))
+        if process is not None and process.is_alive:
+            stage.talk.say(f"$ kill -9 {process.pid}   # the rank on {host}; nobody resumes by hand")
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _tune(stage: Stage) -> RunLayout:

@@ -34,6 +34,17 @@ class StandBy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorWords:
+    """How the supervisor that lives on a host is started again, by the guard there."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """On top of the guard's own."""
+    folder: str
+    """The run's, with its lock and its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostRequest:
     """What is started on one host."""
 
@@ -72,6 +83,8 @@ class HostRequest:
     """The launcher of this host does not meet the others: ranks find their places in `stand_by` and `meet`."""
     stand_by: StandBy | None = None
     """None: what is started ends with its attempt."""
+    supervisor: SupervisorWords | None = None
+    """None: the supervisor lives elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,9 @@ PAUSE_S = 0.05
 UNUSABLE = (GanglineError, OSError, *NONSENSE)
 """No answer of a host, or one that cannot be understood."""
 
+ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
+"""What guards are told: whether at once, and whether they rest afterwards (gangline.agent.orders)."""
+
 UNSAID = {
     "what": "the guard did not start",
     "seen": "expected a guard that stands and holds its slots",
@@ -105,9 +108,17 @@ class DirectBackend:
         """See `Backend.announce`."""
         return _give(request, transports, {"epoch": epoch, "order": None})
 
-    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
+    def stop(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        now: bool,
+        epoch: int = 1,
+        resting: bool = False,
+    ) -> list[str]:
         """See `Backend.stop`. Where the guard is gone, what it left is ended here and at once."""
-        return _give(request, transports, {"epoch": epoch, "order": "kill" if now else "stop"})
+        return _give(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
 
     def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
@@ -209,10 +220,10 @@ def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[
 
 
 def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
-    phase = look(part, transport).phase
-    if phase in {"starting", "running"}:
+    status = look(part, transport)
+    if status.phase in {"starting", "running"} or status.rests:
         transport.write(PurePath(part.folder) / f"order-{order['epoch']}.json", json.dumps(order).encode())
-    elif (phase == "lost" and order["order"] is not None) or (phase == "ended" and order["order"] == "kill"):
+    elif order["order"] is not None and (status.phase == "lost" or order["order"] in {"kill", "break"}):
         stdin = json.dumps({"request": asdict(part)}).encode()
         transport.run((*part.guard_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)
 

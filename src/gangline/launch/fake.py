@@ -7,18 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request, StartSigns
+from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request, StandBy, StartSigns
 from gangline.launch.program import WORKER, Program
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
+
+ENDS: dict[str, dict[str, Any]] = {
+    "stop": {"reason": "stopped", "returncode": 0},
+    "yield": {"reason": "stopped", "returncode": 0},
+    "break": {"reason": "broken", "returncode": 0},
+    "kill": {"reason": "killed", "returncode": -9},
+}
+"""How a host ends that does what it was ordered."""
 
 
 class FakeBackend:
     """Hosts that do what they are told.
 
     broken: hosts on which nothing can be started.
-    stubborn: hosts that leave only when killed.
+    stubborn: hosts that leave only when killed, or when the gang is broken.
     """
 
     def __init__(self, *, broken: frozenset[str] = frozenset(), stubborn: frozenset[str] = frozenset()) -> None:
@@ -29,6 +37,11 @@ class FakeBackend:
         self.signs: dict[str, StartSigns] = {}
         """What hosts tell of their start; by default nothing."""
         self.statuses: dict[str, HostStatus] = {}
+        """Of the last attempt that was started on each host."""
+        self._attempts: dict[str, int] = {}
+        """Which one that is."""
+        self._before: dict[tuple[str, int], HostStatus] = {}
+        """How those before it ended."""
         self.left: list[Leftover] = []
         self.orders: list[str] = []
         self.epochs: list[int] = []
@@ -46,6 +59,8 @@ class FakeBackend:
     ) -> Request:
         """A request that names the hosts, and nothing that could be started."""
         hosts = {host.name: host for host in cluster.hosts}
+        rest_s = (program or WORKER).rest_s
+        stand_by = StandBy(rest_s=rest_s, words=("fake",), world_size=gang.world_size) if rest_s else None
         parts = tuple(
             HostRequest(
                 host=name,
@@ -56,6 +71,10 @@ class FakeBackend:
                 program=(program or WORKER).kind,
                 ranks=tuple(number for number, rank in enumerate(gang.ranks) if rank.host == name),
                 guard_argv=("fake-guard",),
+                run_id=gang.run_id,
+                attempt=gang.attempt,
+                alone=(program or WORKER).alone,
+                stand_by=stand_by,
             )
             for name in gang.hosts
         )
@@ -78,13 +97,17 @@ class FakeBackend:
             if part.host in self.broken | self.silent:
                 self.stop(request, transports, now=True, epoch=epoch)
                 raise RunFailed(f"{part.host}: the guard did not start", fix="this is a fake")
+            if part.host in self._attempts:
+                earlier = replace(self.statuses[part.host], rests=False)
+                self._before[part.host, self._attempts[part.host]] = earlier
+            self._attempts[part.host] = request.attempt
             signs = self.signs.get(part.host)
             self.statuses[part.host] = HostStatus(host=part.host, phase="running", epoch=epoch, signs=signs)
 
     def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`."""
         del transports
-        return [self._status(part.host) for part in request.hosts]
+        return [self._status(part) for part in request.hosts]
 
     def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
         """See `Backend.announce`."""
@@ -94,14 +117,26 @@ class FakeBackend:
             self.change(host, epoch=max(epoch, self.statuses[host].epoch or 0))
         return [host for host in request.names if host in self.silent]
 
-    def stop(self, request: Request, transports: Mapping[str, Transport], *, now: bool, epoch: int = 1) -> list[str]:
-        """See `Backend.stop`; hosts leave at once, the stubborn ones when killed."""
-        self.orders.append("kill" if now else "stop")
+    def stop(
+        self,
+        request: Request,
+        transports: Mapping[str, Transport],
+        *,
+        now: bool,
+        epoch: int = 1,
+        resting: bool = False,
+    ) -> list[str]:
+        """See `Backend.stop`; hosts leave at once, the stubborn ones only `now`. Those that can then rest."""
+        order = ("break" if now else "yield") if resting else ("kill" if now else "stop")
+        self.orders.append(order)
         self.epochs.append(epoch)
+        parts = {part.host: part for part in request.hosts}
         for status in self.poll(request, transports):
             stays = status.host in self.stubborn and not now
             if status.phase == "running" and not stays and epoch >= (status.epoch or 0):
-                self.end(status.host, returncode=-9 if now else 0, reason="killed" if now else "stopped")
+                self.end(status.host, rests=resting and parts[status.host].stand_by is not None, **ENDS[order])
+            elif status.rests and not resting:
+                self.change(status.host, rests=False)
         return [host for host in request.names if host in self.silent]
 
     def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
@@ -118,7 +153,11 @@ class FakeBackend:
         """Let a host report something."""
         self.statuses[host] = replace(self.statuses[host], **how)
 
-    def _status(self, host: str) -> HostStatus:
+    def _status(self, part: HostRequest) -> HostStatus:
+        host, current = part.host, self._attempts.get(part.host, part.attempt)
         if host in self.silent:
             return HostStatus(host=host, phase="unreachable", why="this is a fake", since=0.0)
-        return self.statuses.get(host, HostStatus(host=host, phase="starting"))
+        if part.attempt < current:
+            return self._before.get((host, part.attempt), HostStatus(host=host, phase="starting"))
+        known = self.statuses.get(host) if part.attempt == current else None
+        return known or HostStatus(host=host, phase="starting")

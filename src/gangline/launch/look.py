@@ -22,6 +22,8 @@ PATIENCE_S = 5.0
 """How long a host that answered the last time may take before it counts as unreachable."""
 LONGEST_S = 1e9
 """No rank runs for longer: 30 years."""
+MOST = 1 << 62
+"""Steps and collectives are counted in 64 bits."""
 LINE_LETTERS = 200
 RANK_PID = re.compile(r"rank-\d+\.pid")
 ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
@@ -113,7 +115,14 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
         failures=tuple(map(_failure, record["failures"])),
         console_tail=tuple(map(str, record["console_tail"])),
         epoch=_count(record.get("epoch")),
+        rests=_rests(folder, transport),
     )
+
+
+def _rests(folder: PurePath, transport: Transport) -> bool:
+    """Whether a guard rests there. The file goes once nothing is held ready any more, or all is handed on."""
+    record = _read(transport, folder / "resting.json")
+    return record is not None and _runs(transport, record)
 
 
 def outlives_guard(part: HostRequest, transport: Transport) -> bool:
@@ -153,7 +162,7 @@ def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
 
 def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
     """A rank that ended badly, with everything that is asked for later; raises LookupError, TypeError, ValueError."""
-    code = said["exit"]
+    code, oom = said["exit"], said.get("oom")
     return {
         "rank": int(said["rank"]),
         "pid": said["pid"],
@@ -163,7 +172,14 @@ def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
         "exit": None if code is None else int(code),
         "log": str(said["log"]),
         "log_tail": list(map(str, said["log_tail"])),
+        **({} if oom is None else {"oom": _oom(oom)}),
     }
+
+
+def _oom(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells that the kernel killed a rank for memory (gangline.agent.memory_kills)."""
+    texts = {name: _text(said.get(name)) for name in ("line", "cgroup")}
+    return {**texts, **{name: _count(said.get(name)) for name in ("limit_bytes", "memory_bytes")}}
 
 
 def _error(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -186,15 +202,42 @@ def _first_line(error: Exception) -> str:
 
 
 def _signs(start: Mapping[str, Any]) -> StartSigns:
-    ranks = [
-        RankSigns(rank=int(rank), phase=_text(row["phase"]), has_torch=row["torch"] is True, has_met=row["met"] is True)
-        for rank, row in start["ranks"].items()
-    ]
+    ranks = [_rank_signs(rank, row) for rank, row in start["ranks"].items()]
     ranks.sort(key=lambda row: row.rank)
     waits_for = tuple(each for each in start["waits_for"] if ENDPOINT.fullmatch(each))
     return StartSigns(
         launcher=start["launcher"] is True, met=start["met"] is True, ranks=tuple(ranks), waits_for=waits_for
     )
+
+
+def _rank_signs(rank: str, row: Mapping[str, Any]) -> RankSigns:
+    """Where a rank is; raises LookupError, TypeError, ValueError."""
+    step, collectives, same_s = (row.get(name) for name in ("step", "collectives", "same_s"))
+    return RankSigns(
+        rank=int(rank),
+        phase=_text(row["phase"]),
+        has_torch=row["torch"] is True,
+        has_met=row["met"] is True,
+        step=None if step is None else _amount(step),
+        collectives=None if collectives is None else _amount(collectives),
+        same_s=None if same_s is None else _seconds(same_s),
+    )
+
+
+def _amount(value: object) -> int:
+    number = whole(value)
+    if not 0 <= number <= MOST:
+        raise ValueError(f"{number} is no number of steps or collectives")
+    return number
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in {int, float}:
+        raise TypeError(f"{str(value)[:40]!r} is no time")
+    seconds = float(value)  # type: ignore[arg-type]
+    if not 0 <= seconds <= LONGEST_S:
+        raise ValueError(f"no rank has been somewhere for {seconds} s")
+    return seconds
 
 
 def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilence:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gangline.launch.backend import HostRequest, Networks, Request
+from gangline.launch.backend import HostRequest, Networks, Request, StandBy
 from gangline.launch.env import rank_env
 from gangline.launch.program import SHIM, Program, rank_words
 from gangline.runs.cluster import Cluster, Host
@@ -13,6 +13,9 @@ from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
 
 LOOPBACK = "127.0.0.1"
+TORCHRUN = ("-m", "torch.distributed.run")
+CONTROL = "stand-by"
+"""The folder by which a guard tells processes that stand by what to do (gangline.agent.seats); in its own."""
 IMPORT_S = 300
 """Hosts import torch at very different speeds: launchers that are ready wait so long for the others."""
 JOIN_TIMEOUT_S = 600.0
@@ -40,12 +43,20 @@ def _part(
     folder = attempt / host.name
     ranks = [number for number, rank in enumerate(gang.ranks) if rank.host == host.name]
     master = LOOPBACK if cluster.is_one_machine else cluster.head.address
-    words = _worker(layout, gang.attempt) if program.kind == "worker" else _command(host, program, attempt, folder)
+    stand_by = _stand_by(layout, gang, program)
+    is_alone = stand_by is not None and program.alone
+    launcher = _alone(gang, host, folder=folder) if is_alone else _torchrun(cluster, gang, host, port=port)
+    if stand_by is not None:
+        words: tuple[str, ...] = ("-m", "gangline.worker", "stand-by", str(folder / CONTROL), *stand_by.words)
+    elif program.kind == "worker":
+        words = ("-m", "gangline.worker", *_worker(layout, gang.attempt))
+    else:
+        words = _command(host, program, attempt, folder)
     return HostRequest(
         host=host.name,
         folder=str(folder),
         rank_files=str(attempt),
-        argv=(*_torchrun(cluster, gang, host, port=port), *words),
+        argv=(*launcher, *words),
         env=dict(env),
         run_id=gang.run_id,
         attempt=gang.attempt,
@@ -57,13 +68,21 @@ def _part(
         slots=host.slots,
         leases=str(Path(host.workdir, "leases", host.name)),
         meet=(master, port),
+        alone=is_alone,
+        stand_by=stand_by,
     )
+
+
+def _stand_by(layout: RunLayout, gang: Gang, program: Program) -> StandBy | None:
+    if program.kind != "worker" or program.rest_s <= 0:
+        return None
+    return StandBy(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)
 
 
 def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:
     one_machine = cluster.is_one_machine
     attempt = RunLayout(Path(host.workdir), gang.run_id).attempt(gang.attempt)
-    options = {
+    options: dict[str, object] = {
         "--nnodes": len(gang.hosts),
         "--nproc-per-node": gang.num_ranks(host.name),
         "--node-rank": gang.hosts.index(host.name),
@@ -73,18 +92,33 @@ def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[s
         "--master-addr": LOOPBACK if one_machine else cluster.head.address,
         "--master-port": port,
         "--local-addr": LOOPBACK if one_machine else host.address,
+        **_watching(attempt / host.name),
+    }
+    return host.argv(*TORCHRUN, *_words(options))
+
+
+def _alone(gang: Gang, host: Host, *, folder: Path) -> tuple[str, ...]:
+    """A launcher that meets no other; its own address spares it a look-up of the host's name."""
+    options = {"--nnodes": 1, "--nproc-per-node": gang.num_ranks(host.name), "--local-addr": LOOPBACK}
+    return host.argv(*TORCHRUN, "--standalone", *_words({**options, **_watching(folder)}))
+
+
+def _watching(folder: Path) -> dict[str, object]:
+    return {
         "--max-restarts": 0,
         "--monitor-interval": 0.1,
         "--shutdown-timeout": 10,
         # Else torchrun leaves a folder in /tmp.
-        "--log-dir": attempt / host.name / "torchrun",
+        "--log-dir": folder / "torchrun",
     }
-    words = tuple(str(word) for option in options.items() for word in option)
-    return host.argv("-m", "torch.distributed.run", *words)
+
+
+def _words(options: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(str(word) for option in options.items() for word in option)
 
 
 def _worker(layout: RunLayout, attempt: int) -> tuple[str, ...]:
-    return ("-m", "gangline.worker", "train", str(layout.job), str(layout.gang(attempt)), str(layout.root))
+    return ("train", str(layout.job), str(layout.gang(attempt)), str(layout.root))
 
 
 def _command(host: Host, program: Program, rank_files: Path, folder: Path) -> tuple[str, ...]:

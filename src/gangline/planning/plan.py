@@ -61,6 +61,8 @@ class RankForecast:
     """As NVML names it; None: it computes on the processor."""
     profile: str | None = None
     """`Profile.name` of the measurement behind `compute_s`; None: it is an estimate."""
+    persistent_bytes: int | None = None
+    """Of `allocated_bytes`, what lies there between steps: weights, gradients, optimizer. None: the plan is older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,7 @@ def _forecast(option: Option) -> Forecast:
             compute_s=compute_s,
             gpu=need.seat.gpu,
             profile=profile,
+            persistent_bytes=need.memory.persistent_bytes,
         )
         for need, compute_s, profile in zip(option.needs, compute, option.profiles, strict=True)
     )

@@ -181,7 +181,7 @@ class Choice:
     rejected: tuple[Rejection, ...] = ()
     """Newer checkpoints, and damaged copies of the chosen one, newest first."""
     adoptable: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    """Newer steps that are whole on all hosts of their attempt but were never committed -> the record to place."""
+    """Newer steps of which a part is whole somewhere but that were never committed -> the record to place."""
 
 
 def choose(surveys: Surveys) -> Choice:
@@ -210,6 +210,15 @@ def choose(surveys: Surveys) -> Choice:
             adoptable[step] = record
         rejected += dict.fromkeys([*notes, *reasons])
     return Choice(rejected=tuple(rejected), adoptable=adoptable)
+
+
+def with_record(surveys: Surveys, step: int, record: bytes) -> Surveys:
+    """The same surveys once a record of a step is placed on every host that has something of it."""
+    text = record.decode()
+    return {
+        host: [{**entry, "record": text} if entry["step"] == step else entry for entry in entries]
+        for host, entries in surveys.items()
+    }
 
 
 def _commits(step: int, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Commit], list[Rejection]]:
@@ -269,7 +278,7 @@ def _adopt(
             rejected.append(Rejection(step=step, host=hosts, reason="it was not committed, and no part is whole"))
         return None, rejected
     try:
-        record = commit_record(whole[newest])
+        record = commit_record(whole[newest], of_some=True)
         if Commit.from_bytes(record).step == step:
             return record, rejected
         reason = "its parts were written for another step"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gangline.runs.deal import split_whole
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import build
 
@@ -58,6 +60,17 @@ class Gang:
     def num_ranks(self, host: str) -> int:
         """Ranks of one host."""
         return sum(rank.host == host for rank in self.ranks)
+
+    def on(self, hosts: Collection[str], *, attempt: int, resume_step: int | None) -> Gang:
+        """The gang of a later attempt on some of these hosts, who share the others' work in proportion to their own."""
+        ranks = [rank for rank in self.ranks if rank.host in hosts]
+        total = sum(rank.share for rank in self.ranks)
+        weights = [rank.share for rank in ranks] if any(rank.share for rank in ranks) else [1] * len(ranks)
+        dealt = [
+            dataclasses.replace(rank, share=share)
+            for rank, share in zip(ranks, split_whole(total, weights), strict=True)
+        ]
+        return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step)
 
     def save(self, path: Path) -> None:
         """Write gang.json."""

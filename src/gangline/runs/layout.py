@@ -5,16 +5,22 @@
   state.json                                                            where the run stands (controller)
   inputs.json                                                           fingerprints of data and model in use
   attempts/<n>/
-    request.json  gang.json                                             what was started
+    request.json  gang.json  networks.json                              what was started, with which variables
+    base.json                                                           the attempt that `train` or `resume` started, if
+                                                                        this one followed it by itself (controller)
     <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
     <host>/order-<epoch>.json  <host>/status.json  <host>/torchrun/     what it was ordered, what it sees
+    <host>/resting.json  <host>/next.json  <host>/handed.json           it waits for the next attempt, and takes it over
+    <host>/stand-by/                                                    what it tells processes that outlive attempts
     rank-<r>.log  rank-<r>.phase  rank-<r>.pid  rank-<r>.error.json      one set per rank, on its own host
+    rank-<r>.exit.json                                                  how it ended, by the process that stood by
     cluster.json                                                        the hosts of this attempt (controller)
     result.json                                                         how rank 0 left: finished or stopped (head)
     outcome.json                                                        how the attempt ended (controller)
     times.json                                                          where the time of every rank went (controller)
   comparison.json                                                       the plan beside what came of it (controller)
-  order.json  prepare.lock  supervisor.lock                             who looks after it (controller)
+  order.json  leave.json                                                what the user ordered of it (controller)
+  prepare.lock  supervisor.lock                                         who looks after it (controller)
   metrics.jsonl  events.jsonl  tensorboard/                             written by rank 0, on the head
   checkpoints/step-00000100/COMMITTED, part-<host>/...                  on every host
   export/

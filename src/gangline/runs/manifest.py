@@ -138,10 +138,12 @@ def verify_part(folder: Path, *, hashes: bool = True) -> list[str]:
     return problems + [f"{name} is not listed in {PART_FILE}" for name in extra]
 
 
-def commit_record(parts: Mapping[str, bytes]) -> bytes:
-    """The commit record over the part.json of every host of the attempt.
+def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes:
+    """The commit record over the part.json of every host of the attempt, or, of_some, of those that have one.
 
-    Raises CheckpointError when a part is missing, cannot be read, or belongs to another step, attempt or input.
+    Some are enough to go on from, for each holds the whole state; all are wanted while the hosts live, so that losing a
+    disk loses nothing. Raises CheckpointError when a part is missing, cannot be read, or belongs to another step,
+    attempt or input.
     """
     try:
         read = {host: Part.from_bytes(data) for host, data in parts.items()}
@@ -155,12 +157,11 @@ def commit_record(parts: Mapping[str, bytes]) -> bytes:
             raise _uncommittable(f"the part given for {host} was written by {part.host}")
         if _identity(part) != _identity(first):
             raise _uncommittable(f"the parts of {first.host} and {host} are not of one step, attempt and input")
-    if absent := [host for host in first.hosts if host not in read]:
+    if not of_some and (absent := [host for host in first.hosts if host not in read]):
         raise _uncommittable(f"no part of {', '.join(absent)} (step {first.step})")
     digests = {host: digest_of(data) for host, data in parts.items()}
-    commit = Commit(
-        step=first.step, attempt=first.attempt, parts=digests, evaluation_loss=read[first.hosts[0]].evaluation_loss
-    )
+    loss = read.get(first.hosts[0], first).evaluation_loss
+    commit = Commit(step=first.step, attempt=first.attempt, parts=digests, evaluation_loss=loss)
     return commit.to_bytes()
 
 

@@ -1,8 +1,11 @@
-"""Where a run stands (state.json), how an attempt ended (outcome.json), and what the user ordered (order.json)."""
+"""Where a run stands (state.json), how an attempt ended (outcome.json), and what the user ordered (order.json) or asked
+of it (leave.json).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -107,3 +110,18 @@ def read_order(layout: RunLayout, *, attempt: int) -> Order | None:
         return None
     order = said.get("order") if said.get("attempt") == attempt else None
     return order if order in {"stop", "kill"} else None
+
+
+def write_leave(layout: RunLayout, hosts: Iterable[str], *, attempt: int) -> None:
+    """Ask a run to go on without some hosts of this attempt; those that were asked to leave it before stay asked."""
+    asked = dict.fromkeys((*read_leave(layout, attempt=attempt), *hosts))
+    write_json(layout.folder / "leave.json", {"hosts": list(asked), "attempt": attempt})
+
+
+def read_leave(layout: RunLayout, *, attempt: int) -> tuple[str, ...]:
+    """Hosts of this attempt that the user wants to leave."""
+    try:
+        said = read_json(layout.folder / "leave.json")
+    except FileNotFoundError:
+        return ()
+    return tuple(said.get("hosts", ())) if said.get("attempt") == attempt else ()

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from gangline.units import DURATION as A_DURATION
+
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 MODULE = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$"
@@ -26,6 +28,7 @@ HOST_PROGRAM = r"^((/|~/)[\w .+@%=,/-]*[\w+]|[A-Za-z0-9_][A-Za-z0-9_.+-]*)$"
 ROOT_PATH = r"^/[\w .+@%=,/-]*$"
 LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$"
 PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
+DURATION = f"^{A_DURATION.pattern}$"
 
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
 """Names of variables whose values belong in no file and in no message."""
@@ -41,6 +44,7 @@ PATTERNS = {
     ROOT_PATH: "a path that begins with `/`",
     LOADABLE: "a module of the host, such as cuda/12.8",
     PORTS: "a range of ports, such as 29500-29599",
+    DURATION: "a time with its unit, such as 30s, 5m or 2h",
 }
 """What a pattern means, for messages and for the reference."""
 
@@ -101,14 +105,16 @@ class OneOrMore:
 
 
 @dataclass(frozen=True, slots=True)
-class OrNone:
-    """`none`, or another word, in place of YAML's `null`, which few people know."""
+class OrWord:
+    """A word in place of a value: `failures: stop` for no restarts."""
 
-    word: str = "none"
+    word: str
+    value: Any
+    """What the word means."""
 
     def expand(self, value: Any) -> Any:
-        """None for the word."""
-        return None if value == self.word else value
+        """What the word means, for the word."""
+        return self.value if value == self.word else value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.expand, handler(source))
@@ -117,6 +123,14 @@ class OrNone:
         whole = handler(schema)
         kinds = whole.get("anyOf", [whole])
         return {"anyOf": [*kinds, {"const": self.word}]}
+
+
+@dataclass(frozen=True, slots=True)
+class OrNone(OrWord):
+    """`none`, or another word, in place of YAML's `null`, which few people know."""
+
+    word: str = "none"
+    value: None = None
 
 
 def _bare(fragment: JsonSchemaValue) -> JsonSchemaValue:

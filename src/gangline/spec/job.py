@@ -20,6 +20,7 @@ from gangline.runs.job import (
     SourceJob,
     StrategyJob,
 )
+from gangline.spec.failures import resolve_failures
 from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
 from gangline.spec.paths import absolute, what_was_meant
@@ -53,6 +54,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     model = _model(checked, folder=folder)
     data = _data(checked, folder=folder)
     optimizer = _optimizer(checked)
+    failures = resolve_failures(checked)
     checked.document.mistakes.raise_if_any()
     return Job(
         name=words.name or default_name,
@@ -83,6 +85,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         ),
         evaluation=EvaluationJob(**words.evaluation.model_dump()),
         checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
+        failures=failures,
         report=ReportJob(tensorboard=words.report.tensorboard, wandb_project=words.report.wandb),
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),

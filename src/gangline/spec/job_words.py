@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gangline.spec.fields import (
+    DURATION,
     Count,
     ModuleName,
     Name,
     NotNegative,
     OneOrMore,
     OrNone,
+    OrWord,
     Positive,
     Section,
     Shorthand,
@@ -23,6 +25,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
 NONE = OrNone()
 AUTO = OrNone("auto")
+WAIT_FIX = "write a number and its unit, such as `wait: 30s` or `wait: 5m`"
 
 
 class ModelWords(Section):
@@ -210,6 +213,23 @@ class CheckpointWords(Section):
     """What a save that fails, such as on a full disk, does to the run."""
 
 
+class FailureWords(Section):
+    """What is done when a rank, a host or a link fails, without anybody being asked. `failures: stop` is short for
+    `failures: {restarts: 0}`.
+    """
+
+    restarts: Annotated[int, Field(ge=0, le=10**9), OrWord("stop", 0)] = 5
+    """Attempts in a row that may fail without getting beyond the step they went on from, before the run ends; the same
+    cause twice in a row without a step between ends it, too. `stop`, or 0: the first failure does."""
+    wait: Annotated[str, Field(pattern=DURATION, json_schema_extra={"x-fix": WAIT_FIX})] = "30s"
+    """How long a host that does not answer is waited for: from `0s` to `24h`."""
+    without: bool = True
+    """Then go on without that host: the others share its work, and batch, samples and their order stay the same.
+    `false`: the run ends then."""
+    take_back: bool = True
+    """A host that was lost and answers again joins once more, after the next checkpoint."""
+
+
 class ReportWords(Section):
     """Where figures go besides the run's own metrics.jsonl."""
 
@@ -260,6 +280,8 @@ class JobWords(Section):
     """When the evaluation rows are read."""
     checkpoint: CheckpointWords = CheckpointWords()
     """When the state is saved, and how much is kept."""
+    failures: Annotated[FailureWords, Shorthand("restarts")] = FailureWords()
+    """What is done when something fails: `stop`, a number of restarts, or the keys below."""
     report: ReportWords = ReportWords()
     """Where figures go."""
     max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3
@@ -278,6 +300,7 @@ FOREIGN = {
     "dtype": "precision",
     "eval_dataset": "data.eval",
     "eval_steps": "evaluation.every_steps",
+    "fault_tolerance": "failures",
     "fp16": "precision",
     "global_batch_size": "batch",
     "gradient_accumulation_steps": "batch",
@@ -293,8 +316,11 @@ FOREIGN = {
     "lr": "optimizer.learning_rate",
     "lr_scheduler": "schedule",
     "lr_scheduler_type": "schedule",
+    "max_failures": "failures.restarts",
     "max_grad_norm": "optimizer.clip_norm",
     "max_length": "data.sequence_length",
+    "max_restarts": "failures.restarts",
+    "max_retries": "failures.restarts",
     "max_seq_length": "data.sequence_length",
     "max_steps": "steps",
     "micro_batch_size": "micro_batch",
@@ -304,6 +330,7 @@ FOREIGN = {
     "num_train_epochs": "epochs",
     "output_dir": "name",
     "per_device_train_batch_size": "micro_batch",
+    "retries": "failures.restarts",
     "sample_packing": "data.packing",
     "save_steps": "checkpoint.every_steps",
     "save_total_limit": "checkpoint.keep_last",

@@ -13,12 +13,14 @@ from gangline.launch.program import Program
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic
 from gangline.runs.gang import Gang
+from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 from gangline.steps.equip import Ready
 from gangline.steps.keep import Keeping, copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.steps.seams import Means
+from gangline.supervise.next_attempt import REST_S
 from gangline.sync.place import host_layout, place_gang, write_documents
 
 
@@ -27,6 +29,11 @@ def render(ready: Ready, gang: Gang, means: Means, *, program: Program | None = 
     cluster, seams = ready.cluster, means.seams
     port = seams.free_port(cluster, means.transports[cluster.head.name], claim=claim)
     return seams.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
+
+
+def worker_program(job: Job) -> Program:
+    """How our own worker is started: where a failure does not end the run, processes stand by for what follows."""
+    return Program(rest_s=REST_S if job.failures.restarts else 0.0)
 
 
 def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, program: Program | None = None) -> None:
@@ -38,7 +45,12 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
     place_gang(cluster, means.transports, gang)
     layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     request = render(ready, gang, means, program=program, claim=True)
-    documents = {"request": request.to_json(), "cluster": cluster.to_json()}
+    documents = {
+        "request": request.to_json(),
+        "cluster": cluster.to_json(),
+        "gang": gang.to_json(),
+        "networks": {host: dict(variables) for host, variables in ready.networks.items()},
+    }
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = ready.keeping()
     if keeping.why_not:
@@ -64,7 +76,10 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     head = cluster.head
     keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
-    documents = {"cluster.json": seen, f"attempts/{number}/cluster.json": seen}
+    folder = f"attempts/{number}"
+    documents = {"cluster.json": seen, f"{folder}/cluster.json": seen}
+    for name in ("gang.json", "networks.json"):
+        documents[f"{folder}/{name}"] = read_json(layout.attempt(number) / name)
     if layout.plan.exists():  # not of a command of the user's own
         documents["plan.json"] = read_json(layout.plan)
     hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})

@@ -119,10 +119,18 @@ class Opened:
 
     def view(self) -> View:
         """Where the run is read, to follow it."""
-        head = self.cluster.head
-        head_layout = host_layout(head, self.layout.run_id)
-        transport = self.transports[head.name]
-        return View(layout=self.layout, head=transport, head_layout=head_layout, read=self.record)
+        head, head_layout = self._head(self.cluster)
+        return View(layout=self.layout, head=head, head_layout=head_layout, read=self.record, head_of=self._head_of)
+
+    def _head(self, cluster: Cluster) -> tuple[Transport, RunLayout]:
+        return self.transports[cluster.head.name], host_layout(cluster.head, self.layout.run_id)
+
+    def _head_of(self, attempt: int) -> tuple[Transport, RunLayout]:
+        """The head of an attempt, as far as it is known here and can be reached."""
+        try:
+            return self._head(Cluster.of_attempt(self.layout, attempt))
+        except (OSError, *NONSENSE):
+            return self._head(self.cluster)
 
 
 @contextlib.contextmanager
@@ -196,7 +204,7 @@ def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
 def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> NoReturn:
     """Order every guard that answers to end its ranks, though who keeps the run does not answer; then say so."""
     state = RunState.load(run.layout)
-    request = Request.from_json(read_json(run.layout.attempt(state.attempt) / "request.json"))
+    request = _request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
     missed = seams.backend().stop(request, run.transports, now=True, epoch=state.epoch + 1)
     told = [name for name in request.names if name not in missed]
@@ -205,6 +213,21 @@ def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> No
         seen=f"{error.what}; ordered to end at once: {', '.join(told) or 'nobody'}; not reached: {', '.join(missed)}",
         fix=f"once it is back: gangline stop {run.layout.run_id}, which looks for what is left there",
     )
+
+
+def _request_here(layout: RunLayout, attempt: int) -> Request:
+    """What was started in an attempt. Where the keeper began it by itself, the last that this computer has started, in
+    the folders of that attempt.
+    """
+    numbers = range(attempt, 0, -1)
+    own = next((each for each in numbers if (layout.attempt(each) / "request.json").exists()), attempt)
+    request = Request.from_json(read_json(layout.attempt(own) / "request.json"))
+    parts = [(part, PurePath(part.rank_files).parent / str(attempt)) for part in request.hosts]
+    moved = [
+        replace(part, attempt=attempt, rank_files=str(files), folder=str(files / PurePath(part.folder).name))
+        for part, files in parts
+    ]
+    return request if own == attempt else replace(request, attempt=attempt, hosts=tuple(moved))
 
 
 def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:

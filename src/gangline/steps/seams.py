@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,15 @@ from gangline.remote.connect import connect_all
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
-from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn_there, stop_run, unfinished
+from gangline.supervise.detached import (
+    cannot_supervise,
+    is_alive,
+    leave_run,
+    spawn,
+    spawn_there,
+    stop_run,
+    unfinished,
+)
 
 Transports = dict[str, Transport]
 
@@ -40,6 +48,14 @@ class StopRun(Protocol):
 
     def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
         """Order a run to end, and return."""
+        ...
+
+
+class LeaveRun(Protocol):
+    """See `gangline.supervise.detached.leave_run`."""
+
+    def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequence[str]) -> None:
+        """Ask a run to go on without some of its hosts, and return."""
         ...
 
 
@@ -81,6 +97,7 @@ class Seams:
     is_alive: Callable[[RunLayout, Transport | None], bool] = is_alive
     unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
     stop_run: StopRun = stop_run
+    leave_run: LeaveRun = leave_run
     free_port: FreePort = free_port
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 

@@ -1,4 +1,4 @@
-"""`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of one attempt.
+"""`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of a run, from this attempt on.
 
 With `--detach` it reads {"secrets": {name: value}} from stdin, goes on by itself, and says on stdout in one line of
 JSON that the gang was started ({"started": true}) or why it was not ({"error": ...}).
@@ -23,8 +23,8 @@ from gangline.remote.connect import connect_all
 from gangline.runs.cluster import Cluster
 from gangline.runs.full_disk import full_disk
 from gangline.runs.layout import RunLayout
+from gangline.supervise.attempts import Attempts
 from gangline.supervise.lock import supervisor_lock
-from gangline.supervise.loop import Supervisor
 from gangline.supervise.pace import Pace
 
 STARTED = {"started": True}
@@ -96,12 +96,12 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
 def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
     try:
         with supervisor_lock(layout, timeout_s=Pace().lock_s) as beat:
-            supervisor = Supervisor(layout, attempt, backend=backend(), connect=connect_all, beat=beat)
-            supervisor.begin(secrets)
+            attempts = Attempts(layout, attempt, backend=backend(), connect=connect_all, beat=beat)
+            attempts.begin(secrets)
             del secrets
             _say(ready, STARTED)
             ready = None
-            outcome = supervisor.watch()
+            outcome = attempts.watch()
     except GanglineError as error:
         _say(ready, {"error": error.to_json()})
         sys.stderr.write(f"{error}\n")

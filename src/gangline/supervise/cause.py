@@ -2,81 +2,58 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gangline.errors import RunFailed
+from gangline.diagnose.failures import ECHOES, Failure, weight
+from gangline.diagnose.signatures import verdict
+from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, Request
 from gangline.runs.events import iso
 
-ECHO = re.compile(
-    r"Connection (reset by peer|closed by peer|refused)|Broken pipe|Timed out waiting \d+ms for (send|recv)"
-    r"|The client socket has timed out|DistStoreError|DistNetworkError"
-)
-"""What a rank says when another one has gone: it is a witness, not the cause."""
-
-NO_MESH = re.compile(r"connectFullMesh failed.{0,2000}?remote=\[([0-9A-Fa-f.:]+)\]", re.DOTALL)
-"""What gloo says when a rank cannot reach another at the address that the other one gave."""
-
-PORT_TAKEN = re.compile(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE")
-"""What torch says when somebody else listens where launchers or ranks are to meet."""
-
-NO_INTERFACE = re.compile(r"Unable to find address for: ([^\s:]{1,32})")
-"""What gloo says of an interface that is not there, or has no address."""
-
-ECHOES = 2
-"""Weight from which a failure is no cause any more."""
-
-Failure = Mapping[str, Any]
+Explain = Callable[[Failure], RunFailed | None]
 
 
-def gather_failures(statuses: Sequence[HostStatus]) -> list[dict[str, Any]]:
-    """Ranks that ended badly over all hosts, each with its host, the likeliest cause first."""
-    found = [{**failure, "host": status.host} for status in statuses for failure in status.failures]
-    return sorted(found, key=lambda failure: (weight(failure), failure["time"]))
+def gather_failures(statuses: Sequence[HostStatus], *, seen: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Ranks that ended badly over all hosts, each with its host, the likeliest cause first.
 
-
-def weight(failure: Failure) -> int:
-    """How far a failure is from being the cause; time decides among equals.
-
-    0: an error of its own, or a signal from outside. 1: an exit that nobody explained. 2: an echo of another's end.
-    3: torchrun or an order ended it.
+    seen: hosts in the order in which they were first seen to fail. It decides among equals: clocks of hosts differ, and
+    count only among the ranks of one.
     """
-    code = failure["exit"]
-    if failure["error"] is not None:
-        return ECHOES if is_echo(failure["error"]) else 0
-    if failure["ordered"] or code == -signal.SIGTERM or code is None:
-        return 3
-    return 0 if code < 0 else 1
+    found = [{**failure, "host": status.host} for status in statuses for failure in status.failures]
+    order = list(dict.fromkeys([*seen, *(status.host for status in statuses)]))
+    return sorted(found, key=lambda failure: (weight(failure), order.index(failure["host"]), failure["time"]))
 
 
-def is_echo(error: Mapping[str, Any]) -> bool:
-    """Whether an error only tells that another rank has gone."""
-    return ECHO.search(f"{error.get('what', '')}\n{error.get('seen', '')}") is not None
-
-
-def first_cause(request: Request, statuses: Sequence[HostStatus], *, ordered: bool = False) -> dict[str, Any] | None:
+def first_cause(
+    request: Request,
+    statuses: Sequence[HostStatus],
+    *,
+    ordered: bool = False,
+    seen: Sequence[str] = (),
+    explain: Explain = lambda _failure: None,
+) -> dict[str, Any] | None:
     """The error of an attempt, as `Outcome.error`; None if nothing ended badly.
 
     ordered: the user told it to end. Then a rank that lost the others had not heard of it yet, and has not failed.
+    seen: as for `gather_failures`. explain: what more is known of the end of a rank than its own words.
     """
     statuses = [_without_echoes(status) for status in statuses] if ordered else statuses
-    failures = gather_failures(statuses)
+    failures = gather_failures(statuses, seen=seen)
     gone = [status for status in statuses if status.phase in {"lost", "starting"}]
     silent = [status for status in statuses if status.phase == "unreachable"]
     bad = [status for status in statuses if status.phase == "ended" and status.returncode and not _left_as_told(status)]
     signalled = [status for status in bad if status.reason == "signalled"]
     if failures and weight(failures[0]) < ECHOES:
-        return _of_rank(failures[0])
+        return _of_rank(failures[0], explain)
     if gone:
         return _of_lost(request, gone[0])
     if silent and (failures or bad):
         return _of_silent(silent[0])
     if failures and weight(failures[0]) == ECHOES and not signalled:
-        return _of_rank(failures[0])
+        return _of_rank(failures[0], explain)
     # A launcher that was told to leave says less than one that failed by itself.
     bad.sort(key=lambda status: (status.reason != "signalled", status.reason in {"killed", "stopped"}))
     return _of_host(request, bad[0]) if bad else None
@@ -97,10 +74,14 @@ def _left_as_told(status: HostStatus) -> bool:
     )
 
 
-def _of_rank(failure: Failure) -> dict[str, Any]:
+def _of_rank(failure: Failure, explain: Explain) -> dict[str, Any]:
     place = f"rank {failure['rank']} on {failure['host']}"
     error = failure["error"] or _death(place, failure).to_json()
-    if told := _told_by_torch(f"{error['what']}\n{error['seen']}", error["seen"], host=failure["host"]):
+    if error["kind"] == BadState.__name__:  # every rank says the same of all of them
+        return dict(error)
+    if found := explain(failure):
+        error = found.to_json()
+    elif told := _told_by_torch(f"{error['what']}\n{error['seen']}", error["seen"], host=failure["host"]):
         error = told.to_json()
     if place not in error["what"]:
         error = {**error, "what": f"{place}: {error['what']}"}
@@ -149,37 +130,9 @@ def _of_silent(status: HostStatus) -> dict[str, Any]:
 
 
 def _told_by_torch(text: str, seen: str, *, host: str) -> RunFailed | None:
-    """What its words mean, where we know."""
-    if match := NO_MESH.search(text):
-        return _no_mesh(match.group(1), seen)
-    if match := PORT_TAKEN.search(text):
-        return RunFailed(
-            f"another program took port {match.group(1)} of {host}, where the ranks were to meet",
-            seen=seen,
-            fix=f"start again: a port that is free is chosen then; on {host}, ss -ltnp shows who listens",
-        )
-    if match := NO_INTERFACE.search(text):
-        return RunFailed(
-            f"{host} has no network interface {match.group(1)} with an address",
-            seen=seen,
-            fix="take GLOO_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one",
-        )
-    return None
-
-
-def _no_mesh(address: str, seen: str) -> RunFailed:
-    if address.startswith("127.") or address == "::1":
-        return RunFailed(
-            f"another rank gave {address} as its address, at which nobody else can reach it",
-            seen=seen,
-            fix="gangline sets GLOO_SOCKET_IFNAME: the script and `env` must not set or remove it; "
-            "`interface` of a host in cluster.yaml names another one",
-        )
-    return RunFailed(
-        f"no connection to another rank at {address}",
-        seen=seen,
-        fix="let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair",
-    )
+    """What its words mean, where they are the whole cause."""
+    known = verdict(text, host=host)
+    return None if known is None else RunFailed(known[0], seen=seen, fix=known[1])
 
 
 def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:

@@ -24,9 +24,29 @@ def clean(
     """What is left once everything was ended that can be, `verify_s` at the most."""
     deadline = time.monotonic() + verify_s
     left = backend.verify(request, transports)
-    while any(each.kind != "unknown" for each in left) and time.monotonic() < deadline:
+    while (hosts := {each.host for each in left if each.kind != "unknown"}) and time.monotonic() < deadline:
         beat()
         time.sleep(PAUSE_S)  # a guard that has just written its last words is about to leave
-        backend.stop(request, transports, now=True, epoch=epoch)
+        backend.stop(request.on(hosts), transports, now=True, epoch=epoch)
         left = backend.verify(request, transports)
     return left
+
+
+def clean_rest(
+    backend: Backend,
+    request: Request,
+    transports: Mapping[str, Transport],
+    *,
+    epoch: int,
+    verify_s: float = VERIFY_S,
+    beat: Callable[[], None] = lambda: None,
+) -> None:
+    """End guards that rest, and wait until they have gone, `verify_s` at the most."""
+    deadline = time.monotonic() + verify_s
+    while time.monotonic() < deadline:
+        resting = [status.host for status in backend.poll(request, transports) if status.rests]
+        if not resting:
+            return
+        backend.stop(request.on(resting), transports, now=True, epoch=epoch)
+        beat()
+        time.sleep(PAUSE_S)

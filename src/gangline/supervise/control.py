@@ -1,8 +1,9 @@
 """`python -m gangline.supervise.control VERB`: what is asked and ordered of a run on the computer that keeps it.
 
-    alive RUN_FOLDER        -> {"alive": bool, "unfinished": [host]}
-    stop|kill RUN_FOLDER    orders it to end
-    reach < Cluster         -> {"reasons": [why a host cannot be reached from here]}
+    alive RUN_FOLDER            -> {"alive": bool, "unfinished": [host]}
+    stop|kill RUN_FOLDER        orders it to end
+    leave RUN_FOLDER HOST...    asks it to go on without these hosts -> {"asked": [host]}
+    reach < Cluster             -> {"reasons": [why a host cannot be reached from here]}
 
 One line of JSON on stdout; {"error": ...} for what went wrong.
 """
@@ -20,8 +21,11 @@ from gangline.errors import GanglineError
 from gangline.remote.connect import connect
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
-from gangline.supervise.detached import is_alive, stop_run, unfinished
+from gangline.supervise.detached import is_alive, leave_run, stop_run, unfinished
 
+USAGE = """\
+usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, leave RUN_FOLDER HOST..., or reach
+"""
 NO_KEY = "refuses your key"
 """In what ssh's errors are called (gangline.remote.ssh_errors)."""
 
@@ -47,11 +51,22 @@ def _reason(host: Host) -> str | None:
     return None
 
 
+def _is_known(words: Sequence[str]) -> bool:
+    match list(words):
+        case ["reach"] | ["alive" | "stop" | "kill", _] | ["leave", _, _, *_]:
+            return True
+        case _:
+            return False
+
+
 def _do(words: Sequence[str]) -> Mapping[str, object]:
     if list(words) == ["reach"]:
         return {"reasons": reasons(Cluster.from_json(json.loads(sys.stdin.buffer.read())))}
-    verb, folder = words
+    verb, folder, *hosts = words
     layout = RunLayout.of(Path(folder))
+    if verb == "leave":
+        leave_run(layout, hosts=hosts)
+        return {"asked": hosts}
     if verb in {"stop", "kill"}:
         stop_run(layout, now=verb == "kill")
     return {"alive": is_alive(layout), "unfinished": unfinished(layout)}
@@ -60,8 +75,8 @@ def _do(words: Sequence[str]) -> Mapping[str, object]:
 def main(words: Sequence[str]) -> int:
     """Entry point."""
     os.umask(0o077)
-    if list(words) != ["reach"] and (len(words) != 2 or words[0] not in {"alive", "stop", "kill"}):
-        sys.stderr.write("usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, or reach\n")
+    if not _is_known(words):
+        sys.stderr.write(USAGE)
         return 2
     try:
         said = _do(words)

@@ -6,7 +6,7 @@ Each works for a run that this computer keeps, and for one that its head keeps (
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import RunState, write_order
+from gangline.runs.state import Order, RunState, write_leave, write_order
 from gangline.supervise import earlier
+from gangline.supervise.between import end_between
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
 
 START_TIMEOUT_S = 600.0
@@ -112,17 +113,21 @@ def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str,
 def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
     """Order a run to end, and return; `now`: without saving. Works without a supervisor, too.
 
-    Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome. Of a
-    run that has ended, what is left on hosts that did not answer is ended.
+    Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome. Between
+    two attempts only guards that rest are to be ended. Of a run that has ended, what is left on hosts that did not
+    answer is.
     """
     if keeper is not None:
         ask_keeper(layout, keeper, "kill" if now else "stop")
         return
-    state = RunState.load(layout)
-    write_order(layout, "kill" if now else "stop", attempt=state.attempt)
+    order: Order = "kill" if now else "stop"
+    state = _tell(layout, lambda attempt: write_order(layout, order, attempt=attempt))
     if is_frozen(layout):
         break_lock(layout)
     elif has_supervisor(layout):
+        return
+    if state.phase == "restarting":
+        end_between(layout, backend=backend(), connect=connect_all)
         return
     if state.phase not in {"running", "stopping"}:
         earlier.finish_all(layout, backend=backend(), connect=connect_all)
@@ -131,6 +136,33 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
         backend().stop(request, transports, now=now, epoch=state.epoch)
     with suppress(RunFailed):  # somebody else's came first
         spawn(layout.folder, state.attempt)
+
+
+def leave_run(layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequence[str]) -> None:
+    """Ask a run to go on without some of its hosts, and return; raises RunFailed where nobody is there to do it."""
+    if keeper is not None:
+        ask_keeper(layout, keeper, "leave", *hosts)
+        return
+    if not has_supervisor(layout) or is_frozen(layout):
+        raise RunFailed(
+            f"nobody looks after {layout.run_id}, so it cannot go on without {', '.join(hosts)}",
+            seen="its supervisor is gone, or does not get on",
+            fix=f"gangline stop {layout.run_id} saves and ends it; then go on without: gangline resume with --cluster",
+        )
+    _tell(layout, lambda attempt: write_leave(layout, hosts, attempt=attempt))
+
+
+def _tell(layout: RunLayout, write: Callable[[int], None]) -> RunState:
+    """Write something down for the attempt that goes on; the state of that attempt.
+
+    Its supervisor may go over to the next attempt meanwhile. It says so in state.json, and then looks once more for
+    what was written for the one before: either it sees what we wrote, or we see that it has gone on.
+    """
+    while True:
+        state = RunState.load(layout)
+        write(state.attempt)
+        if RunState.load(layout).attempt == state.attempt:
+            return state
 
 
 def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
@@ -151,12 +183,12 @@ def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
         return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
 
 
-def ask_keeper(layout: RunLayout, keeper: Transport, verb: str) -> dict[str, Any]:
+def ask_keeper(layout: RunLayout, keeper: Transport, verb: str, *words: str) -> dict[str, Any]:
     """Have a verb of gangline.supervise.control done where the run is kept; raises HostUnreachable, RunFailed."""
     with understood(keeper.host, f"the hosts of {layout.run_id}"):
         head = _cluster_there(layout, keeper).head
-    words = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder))
-    result = _run(keeper, words, head)
+    command = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder), *words)
+    result = _run(keeper, command, head)
     said = _last_words(result)
     if problem := _error_in(said, keeper.host):
         raise problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from gangline.errors import RunFailed
@@ -17,8 +17,11 @@ from gangline.supervise.clean import clean
 Connect = Callable[[Cluster], Mapping[str, Transport]]
 
 
-def end_earlier(layout: RunLayout, attempt: int, *, backend: Backend, connect: Connect, epoch: int) -> None:
-    """End what the attempts before have left; raises RunFailed if one of them still runs without having an outcome.
+def end_earlier(
+    layout: RunLayout, attempt: int, *, hosts: Collection[str], backend: Backend, connect: Connect, epoch: int
+) -> None:
+    """End what the attempts before have left on hosts of this one; raises RunFailed if one of them still runs without
+    having an outcome.
 
     Hosts that do not answer are left to themselves: if they are of the new attempt, it does not start anyway.
     """
@@ -27,7 +30,7 @@ def end_earlier(layout: RunLayout, attempt: int, *, backend: Backend, connect: C
         if not (folder / "request.json").exists():
             continue
         if (folder / "outcome.json").exists():
-            finish(layout, number, backend=backend, connect=connect, epoch=epoch)
+            finish(layout, number, hosts=hosts, backend=backend, connect=connect, epoch=epoch)
             continue
         request = Request.from_json(read_json(folder / "request.json"))
         transports = connect(Cluster.of_attempt(layout, number))
@@ -57,17 +60,25 @@ def finish_all(layout: RunLayout, *, backend: Backend, connect: Connect) -> tupl
     """End what is left of ended attempts; the hosts that still do not answer, or on which something is left."""
     epoch = RunState.load(layout).epoch
     for number in range(1, _last_attempt(layout) + 1):
-        finish(layout, number, backend=backend, connect=connect, epoch=epoch)
+        finish(layout, number, hosts=None, backend=backend, connect=connect, epoch=epoch)
     return unfinished(layout)
 
 
-def finish(layout: RunLayout, number: int, *, backend: Backend, connect: Connect, epoch: int) -> None:
-    """End what is left of one ended attempt on hosts that did not answer at its end, and write that down."""
+def finish(
+    layout: RunLayout, number: int, *, hosts: Collection[str] | None, backend: Backend, connect: Connect, epoch: int
+) -> None:
+    """End what is left of one ended attempt on hosts that did not answer at its end, and write that down.
+
+    hosts: where; None: everywhere.
+    """
     outcome = _outcome(layout, number)
-    if outcome is None or not (outcome.unverified or outcome.left):
+    if outcome is None:
         return
     folder = layout.attempt(number)
-    hosts = {*outcome.unverified, *(each.partition(":")[0] for each in outcome.left)}
+    doubtful = {*outcome.unverified, *(each.partition(":")[0] for each in outcome.left)}
+    hosts = doubtful if hosts is None else doubtful & set(hosts)
+    if not hosts:
+        return
     request = Request.from_json(read_json(folder / "request.json")).on(hosts)
     transports = connect(Cluster.of_attempt(layout, number))
     try:
@@ -77,8 +88,13 @@ def finish(layout: RunLayout, number: int, *, backend: Backend, connect: Connect
         _close(transports)
     renewed = replace(
         outcome,
-        left=tuple(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
-        unverified=tuple(sorted({each.host for each in left if each.kind == "unknown"})),
+        left=(
+            *(each for each in outcome.left if each.partition(":")[0] not in hosts),
+            *(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
+        ),
+        unverified=tuple(
+            sorted({each.host for each in left if each.kind == "unknown"} | (set(outcome.unverified) - hosts))
+        ),
     )
     renewed.save(folder / "outcome.json")
 

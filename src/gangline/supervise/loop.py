@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
+from gangline.diagnose.failures import Failure
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Backend, HostStatus, Leftover, Request
 from gangline.remote.transport import Transport
@@ -16,23 +19,41 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.state import HostOutcome, Order, Outcome, Phase, RunState, read_order
+from gangline.runs.state import HostOutcome, Order, Outcome, RunState, read_order
 from gangline.supervise.aside import Aside
 from gangline.supervise.cause import first_cause, gather_failures
 from gangline.supervise.claims import Claims
-from gangline.supervise.clean import clean
+from gangline.supervise.clean import clean, clean_rest
 from gangline.supervise.commit import Committer
 from gangline.supervise.compared import LookBack, look_back
 from gangline.supervise.earlier import end_earlier
-from gangline.supervise.first_step import FirstStep
-from gangline.supervise.heartbeat import Heartbeats
+from gangline.supervise.followed import Followed, Statuses
+from gangline.supervise.memory import of_memory
+from gangline.supervise.ordering import GuardOrder, Ordering
 from gangline.supervise.pace import Pace
-from gangline.supervise.presence import Presence
 from gangline.supervise.records import Records
-from gangline.supervise.stall import Stall
-from gangline.supervise.start import Start
-from gangline.supervise.telling import Telling
+from gangline.supervise.reviving import reviving
 from gangline.supervise.troubles import Troubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt of which nothing runs any more, as far as hosts answer."""
+
+    outcome: Outcome
+    statuses: tuple[HostStatus, ...] = ()
+    user_order: Order | None = None
+    """What the user had ordered."""
+    made_way: str | None = None
+    """Why it was asked to end in good order, so that the next one takes its place; None: it was not."""
+    step: int | None = None
+    """The last step that it was seen to complete."""
+    joined: bool = False
+    """Its ranks had joined."""
+    noticed_at: float | None = None
+    """When a failure was first seen (monotonic)."""
+    silent_s: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that did not answer at its end, and for how long."""
 
 
 class Supervisor:
@@ -52,93 +73,106 @@ class Supervisor:
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._layout = layout
-        self._attempt = attempt
+        self.attempt = attempt
         self._backend = backend
         self._connect = connect
         self._pace = pace or Pace()
         self._cluster = Cluster.of_attempt(layout, attempt)
         self._transports = connect(self._cluster)
-        self._records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
+        self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
         self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
         committer = Committer(
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
         self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
         self._comparing = Aside(self._compared, patience_s=self._pace.patience_s)
-        self._presence = Presence(notice_s=self._pace.notice_s)
-        self._heartbeats = Heartbeats(stall_s=self._pace.stall_s)
         self._claims = Claims(num_hosts=len(self.request.hosts), doubt_s=self._pace.doubt_s)
-        self._telling = Telling(self._tell_one, patience_s=self._pace.patience_s)
-        self._troubles = Troubles(self._records, patience_s=self._pace.trouble_s)
-        self._start = Start(self.request, self._cluster, self._transports, limits=self._pace.start)
-        self._first_step = FirstStep(self.request)
+        self.makes_way: Callable[[], str | None] = lambda: None
+        """Asked at every look: why the attempt is to end in good order, so that another can take its place."""
+        self._made_way: str | None = None
+        self.ended: Ended | None = None
+        """Once it has; then the run goes on with another attempt, or `close` ends it."""
+        self._ordering = Ordering(
+            self.request, self._transports, backend=backend, epoch=self.epoch, patience_s=self._pace.patience_s
+        )
+        self._troubles = Troubles(self.records, patience_s=self._pace.trouble_s)
         is_quiet = RunState.load(layout).quiet_since is not None
-        self._stall = Stall(self.request.stall, run_id=layout.run_id, is_told=is_quiet)
+        self.followed = Followed(self.request, self._cluster, self._transports, pace=self._pace, is_quiet=is_quiet)
         self._user_order: Order | None = None
         """What the user ordered and was passed on."""
-        self._order: Order | None = None
-        """The strongest that the guards were ordered, by the user or because the gang failed."""
-        self._ordered_at = float("inf")
-        """When they were (monotonic)."""
-        self._untold: set[str] = set()
-        """Hosts that have not heard the last of it."""
         self._failed_at: float | None = None
         """When a failure was first seen (monotonic)."""
+        self._failing: list[str] = []
+        """Hosts on which something failed, in the order in which that was seen."""
         self._failure: GanglineError | None = None
         """Why the start was given up, or a run that stood still was ended."""
 
     @property
     def epoch(self) -> int:
         """Of two supervisors of a run, the one with the higher epoch is in charge."""
-        return self._records.epoch
+        return self.records.epoch
 
     def begin(self, secrets: Mapping[str, str] | None = None) -> None:
+        """`start`, once what attempts before have left is ended; where it raises, the run has ended."""
+        names = self.request.names
+        end_earlier(
+            self._layout, self.attempt, hosts=names, backend=self._backend, connect=self._connect, epoch=self.epoch
+        )
+        try:
+            self.start(secrets)
+        except GanglineError:
+            if self.ended is not None:
+                self.close(self.ended)
+            raise
+
+    def start(self, secrets: Mapping[str, str] | None = None) -> None:
         """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises.
 
         secrets: more environment for the ranks of a gang that is started.
         """
-        end_earlier(self._layout, self._attempt, backend=self._backend, connect=self._connect, epoch=self.epoch)
         statuses = self._poll()
         has_begun = self._has_begun(statuses)
         if not has_begun:
             self._require_no_order()
-        self._records.set_phase("running", supervisor=ProcessId.current())
+        self.records.set_phase("running", supervisor=ProcessId.current())
         if has_begun:
-            self._untold = set(self.request.names)
-            self._tell(statuses)
-            self._start.done = self._first_step.done = _is_done(self._layout, self._attempt)
+            self._ordering.announce()
+            self._ordering.tell(statuses)
+            if _is_done(self._layout, self.attempt):
+                self.followed.take_for_joined()
         else:
             self._start_gang(statuses, secrets)
         # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
-        self._records.persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
+        self.records.persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
 
     def _require_no_order(self) -> None:
         """What was told to end before it began is not started; raises RunFailed. A guard may still come up: its
         supervisor died as it started it. It finds an order, too.
         """
-        self._user_order = read_order(self._layout, attempt=self._attempt)
+        self._user_order = read_order(self._layout, attempt=self.attempt)
         if self._user_order is None:
             return
         self._backend.stop(self.request, self._transports, now=True, epoch=self.epoch)
         self._conclude("stopped", None, left=self._clean_up(self._poll()))
         raise RunFailed(
             f"{self._layout.run_id} was told to stop before it began",
-            seen=f"an order to {self._user_order} attempt {self._attempt}",
+            seen=f"an order to {self._user_order} attempt {self.attempt}",
             fix=f"nothing was started; to start it: gangline resume {self._layout.run_id}",
         )
 
-    def _start_gang(self, statuses: Sequence[HostStatus], secrets: Mapping[str, str] | None) -> None:
+    def _start_gang(self, statuses: Statuses, secrets: Mapping[str, str] | None) -> None:
         try:
             for status in statuses:
                 if status.phase == "unreachable":
                     raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
-            self._backend.start(self.request, self._transports, epoch=self.epoch, secrets=secrets)
+            request = reviving(self.request, self._cluster, self._layout)
+            self._backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
         except GanglineError as error:
             self._conclude("failed", error.to_json(), left=self._clean_up(self._poll()))
             raise
-        self._records.event("started", hosts=list(self.request.names))
+        self.records.event("started", hosts=list(self.request.names))
 
-    def _has_begun(self, statuses: Sequence[HostStatus]) -> bool:
+    def _has_begun(self, statuses: Statuses) -> bool:
         """Whether an earlier supervisor has started the gang; of hosts that do not answer only the state can tell."""
         phases = {status.phase for status in statuses}
         if phases - {"starting", "unreachable"}:
@@ -146,119 +180,142 @@ class Supervisor:
         return "unreachable" in phases and RunState.load(self._layout).phase in {"running", "stopping"}
 
     def watch(self) -> Outcome:
-        """Look after the gang until it has ended, then write outcome.json and state.json."""
+        """Look after the gang until it has ended, and end the run with it."""
+        ended = self.look_after()
+        self.close(ended)
+        return ended.outcome
+
+    def look_after(self) -> Ended:
+        """Look after the gang until it has ended; outcome.json is written then."""
         while True:
-            self._records.beat()
+            self.records.beat()
             with self._troubles.borne():
-                outcome = self._look_once()
-                if outcome is not None:
-                    return outcome
+                ended = self._look_once()
+                if ended is not None:
+                    return ended
             time.sleep(self._pace.poll_s)
 
-    def _look_once(self) -> Outcome | None:
-        """Look, and do what follows from it; the outcome once the gang has ended."""
+    def close(self, ended: Ended, *, why: str = "") -> None:
+        """The run has ended with this attempt: write that into events and state. why: nothing follows a failure."""
+        self._compare(ended.statuses)
+        self._order_rest()
+        outcome = ended.outcome
+        details: dict[str, Any] = {"what": outcome.error["what"]} if outcome.error else {}
+        if outcome.result == "stopped" and ended.user_order is None:
+            details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
+        details |= {"left": outcome.left} if outcome.left else {}
+        details |= {"unverified": outcome.unverified} if outcome.unverified else {}
+        details |= {"why": why} if why else {}
+        self.records.event(outcome.result, **details)
+        self.records.set_phase(outcome.result, error=outcome.error)
+
+    def _order_rest(self) -> None:
+        """Guards that rest wait for an attempt that does not come any more."""
+        if any(part.stand_by for part in self.request.hosts):
+            clean_rest(self._backend, self.request, self._transports, epoch=self.epoch, beat=self.records.beat)
+
+    def _look_once(self) -> Ended | None:
+        """Look, and do what follows from it; how it ended, once it has."""
         statuses = self._poll()
         self._require_charge(statuses)
-        news = (*self._presence.note(statuses), *self._heartbeats.note(statuses), *self._follow_start(statuses))
-        for event, details in (*news, *self._follow_first_step(statuses), *self._follow_output(statuses)):
-            self._records.event(event, **details)
+        self._follow(statuses)
         self._pass_on_order()
+        self._make_way()
         self._end_failed(statuses)
-        self._tell(statuses)
+        self._ordering.tell(statuses)
         self._commit(statuses)
         if not self._is_over(statuses):
             return None
         left = self._clean_up(statuses)
         self._commit(statuses, last=True)
-        self._compare(statuses)
         return self._judge(statuses, left)
 
     def _poll(self) -> list[HostStatus]:
         return self._backend.poll(self.request, self._transports)
 
-    def _require_charge(self, statuses: Sequence[HostStatus]) -> None:
-        self._records.require_charge(RunState.load(self._layout).epoch)
+    def _require_charge(self, statuses: Statuses) -> None:
+        self.records.require_charge(RunState.load(self._layout).epoch)
         for event, details in self._claims.note(statuses, epoch=self.epoch):
-            self._records.event(event, **details)
-        self._records.require_charge(self._claims.believed)
+            self.records.event(event, **details)
+        self.records.require_charge(self._claims.believed)
 
-    def _follow_start(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
-        events = list(self._start.note(statuses))
-        if self._start.is_due() or events:
-            self._records.board(self._start.to_json())
-        return events
-
-    def _follow_first_step(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
-        """What ranks do that have joined; those that were told to leave do not begin any more."""
-        if self._order is not None or not self._start.done:
-            return []
-        return list(self._first_step.note(statuses))
-
-    def _follow_output(self, statuses: Sequence[HostStatus]) -> list[tuple[str, dict[str, Any]]]:
-        """Whether the user's own program prints; ranks that were told to leave may be silent."""
-        if self._order is not None:
-            return []
-        events = list(self._stall.note(statuses, joined=self._start.done))
-        for _, details in events:
-            self._records.set_quiet(details.get("since"))
-        return events
+    def _follow(self, statuses: Statuses) -> None:
+        events = self.followed.note(statuses, ordered=self._ordering.given is not None)
+        start = self.followed.start
+        if start.is_due() or any(event in {"joined", "waiting"} for event, _ in events):
+            self.records.board(start.to_json())
+        for event, details in events:
+            if event in {"quiet", "printing"}:
+                self.records.set_quiet(details.get("since"))
+            self.records.event(event, **details)
 
     def _pass_on_order(self) -> None:
-        order = read_order(self._layout, attempt=self._attempt)
+        order = read_order(self._layout, attempt=self.attempt)
         if order is None or self._user_order in {order, "kill"}:
             return
         self._user_order = order
-        self._give(order)
-        self._records.event("stopping", order=order)
-        self._records.set_phase("stopping")
+        self._ordering.give(order)
+        self.records.event("stopping", order=order)
+        self.records.set_phase("stopping")
 
-    def _end_failed(self, statuses: Sequence[HostStatus]) -> None:
+    def _make_way(self) -> None:
+        """End in good order, where the next attempt shall have other hosts."""
+        if self._ordering.given is not None or not self.followed.joined:
+            return
+        self._made_way = self.makes_way()
+        if self._made_way is not None:
+            self._ordering.give("yield")
+            self.records.event("leaving", what=self._made_way)
+
+    def _end_failed(self, statuses: Statuses) -> None:
         """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
+        failing = [status.host for status in statuses if _has_failed(status) and status.host not in self._failing]
+        self._failing += failing
         if self._user_order == "kill":
             return
+        given = self._ordering.given
         if self._failed_at is None:
-            late = None if self._order else self._start.failure()
-            has_failed = any(_has_failed(status) for status in statuses)
-            self._failure = late or (None if self._order or has_failed else self._stall.failure())
-            if self._failure is None and not has_failed:
+            self._failure = self._find_failure(statuses)
+            if self._failure is None and not any(map(_has_failed, statuses)):
                 return
             self._failed_at = time.monotonic()
-            # Ranks that wait for each other to join, or do not run yet, have nothing to save.
-            self._give("kill" if late or self._start.board.is_before_ranks else "stop")
-            self._records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
-            self._records.set_phase("stopping")
-        elif self._order != "kill" and time.monotonic() > self._failed_at + self._pace.failure_grace_s:
-            self._give("kill")
+            self._ordering.give(self._order_after_failure())
+            self.records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
+            self.records.set_phase("stopping")
+        elif given != "kill" and time.monotonic() > self._failed_at + self._failure_grace_s:
+            self._ordering.give("kill")
 
-    def _give(self, order: Order) -> None:
-        self._order = "kill" if self._order == "kill" else order
-        self._ordered_at = time.monotonic()
-        self._untold = set(self.request.names)
+    def _find_failure(self, statuses: Statuses) -> GanglineError | None:
+        """Why the gang is to be ended though none of it has failed by itself."""
+        if self._ordering.given is not None:
+            return None
+        late = self.followed.start.failure()
+        return late or (None if any(map(_has_failed, statuses)) else self.followed.failure())
 
-    def _tell(self, statuses: Sequence[HostStatus]) -> None:
-        """Tell the guards what they are to do, and those that do not answer as soon as they do."""
-        reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
-        if reachable:
-            self._untold -= self._telling.tell(reachable, self._order)
+    def _order_after_failure(self) -> GuardOrder:
+        if self._rests:
+            return "break"
+        return "stop" if self.followed.has_something_to_save else "kill"
 
-    def _tell_one(self, host: str, order: Order | None) -> bool:
-        """Whether its guard was told."""
-        part = self.request.on({host})
-        if order is None:
-            return not self._backend.announce(part, self._transports, epoch=self.epoch)
-        return not self._backend.stop(part, self._transports, now=order == "kill", epoch=self.epoch)
+    @property
+    def _rests(self) -> bool:
+        return any(part.stand_by for part in self.request.hosts)
 
-    def _commit(self, statuses: Sequence[HostStatus], *, last: bool = False) -> None:
+    @property
+    def _failure_grace_s(self) -> float:
+        return self._pace.break_grace_s if self._rests else self._pace.failure_grace_s
+
+    def _commit(self, statuses: Statuses, *, last: bool = False) -> None:
         if any(status.phase == "unreachable" for status in statuses):
             return  # it takes all hosts, and asking one that is silent takes long
         try:
             found = self._committing.finish() if last else [self._committing.do() or []]
             for commit in chain.from_iterable(found):
-                self._records.event("committed", step=commit.step, hosts=sorted(commit.parts))
+                self.records.event("committed", step=commit.step, hosts=sorted(commit.parts))
         except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
-            self._records.complain(f"cannot commit: {error}")
+            self.records.complain(f"cannot commit: {error}")
 
-    def _compare(self, statuses: Sequence[HostStatus]) -> None:
+    def _compare(self, statuses: Statuses) -> None:
         """Keep where time went, and the plan beside what came of it; the end of the run does not depend on it."""
         head = self._cluster.head.name
         silent = {status.host for status in statuses if status.phase == "unreachable"}
@@ -267,54 +324,64 @@ class Supervisor:
         try:
             found = self._comparing.do()
         except Exception as error:  # noqa: BLE001  (figures that are missing or damaged, a host that is gone)
-            self._records.complain(f"the plan is not compared with the run: {type(error).__name__}: {error}")
+            self.records.complain(f"the plan is not compared with the run: {type(error).__name__}: {error}")
             return
         if found is None:
-            self._records.complain(f"the plan is not compared with the run: its figures on {head} are read too slowly")
+            self.records.complain(f"the plan is not compared with the run: its figures on {head} are read too slowly")
             return
         if found.problem is not None:
-            self._records.complain(f"the plan is not compared with the run: {found.problem}")
+            self.records.complain(f"the plan is not compared with the run: {found.problem}")
         if found.times is not None:
-            self._records.times(found.times)
+            self.records.times(found.times)
         if found.comparison is not None:
-            self._records.comparison(found.comparison)
+            self.records.comparison(found.comparison)
 
     def _compared(self) -> LookBack:
         head = self._transports[self._cluster.head.name]
-        return look_back(self._layout, self._attempt, cluster=self._cluster, head=head)
+        return look_back(self._layout, self.attempt, cluster=self._cluster, head=head)
 
-    def _is_over(self, statuses: Sequence[HostStatus]) -> bool:
+    def _is_over(self, statuses: Statuses) -> bool:
         """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
-        hopeless = time.monotonic() > self._ordered_at + self._pace.abandon_s
-        given_up = self._heartbeats.stalled if hopeless else set()
+        hopeless = time.monotonic() > self._ordering.given_at + self._pace.abandon_s
+        given_up = self.followed.heartbeats.stalled if hopeless else set()
         phases = {status.phase for status in statuses if status.phase != "running" or status.host not in given_up}
         if "running" in phases:
             return False
         if "unreachable" not in phases:
             return True
         # The ranks that are out of sight cannot go on without the others, and their guard knows what to do then.
-        silence_s = self._presence.silence_s()
+        silence_s = self.followed.presence.silence_s()
         if phases == {"unreachable"}:
-            return self._order is not None and silence_s > self._pace.abandon_s
+            return self._ordering.given is not None and silence_s > self._pace.abandon_s
         return silence_s > self._pace.silence_s
 
-    def _clean_up(self, statuses: Sequence[HostStatus]) -> list[Leftover]:
+    def _clean_up(self, statuses: Statuses) -> list[Leftover]:
         """End what is left on the hosts; what is left then, and the hosts where nobody could look."""
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
         part = self.request.on(set(self.request.names) - silent)
-        if any(status.phase == "lost" for status in statuses):
-            self._backend.stop(part, self._transports, now=True, epoch=self.epoch)  # ends what a lost guard has left
-        verify_s, beat = self._pace.verify_s, self._records.beat
+        if lost := {status.host for status in statuses if status.phase == "lost"}:
+            # ends what their guards have left
+            self._backend.stop(part.on(lost), self._transports, now=True, epoch=self.epoch)
+        verify_s, beat = self._pace.verify_s, self.records.beat
         found = clean(self._backend, part, self._transports, epoch=self.epoch, verify_s=verify_s, beat=beat)
         return found + unknown
 
-    def _cause(self, statuses: Sequence[HostStatus]) -> dict[str, Any] | None:
+    def _cause(self, statuses: Statuses) -> dict[str, Any] | None:
         error = self._failure.to_json() if self._failure is not None else None
-        error = error or first_cause(self.request, statuses, ordered=self._user_order is not None)
-        return self._heartbeats.as_evidence(error) if error else None
+        error = error or first_cause(
+            self.request, statuses, ordered=self._user_order is not None, seen=self._failing, explain=self._of_memory
+        )
+        return self.followed.heartbeats.as_evidence(error) if error else None
 
-    def _judge(self, statuses: Sequence[HostStatus], left: Sequence[Leftover]) -> Outcome:
+    def _of_memory(self, failure: Failure) -> RunFailed | None:
+        """Whether a rank ended for want of memory, beside what was planned for it."""
+        with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
+            plan, job = (read_json(path) if path.exists() else None for path in (self._layout.plan, self._layout.job))
+            return of_memory(failure, plan, job)
+        return None
+
+    def _judge(self, statuses: Statuses, left: Sequence[Leftover]) -> Ended:
         error = self._cause(statuses)
         if error is None and self._said_finished(statuses):
             return self._conclude("finished", None, statuses, left)
@@ -322,7 +389,7 @@ class Supervisor:
             return self._conclude("stopped", None, statuses, left)
         return self._conclude("failed", error, statuses, left)
 
-    def _said_finished(self, statuses: Sequence[HostStatus]) -> bool:
+    def _said_finished(self, statuses: Statuses) -> bool:
         """Whether rank 0 left because all was done. A stop may come from the user, from a guard whose machine shuts
         down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
         The user's own program does not tell; it has finished if nobody told it to leave.
@@ -330,39 +397,41 @@ class Supervisor:
         head = self.request.hosts[0]
         if head.program == "command":
             return all(status.reason == "finished" for status in statuses)
-        path = PurePath(head.rank_files) / self._layout.result(self._attempt).name
+        path = PurePath(head.rank_files) / self._layout.result(self.attempt).name
         try:
             said = json.loads(self._transports[head.host].read(path))
         except (OSError, ValueError, GanglineError) as error:
-            self._records.complain(f"{head.host} does not say how rank 0 left: {error}")
+            self.records.complain(f"{head.host} does not say how rank 0 left: {error}")
             return False
         return isinstance(said, dict) and said.get("result") == "finished"
 
     def _conclude(
         self,
-        result: Phase,
+        result: Literal["finished", "stopped", "failed"],
         error: dict[str, Any] | None,
-        statuses: Sequence[HostStatus] = (),
+        statuses: Statuses = (),
         left: Sequence[Leftover] = (),
-    ) -> Outcome:
-        assert result in {"finished", "stopped", "failed"}
+    ) -> Ended:
         outcome = Outcome(
             result=result,
             hosts={status.host: HostOutcome(phase=status.phase, returncode=status.returncode) for status in statuses},
             error=error,
-            failures=tuple(gather_failures(statuses)),
+            failures=tuple(gather_failures(statuses, seen=self._failing)),
             left=tuple(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
             unverified=tuple(sorted({each.host for each in left if each.kind == "unknown"})),
         )
-        self._records.outcome(outcome)
-        details: dict[str, Any] = {"what": error["what"]} if error else {}
-        if result == "stopped" and self._user_order is None:
-            details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
-        details |= {"left": outcome.left} if outcome.left else {}
-        details |= {"unverified": outcome.unverified} if outcome.unverified else {}
-        self._records.event(result, **details)
-        self._records.set_phase(result, error=error)
-        return outcome
+        self.records.outcome(outcome)
+        self.ended = Ended(
+            outcome=outcome,
+            statuses=tuple(statuses),
+            user_order=self._user_order,
+            made_way=self._made_way,
+            step=self.followed.step,
+            joined=self.followed.joined,
+            noticed_at=self._failed_at,
+            silent_s=self.followed.presence.silent(),
+        )
+        return self.ended
 
 
 def _has_failed(status: HostStatus) -> bool:

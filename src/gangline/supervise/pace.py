@@ -21,6 +21,8 @@ class Pace:
     """How long a commit or an order may keep us from looking: a host may die meanwhile."""
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
+    break_grace_s: float = 40.0
+    """The same where guards rest afterwards: they end ranks that do not get on themselves, and sooner."""
     silence_s: float = 30.0
     """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
     abandon_s: float = 120.0

@@ -41,6 +41,10 @@ class Presence:
                     self._told.remove(status.host)
                     yield "reachable", {"host": status.host, "seconds": seconds}
 
+    def silent(self) -> dict[str, float]:
+        """Hosts that do not answer now, and for how many seconds."""
+        return {host: self._clock() - since for host, since in self._silent.items()}
+
     def silence_s(self) -> float:
         """How long all hosts that are silent now have been so; 0 if none is."""
         return self._clock() - max(self._silent.values()) if self._silent else 0.0

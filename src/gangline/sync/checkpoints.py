@@ -13,7 +13,7 @@ from typing import Any
 
 from gangline.errors import CheckpointError, HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
-from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder
+from gangline.runs.checkpoints import Choice, choose, part_folder, step_folder, with_record
 from gangline.runs.cluster import Host
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
 from gangline.sync import fanout
@@ -66,7 +66,7 @@ def find_checkpoint(places: Places, run_id: str) -> Choice:
         return choice
     newest = max(choice.adoptable)
     _adopt(places, run_id, choice.adoptable[newest])
-    return choose(survey_places(places, run_id))
+    return choose(with_record(surveys, newest, choice.adoptable[newest]))
 
 
 def at_step(surveys: Mapping[str, Survey], step: int) -> Choice:

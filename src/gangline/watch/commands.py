@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gangline.launch.backend import Request
 
@@ -52,3 +52,10 @@ def orders(request: Request, *, now: bool) -> list[str]:
     patience = f"save, leave, and be ended once nothing has moved for {request.hosts[0].grace_s:.0f} s"
     deed = "end the ranks without saving" if now else patience
     return [f"{part.host}: {deed} (through {part.folder})" for part in request.hosts]
+
+
+def leave_orders(request: Request, hosts: Collection[str]) -> list[str]:
+    """What becomes of every host where some are asked to leave a run."""
+    stays = f"save, and go on in attempt {request.attempt + 1}"
+    deeds = {part: "save, leave, and take no part any more" if part in hosts else stays for part in request.names}
+    return [f"{part.host}: {deeds[part.host]} (through {part.folder})" for part in request.hosts]

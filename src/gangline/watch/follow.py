@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,6 +28,15 @@ class View:
     head_layout: RunLayout
     read: Callable[[], RunRecord] | None = None
     """Says where the run stands; None: the records on this computer do."""
+    head_of: Callable[[int], tuple[Transport, RunLayout]] | None = None
+    """The head of an attempt; None: it is always the same."""
+
+    def at(self, attempt: int) -> View:
+        """The view of an attempt: after a failure another host may be the head."""
+        if self.head_of is None:
+            return self
+        head, layout = self.head_of(attempt)
+        return replace(self, head=head, head_layout=layout)
 
     def record(self) -> RunRecord:
         """Where the run stands now."""
@@ -45,10 +54,15 @@ class View:
 
     def tails(self) -> list[JsonTail]:
         """The files with metrics and events; events of the supervisor may lie apart from those of rank 0."""
-        tails = [JsonTail(self.head, self.head_layout.metrics), JsonTail(self.head, self.head_layout.events)]
-        if self.layout.root != self.head_layout.root:
-            tails.append(JsonTail(_Here(), self.layout.events))
-        return tails
+        return [*self.tails_of_head(), *self.tails_here()]
+
+    def tails_of_head(self) -> list[JsonTail]:
+        """Metrics, then events, on the head."""
+        return [JsonTail(self.head, self.head_layout.metrics), JsonTail(self.head, self.head_layout.events)]
+
+    def tails_here(self) -> list[JsonTail]:
+        """Events of a supervisor that writes apart from rank 0."""
+        return [JsonTail(_Here(), self.layout.events)] if self.layout.root != self.head_layout.root else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +84,60 @@ class Update:
 
 
 def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterator[Update]:
-    """Yield what there is, then what comes, until the run has ended; the last update says how."""
-    tails = view.tails()
+    """Yield what there is, then what comes, over all attempts, until the run has ended; the last update says how."""
+    reader = _Reader(view)
     while True:
         # read before the files: what was written before the end is then part of the last update
         run = view.record()
-        records = _new(tails)
-        more = any(tail.is_behind for tail in tails)
+        records = reader.new(run.state.attempt if run.state else None)
+        more = reader.is_behind
         update = Update(records=records, run=run, board=view.board(run), more=more)
         yield update
         if update.last:
             return
         if not more:
             wait(POLL_S)
+
+
+class _Reader:
+    """Reads the files of a run as they grow, on whatever host its head is."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._head, self._here = view.tails_of_head(), view.tails_here()
+        self._attempt: int | None = None
+        self._since = 0
+        """The attempt since which the head is where it is: what it has of earlier ones, the one before has told."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read already."""
+        return any(tail.is_behind for tail in (*self._head, *self._here))
+
+    def new(self, attempt: int | None) -> tuple[dict[str, Any], ...]:
+        """What has come since. attempt: the one that goes on now."""
+        last = self._move(attempt) if attempt is not None and attempt != self._attempt else ()
+        return (*last, *self._of_head(), *_new(self._here))
+
+    def _move(self, attempt: int) -> tuple[dict[str, Any], ...]:
+        """Go to the head of an attempt; the last that the one before has told."""
+        is_first, self._attempt = self._attempt is None, attempt
+        before, view = self._view, self._view.at(attempt)
+        if (view.head.host, view.head_layout) == (before.head.host, before.head_layout):
+            return ()
+        last = () if is_first else self._of_head()
+        self._here = view.tails_here() if is_first else self._here or self._head[1:]
+        self._view, self._head = view, view.tails_of_head()
+        self._since = 0 if is_first else attempt
+        return last
+
+    def _of_head(self) -> tuple[dict[str, Any], ...]:
+        return tuple(record for record in _new(self._head) if not self._since or _attempt(record) >= self._since)
+
+
+def _attempt(record: dict[str, Any]) -> int:
+    number = record.get("attempt")
+    return number if type(number) is int else 0
 
 
 def _new(tails: list[JsonTail]) -> tuple[dict[str, Any], ...]:

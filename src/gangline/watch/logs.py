@@ -31,12 +31,12 @@ class LogFile:
 
 def log_files(
     run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, attempt: int, console: bool
-) -> tuple[list[LogFile], list[HostUnreachable]]:
+) -> tuple[list[LogFile], dict[str, HostUnreachable]]:
     """The logs of an attempt, by rank, of the hosts that answer, and why the others do not; `console`: torchrun's
     output instead, by host. Raises HostKeyRefused.
     """
     found: list[LogFile] = []
-    silent: list[HostUnreachable] = []
+    silent: dict[str, HostUnreachable] = {}
     for host in cluster.hosts:
         folder = RunLayout(Path(host.workdir), run_id).attempt(attempt)
         try:
@@ -44,7 +44,7 @@ def log_files(
         except HostKeyRefused:
             raise
         except HostUnreachable as error:
-            silent.append(error)
+            silent[host.name] = error
     return found, silent
 
 

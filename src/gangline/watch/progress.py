@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from gangline.watch.board import Board, board_lines, board_tick, gist, joined_line
 from gangline.watch.follow import Update
 from gangline.watch.history import History
+from gangline.watch.restart import started_attempt
 from gangline.watch.table import ENDS, evaluation_line, event_line, step_line
 from gangline.watch.text import clean
 
@@ -29,6 +30,10 @@ class Progress:
         self._width = width
         self._shown_at = float("-inf")
         self._pending: str | None = None
+        self._attempt: int | None = None
+        """The one that goes on."""
+        self._again: set[int] = set()
+        """Attempts that began by themselves: one line tells of their start."""
         self._all_joined = False
         self._gist = ""
         self._silent: str | None = None
@@ -39,20 +44,24 @@ class Progress:
 
     def skip(self, update: Update) -> None:
         """Take in what was before, without showing it but for the state it led to."""
+        state = update.run.state
+        self._note_attempt(update)
         self._all_joined = update.board is not None and bool(update.board["done"])
         for record in update.records:
             self._remember(record)
+        if line := self._last_restart(update):
+            self._line(line)
         if last := self.history.last_step:
             self._step(last)
         told = [record for record in update.records if record.get("event") == "beginning"]
         if told and update.run.phase == "running" and not self._is_past(told[-1]) and (line := event_line(told[-1])):
             self._line(line)
-        state = update.run.state
         if state is not None and update.run.phase == "running" and state.quiet_since is not None:
             self._line(f"quiet  no rank has printed anything since {state.quiet_since}")
 
     def show(self, update: Update) -> None:
         """Show what is new."""
+        self._note_attempt(update)
         self._show_board(update.board)
         self._show_silence(update.run.silent)
         for record in update.records:
@@ -62,7 +71,7 @@ class Progress:
                 self._step(record)
             elif kind == "evaluation":
                 self._line(evaluation_line(record))
-            elif kind == "event" and not self._is_past(record) and (line := event_line(record)):
+            elif kind == "event" and not self._is_told(record) and (line := event_line(record)):
                 self._event(record, line)
         if update.last:
             self.finish()
@@ -78,6 +87,28 @@ class Progress:
             record.get("event") == "beginning" and (str(record.get("attempt")), str(record.get("stage"))) in self._past
         )
 
+    def _is_told(self, record: dict[str, Any]) -> bool:
+        """Whether another line tells it: of an attempt that began by itself, the one that says why."""
+        began = record.get("event") in {"started", "resumed"} and record.get("attempt") in self._again
+        return began or self._is_past(record)
+
+    def _last_restart(self, update: Update) -> str | None:
+        """Why the attempt that goes on has begun, if it did so by itself: who comes back may not know of it."""
+        if update.run.ended or self._attempt is None:
+            return None
+        restarts = [record for record in update.records if record.get("event") == "restarting"]
+        is_now = bool(restarts) and (started_attempt(restarts[-1]) or 0) >= self._attempt
+        return event_line(restarts[-1]) if is_now else None
+
+    def _note_attempt(self, update: Update) -> None:
+        """The next attempt has a start board of its own."""
+        restarts = [record for record in update.records if record.get("event") == "restarting"]
+        self._again.update(number for number in map(started_attempt, restarts) if number is not None)
+        number = update.run.state.attempt if update.run.state else None
+        if number != self._attempt and None not in (number, self._attempt):
+            self._all_joined, self._gist = False, ""
+        self._attempt = number
+
     def _show_board(self, board: Board | None) -> None:
         """While ranks join: who is where, and a sentence when somebody is behind. Then one line, once."""
         if board is None:
@@ -86,6 +117,8 @@ class Progress:
             self._gist = ""
             if not self._all_joined:
                 self._all_joined = True
+                if self._attempt in self._again:
+                    return
                 self._pending = None
                 joined = clean(joined_line(board))
                 self._write(f"\r\x1b[K{joined}\n" if self._live else f"{joined}\n")

@@ -66,7 +66,8 @@ def summary(
 
     is_job: it is no command of the user's own, of which only its logs are known.
     """
-    history, run_id = watched.history, view.layout.run_id
+    history, run_id, state = watched.history, view.layout.run_id, watched.run.state
+    view = view.at(state.attempt) if state else view
     chart = curve(history.losses(), marks=history.evaluation_losses(), width=min(width, 100), plain=plain)
     kept = view.committed_steps()
     rows = [

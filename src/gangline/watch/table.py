@@ -8,6 +8,7 @@ from typing import Any
 
 from gangline.units import format_bytes, format_duration
 from gangline.watch.history import History
+from gangline.watch.restart import restart_line
 from gangline.watch.text import clean
 
 
@@ -52,30 +53,60 @@ def evaluation_line(record: dict[str, Any]) -> str:
 def event_line(record: dict[str, Any]) -> str | None:
     """One event in a few words; None for events that the other lines tell already."""
     event = str(record.get("event", ""))
-    if not event or event in _TOLD or (record.get("source") == "worker" and event in _ECHOED):
+    if not event or _is_told(event, record):
         return None
-    parts = _DETAILS if event not in _SENTENCES else ("step", "what")
-    shown = [(key, _detail(value)) for key, value in record.items() if key in parts and value is not None]
-    details = [value if key == "what" else f"{key} {value}" for key, value in shown]
-    name = (_NAMES | _SENTENCES).get(event, event)
+    if event == "restarting":
+        return clean(restart_line(record))
+    parts = _PARTS.get(event, _DETAILS)
+    shown = [(key, _detail(key, value)) for key, value in record.items() if key in parts and value is not None]
+    details = [_WORDS.get(key, f"{key} {{}}").format(value) for key, value in shown]
+    name = _NAMES.get(event, event)
     return clean(_joined([name, *details]))
 
 
-_NAMES = {"committed": "checkpoint committed", "started": "gang started", "beginning": ""}
+def _is_told(event: str, record: dict[str, Any]) -> bool:
+    if event == "failed" and record.get("why"):
+        return record.get("source") == "worker"
+    return event in _TOLD or (record.get("source") == "worker" and event in _ECHOED)
+
+
+_NAMES = {
+    "beginning": "",
+    "committed": "checkpoint committed",
+    "failed": "no further attempt",
+    "hanging": "stands still",
+    "leaving": "",
+    "returned": "training again",
+    "started": "gang started",
+    "straggler": "slow",
+    "straggler-over": "no longer slow",
+}
 """What events are called where that is not their name; "": the rest says it."""
 
-_SENTENCES = {"straggler": "slow", "straggler-over": "no longer slow"}
-"""Events whose `what` names host and rank already, and what they are called."""
+_PARTS = {
+    "failed": ("why",),
+    "going on": ("what",),
+    "hanging": ("what",),
+    "leaving": ("what",),
+    "returned": ("seconds",),
+    "straggler": ("step", "what"),
+    "straggler-over": ("step", "what"),
+}
+"""Parts of events that help a reader, where these are other ones than in general: `what` may name host, rank and step
+already."""
 
 _TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined", "exchange"})
-"""The start has its board, an evaluation its own line, a save counts once it is committed, a failure is the error that
-ends the command which follows the run, and how gradients are exchanged is for programs."""
+"""The start has its board, an evaluation its own line, a save counts once it is committed, a failure is told with what
+follows it, and how gradients are exchanged is for programs."""
 
 ENDS = frozenset({"finished", "stopped"})
 """Events after which nothing comes."""
 
 _ECHOED = frozenset({"started", "stopping", "finished", "stopped", "failed"})
 """Said by the supervisor for the whole gang."""
+
+_WORDS = {"what": "{}", "why": "{}", "seconds": "after {}"}
+"""Parts that are shown otherwise than with their name."""
 
 _DETAILS = ("step", "host", "rank", "reason", "what", "why", "duration_s")
 """Parts of an event that help a reader; the rest stays in events.jsonl."""
@@ -112,5 +143,7 @@ def _figure(name: str, value: object, style: str) -> str:
     return f"{name} {value:{style}}" if isinstance(value, (int, float)) else ""
 
 
-def _detail(value: object) -> str:
+def _detail(key: str, value: object) -> str:
+    if key == "seconds" and isinstance(value, (int, float)):
+        return format_duration(value)
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -8,10 +8,12 @@ import sys
 
 from gangline.errors import GanglineError
 from gangline.worker.arrival import early
+from gangline.worker.signals import hold
 
 # verb -> module and function taking argv; imported on use, for each costs seconds
 VERBS = {
     "train": ("gangline.worker.train", "train_main"),
+    "stand-by": ("gangline.worker.stand_by", "stand_by_main"),
     "inputs": ("gangline.worker.data.inputs", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
@@ -28,6 +30,8 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"usage: python -m gangline.worker {{{','.join(VERBS)}}} ...\n")
         return 2
     module, function = VERBS[argv[0]]
+    if argv[0] in {"train", "stand-by"}:
+        hold()
     if argv[0] == "train":
         early(argv[1:])
     try:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gangline.worker.world import World
 
-_FLAGS = 9
+_FLAGS = 10
 _PER_RANK = 4
 
 
@@ -47,6 +47,8 @@ class StepReport:
     """All ranks are to look at the links between hosts."""
     micro_batches: int = 0
     """Done by this rank (agreed: by all)."""
+    norm: float = 0.0
+    """Of the gradient, as rank 0 has it; 0 of the others, who may round it otherwise."""
     times: tuple[RankTimes, ...]
 
 
@@ -56,7 +58,8 @@ def agree(report: StepReport, world: World) -> StepReport:
         return report
     vector = torch.zeros(_FLAGS + _PER_RANK * world.size, dtype=torch.float64)
     flags = (report.bad, report.stop, report.save, report.save_failed, report.slow_saves, report.saving, report.look)
-    vector[:_FLAGS] = torch.tensor([report.loss_sum, *flags, report.micro_batches], dtype=torch.float64)
+    told = [report.loss_sum, report.norm, *flags, report.micro_batches]
+    vector[:_FLAGS] = torch.tensor(told, dtype=torch.float64)
     own = report.times[0]
     start = _FLAGS + _PER_RANK * world.rank
     vector[start : start + _PER_RANK] = torch.tensor(
@@ -68,9 +71,10 @@ def agree(report: StepReport, world: World) -> StepReport:
         RankTimes(data_s=data, compute_s=compute, wait_s=wait, memory_bytes=int(memory))
         for data, compute, wait, memory in zip(*(iter(values[_FLAGS:]),) * _PER_RANK, strict=True)
     )
-    bad, stop, save, save_failed, slow_saves, saving, look, micro_batches = (int(value) for value in values[1:_FLAGS])
+    bad, stop, save, save_failed, slow_saves, saving, look, micro_batches = (int(value) for value in values[2:_FLAGS])
     return StepReport(
         loss_sum=values[0],
+        norm=values[1],
         bad=bad,
         stop=stop,
         save=save,

@@ -21,7 +21,7 @@ class Contribution:
     inner_steps: float = 0.0
     """First rank: those that were tried."""
     skipped: float = 0.0
-    """First rank: those of them whose loss or gradient was not finite."""
+    """First rank: those of them that were skipped: their loss or gradient was not finite, or far off."""
     norm_sum: float = 0.0
     """First rank: gradient norms of those that were not skipped."""
     loss_sum: float = 0.0

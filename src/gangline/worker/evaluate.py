@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,11 +30,12 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(session: Session, *, shares: Sequence[int]) -> Evaluation:
+def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None] = lambda: None) -> Evaluation:
     """Mean loss over all trained tokens of the evaluation set, or of its first `evaluation.max_samples` samples.
 
     Micro-batches are the same on any number of ranks and are only dealt differently, by `shares`; sums are in fp64;
-    every sample counts once, for nothing is padded to equal counts.
+    every sample counts once, for nothing is padded to equal counts. beat: called before every micro-batch, for an
+    evaluation is long, and no hang.
     """
     started = time.perf_counter()
     source, loss, world = session.evaluation_set, session.loss, session.world
@@ -46,6 +47,7 @@ def evaluate(session: Session, *, shares: Sequence[int]) -> Evaluation:
     was_training = loss.training
     loss.eval()
     for index in deal(len(starts), shares)[world.rank]:
+        beat()
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
         with session.precision.autocast(world.device):
             sums[0] += loss(*batch.to(world.device).tensors).double().cpu()

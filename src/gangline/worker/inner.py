@@ -19,6 +19,7 @@ from gangline.worker.pace import Pace
 from gangline.worker.round_deal import InnerBatch
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
+from gangline.worker.spikes import Spikes
 from gangline.worker.strategy.local_sgd import LocalSgd
 
 
@@ -62,6 +63,8 @@ class Inner:
         hosts = [rank.host for rank in world.gang.ranks]
         self._place = world.rank - hosts.index(world.host)
         """Of this rank among those of its host."""
+        self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
+        """Of this rank's part of inner steps; where one of a host's ranks sees one, none of them takes the step."""
 
     def run(self, micro_batches: Sequence[MicroBatch], batches: Sequence[InnerBatch]) -> Tally:
         """All inner steps of this host in a round. micro_batches: of the whole round, for all hosts."""
@@ -94,21 +97,30 @@ class Inner:
         if session.scaler is not None:
             session.scaler.unscale_(session.optimizer)
         norm = gradient_norm(self._parameters)
-        finite = self._strategy.all_agree(math.isfinite(loss_sum) and bool(torch.isfinite(norm)))
+        is_finite = math.isfinite(loss_sum) and bool(torch.isfinite(norm))
+        is_spike = is_finite and self._is_spike(mine, loss_sum, float(norm))
+        sound = self._strategy.all_agree(is_finite and not is_spike)
         waited_s = self._strategy.waited_s()
         tally.inside_s += waited_s
         self._pace.took(max(0.0, time.perf_counter() - started - (tally.data_s - data_before_s) - waited_s))
         told.inner_steps += self._is_first
-        if finite:
+        if sound:
             told.loss_sum += loss_sum
             told.norm_sum += float(norm) * self._is_first
         else:
             told.skipped += self._is_first
             tally.skipped.append(number)
             scale_is_high = session.scaler is not None and session.scaler.get_scale() >= 1
-            tally.searching |= self._strategy.all_agree(math.isfinite(loss_sum) and scale_is_high)
-        self._update(norm, step=together[0].step, finite=finite)
-        return label_tokens if finite else 0
+            tally.searching |= self._strategy.all_agree(math.isfinite(loss_sum) and scale_is_high and not is_spike)
+        self._update(norm, step=together[0].step, sound=sound)
+        return label_tokens if sound else 0
+
+    def _is_spike(self, mine: Sequence[MicroBatch], loss_sum: float, norm: float) -> bool:
+        """Whether this rank's micro-batches stand out; see `Spikes`."""
+        if not mine:
+            return False
+        tokens = sum(int(self._session.train_set.label_counts[each.samples].sum()) for each in mine)
+        return self._spikes.judge(loss_sum / max(1, tokens), norm, step=mine[0].step) is not None
 
     def _accumulate(self, mine: Sequence[MicroBatch], step: int, label_tokens: int, tally: Tally) -> float:
         """Gradients of this rank's micro-batches, summed over the host at its last one; their summed loss."""
@@ -133,10 +145,10 @@ class Inner:
             self._strategy.join()
         return float(loss_sum.item())
 
-    def _update(self, norm: torch.Tensor, *, step: int, finite: bool) -> None:
+    def _update(self, norm: torch.Tensor, *, step: int, sound: bool) -> None:
         session, optimizer = self._session, self._session.optimizer
         self._out.enter("update", step=step + 1)
-        if finite:
+        if sound:
             clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
             peak = session.job.optimizer.learning_rate
             rate = learning_rate(step, session.total_steps, peak=peak, schedule=session.job.schedule)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gangline.errors import CheckpointError
 from gangline.worker.agree import StepReport
 from gangline.worker.checkpoint import Saver
+from gangline.worker.cut import Cut
 from gangline.worker.dealer import Moved
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
@@ -20,6 +21,8 @@ from gangline.worker.signals import StopFlag
 
 _SLOW_SAVE_S = 60.0
 """A background write that takes longer puts the next save off: waiting for it would hold the other ranks up."""
+
+_AGREED = frozenset({"update", "ended"})
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,24 @@ class Outlets:
     saver: Saver | None
     stop: StopFlag
     phase: PhaseFile | None = None
+    cut: Cut | None = None
 
     def enter(self, phase: str, *, step: int) -> None:
-        """Say where this rank is; see `PhaseFile`. step: 1-based."""
+        """Say where this rank is; see `PhaseFile`. step: 1-based.
+
+        Raises RunFailed if the gang has failed elsewhere, unless all ranks have agreed on what comes now.
+        """
+        if self.cut is not None and phase not in _AGREED:
+            self.cut.check()
         if self.phase is not None:
             self.phase.enter(phase, step=step)
+
+    def beat(self) -> None:
+        """Say within a long phase that this rank is still there. Raises RunFailed as `enter` does."""
+        if self.cut is not None:
+            self.cut.check()
+        if self.phase is not None:
+            self.phase.beat()
 
     def event(self, event: str, **details: object) -> None:
         """Note something that happened, where this rank is the one that writes."""

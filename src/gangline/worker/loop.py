@@ -35,6 +35,10 @@ class Stepper(Protocol):
         """One or more optimizer steps; `Progress.step` counts them. All ranks get the same report."""
         ...
 
+    def vouch(self) -> None:
+        """Make sure that all ranks hold the same weights, before they are saved; collective. Raises BadState."""
+        ...
+
 
 class Loop:
     """Runs a session from `progress` to its end, or until the gang is asked to stop."""
@@ -65,13 +69,17 @@ class Loop:
             if report.save_failed and keeper.gives_up():
                 return "failed"
             if report.stop and progress.step < session.total_steps:
-                keeper.save(wait=True)
+                self._save(wait=True)
                 return self._end("stopped")
             self._evaluate_if_due(before)
             if keeper.is_due(report, before=before):
-                keeper.save(wait=False)
-        keeper.save(wait=True)
+                self._save(wait=False)
+        self._save(wait=True)
         return self._end("finished")
+
+    def _save(self, *, wait: bool) -> None:
+        self._stepper.vouch()
+        self._keeper.save(wait=wait)
 
     def _evaluate_if_due(self, before: int) -> None:
         every = self.session.job.evaluation.every_steps
@@ -84,7 +92,7 @@ class Loop:
         if session.evaluation_set is None:
             return
         self._out.enter("evaluate", step=self.progress.step + 1)
-        evaluation = evaluate(session, shares=self._stepper.shares)
+        evaluation = evaluate(session, shares=self._stepper.shares, beat=self._out.beat)
         self.progress.evaluated(evaluation.loss)
         log.info("evaluation at step %d: loss %.6g", self.progress.step, evaluation.loss)
         if self._out.recorder is not None:

@@ -47,6 +47,12 @@ class PhaseFile:
         self._collectives += phase == "exchange"
         _RECORD.pack_into(self._map, 0, step, PHASES.index(phase), self._collectives, time.time())
 
+    @property
+    def where(self) -> tuple[str, int]:
+        """The phase and the 1-based step that were entered last."""
+        step, phase, _, _ = _RECORD.unpack_from(self._map)
+        return PHASES[phase], step
+
     def beat(self) -> None:
         """Say that this rank is still there: a wait for others that may be long is no hang."""
         step, phase, collectives, _ = _RECORD.unpack_from(self._map)

@@ -26,6 +26,7 @@ from gangline.worker.memory import memory_bytes
 from gangline.worker.order import Indices
 from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress
+from gangline.worker.replicas import Replicas
 from gangline.worker.round_deal import InnerBatch, RoundDealer
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
@@ -65,6 +66,7 @@ class Rounds:
         self._inner = Inner(session, strategy, outlets, self._pace)
         per_step = session.job.batch // session.job.micro_batch
         self._dealer = RoundDealer(session.world.gang, per_step=per_step)
+        self._replicas = Replicas(session, outlets, exact=True)
         self._round_s: float | None = None
         """Of the last round, until all had come."""
 
@@ -75,6 +77,7 @@ class Rounds:
 
     def begin(self) -> None:
         """Remember the weights that all hosts begin with; where shares may move, find out how fast every rank is."""
+        self._replicas.begin(step=self._progress.step)
         self._strategy.outer.anchor()
         if self._dealer.moving:
             self._out.enter("compute", step=self._progress.step + 1)
@@ -100,9 +103,14 @@ class Rounds:
         self._note_skipped(this, tally, told)
         self._progress.step = this.steps.stop
         self._record(this, report, told, time.perf_counter() - started)
+        self._replicas.look(step=self._progress.step)
         self._stop_if_hopeless(this, told)
         self._learn(told, cause="speeds")
         return report
+
+    def vouch(self) -> None:
+        """Make sure that all ranks hold the same weights; see `Replicas.vouch`."""
+        self._replicas.vouch(step=self._progress.step)
 
     def _limit_s(self, this: _Round, own_s: float) -> float:
         """How long to wait for other hosts, which are dealt to end together: a few rounds, or what any step may take.

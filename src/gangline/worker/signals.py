@@ -1,4 +1,7 @@
-"""Orders to this process: SIGTERM asks it to save at the next step boundary and leave; SIGUSR1 shows its stacks."""
+"""Orders to this process: SIGTERM asks it to save at the next step boundary and leave; SIGUSR1 shows its stacks.
+
+SIGUSR2 tells it that the gang has failed elsewhere: `worker/cut.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,15 @@ import faulthandler
 import signal
 from types import FrameType
 from typing import TextIO
+
+
+def hold() -> None:
+    """What comes before there is somebody to take it: SIGUSR2 waits until then, SIGUSR1 shows stacks on stderr.
+
+    Either would end a process that imports torch, which takes seconds.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 class StopFlag:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gangline.errors import RunFailed
+from gangline.errors import BadState, RunFailed
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.batch import pick
 from gangline.worker.dealer import Dealer, Moved, padded_tokens
@@ -22,8 +23,10 @@ from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate
 from gangline.worker.order import Indices, micro_batch_seed
 from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress
+from gangline.worker.replicas import Replicas
 from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
+from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ class Synchronous:
         self._dealer = Dealer(session.world.shares, moving=session.world.gang.moving_shares)
         self._pace = Pace(session)
         self._stragglers = Stragglers(session.world, outlets)
+        self._replicas = Replicas(session, outlets)
+        self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -59,8 +64,9 @@ class Synchronous:
     def begin(self) -> None:
         """Look at the links, and, where shares may move, at every rank's speed.
 
-        Checkpoints hold nothing of it but the size of buckets that came of it.
+        Before that, at what they begin with. Checkpoints hold nothing of it but the size of buckets that came of it.
         """
+        self._replicas.begin(step=self._progress.step)
         self._stragglers.begin()
         self._out.enter("compute", step=self._progress.step + 1)
         micro_batches = self._session.order.micro_batches(self._progress.step)
@@ -88,12 +94,21 @@ class Synchronous:
         rate = learning_rate(
             step, session.total_steps, peak=session.job.optimizer.learning_rate, schedule=session.job.schedule
         )
-        self._update(report, norm, rate, samples=samples)
+        spike = self._spike(report, samples)
+        skipped = bool(report.bad) or spike is not None
+        if skipped:
+            self._skip(report, spike, samples)
+        self._update(norm, rate, skipped=skipped)
         progress.step += 1
-        self._record(report, norm, rate, samples=samples, step_s=time.perf_counter() - started)
+        self._record(report, rate, samples=samples, skipped=skipped, step_s=time.perf_counter() - started)
+        self._replicas.look(step=progress.step)
         self._watch(report, micro_batches)
         self._learn(report, micro_batches)
         return report
+
+    def vouch(self) -> None:
+        """Make sure that all ranks hold the same weights; see `Replicas.vouch`."""
+        self._replicas.vouch(step=self._progress.step)
 
     def accumulate(self, step: int) -> _Tally:
         """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
@@ -142,6 +157,7 @@ class Synchronous:
             saving=int(keeper.is_saving),
             look=int(self._stragglers.wants_look),
             micro_batches=tally.micro_batches,
+            norm=float(norm) if session.world.is_head else 0.0,
             times=(
                 RankTimes(
                     data_s=tally.data_s,
@@ -152,12 +168,10 @@ class Synchronous:
             ),
         )
 
-    def _update(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices) -> None:
+    def _update(self, norm: torch.Tensor, rate: float, *, skipped: bool) -> None:
         session = self._session
         self._enter("update")
-        if report.bad:
-            self._skip(report, norm, samples)
-        else:
+        if not skipped:
             self._progress.skipped_in_a_row = 0
             clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
             set_learning_rate(session.optimizer, rate)
@@ -169,27 +183,33 @@ class Synchronous:
             session.scaler.update()
         session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
 
-    def _skip(self, report: StepReport, norm: torch.Tensor, samples: Indices) -> None:
-        """Leave the weights as they are. All ranks know of it from the same report, so all of them skip."""
-        progress, job = self._progress, self._session.job
+    def _spike(self, report: StepReport, samples: Indices) -> Spike | None:
+        """Whether the loss is finite and far off. All ranks judge the same numbers."""
+        if report.bad:
+            return None
+        return self._spikes.judge(self._loss(report, samples), report.norm, step=self._progress.step)
+
+    def _loss(self, report: StepReport, samples: Indices) -> float:
+        """Per trained token."""
+        return report.loss_sum / max(1, int(self._session.train_set.label_counts[samples].sum()))
+
+    def _skip(self, report: StepReport, spike: Spike | None, samples: Indices) -> None:
+        """The weights will stay as they are. All ranks know of it from the same report, so all of them skip."""
+        progress, scaler = self._progress, self._session.scaler
         progress.skipped += 1
-        scaler = self._session.scaler
-        searching_scale = scaler is not None and math.isfinite(report.loss_sum) and scaler.get_scale() >= 1
+        finite = math.isfinite(report.loss_sum) and spike is None
+        searching_scale = scaler is not None and finite and scaler.get_scale() >= 1
         progress.skipped_in_a_row += 0 if searching_scale else 1
         names = [int(sample) for sample in samples]
-        log.warning("step %d skipped: summed loss %s, samples %s", progress.step + 1, report.loss_sum, names)
-        self._out.event(
-            "step-skipped", step=progress.step + 1, loss=report.loss_sum, grad_norm=float(norm), samples=names
-        )
-        if progress.skipped_in_a_row > job.max_skipped_steps:
-            raise RunFailed(
-                f"the loss or its gradient was not finite in {progress.skipped_in_a_row} steps in a row, "
-                f"up to step {progress.step + 1}",
-                seen=f"expected finite numbers; summed loss {report.loss_sum}, gradient norm {norm:.6g}; "
-                f"samples of the last step: {names[:16]}",
-                fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set "
-                "precision: fp32; what was saved before is untouched",
-            )
+        what = f"summed loss {report.loss_sum}, gradient norm {report.norm:.6g}" if spike is None else spike.words
+        log.warning("step %d skipped: %s, samples %s", progress.step + 1, what, names)
+        if spike is None:
+            figures = {"loss": report.loss_sum, "grad_norm": report.norm}
+            self._out.event("step-skipped", step=progress.step + 1, **figures, samples=names)
+        else:
+            self._out.event("spike", step=progress.step + 1, **dataclasses.asdict(spike), what=what, samples=names)
+        if progress.skipped_in_a_row > self._session.job.max_skipped_steps:
+            raise _hopeless(progress, what, names)
 
     def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Look for stragglers in steps that nothing else disturbs: no evaluation before it, no save; collective."""
@@ -211,7 +231,7 @@ class Synchronous:
         hosts = [rank.host for rank in self._session.world.gang.ranks]
         self._out.tell_shares(moved, hosts, step=self._progress.step, cause=cause)
 
-    def _record(self, report: StepReport, norm: torch.Tensor, rate: float, *, samples: Indices, step_s: float) -> None:
+    def _record(self, report: StepReport, rate: float, *, samples: Indices, skipped: bool, step_s: float) -> None:
         if self._out.recorder is None:
             return
         session = self._session
@@ -224,16 +244,16 @@ class Synchronous:
             shares=self._dealer.counts(num_micro_batches),
             steps=session.total_steps,
             epoch=round(self._progress.step / session.order.steps_per_epoch, 4),
-            loss=report.loss_sum / max(1, label_tokens),
+            loss=self._loss(report, samples),
             learning_rate=rate,
-            grad_norm=float(norm),
+            grad_norm=report.norm,
             samples=len(samples),
             tokens=int(lengths.sum()),
             label_tokens=label_tokens,
             step_s=round(step_s, 6),
             tokens_per_s=round(float(lengths.sum()) / step_s, 2),
             mfu=session_utilisation(session, lengths, step_s),
-            skipped=bool(report.bad),
+            skipped=skipped,
         )
 
     def _enter(self, phase: str) -> None:
@@ -248,3 +268,15 @@ def _require_all(report: StepReport, num_micro_batches: int, *, step: int) -> No
             seen=f"expected {num_micro_batches} micro-batches from all of them together, saw {report.micro_batches}",
             fix="gangline resume goes on from the last checkpoint; please report this with the run's logs",
         )
+
+
+def _hopeless(progress: Progress, what: str, samples: list[int]) -> BadState:
+    """Going on leads nowhere: the weights may be spoilt, so an earlier checkpoint is all that can help."""
+    return BadState(
+        f"the loss or its gradient was not finite, or far off, in {progress.skipped_in_a_row} steps in a row, "
+        f"up to step {progress.step + 1}",
+        seen=f"expected finite numbers, near those of the steps before; {what}; "
+        f"samples of the last step: {samples[:16]}",
+        fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set precision: fp32; "
+        "what was saved before is untouched",
+    )

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import traceback
+import os
+import time
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from gangline.errors import GanglineError, RunFailed
+from gangline.errors import BadState, GanglineError, RunFailed
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.arrival import Arrival, arrive
 from gangline.worker.checkpoint import Saver
+from gangline.worker.cut import Cut, sever, told_to_leave
 from gangline.worker.keep import Outlets
+from gangline.worker.last_step import LastStep
+from gangline.worker.last_words import LastWords, first_line, unexpected
 from gangline.worker.loop import Loop
-from gangline.worker.progress import restore
+from gangline.worker.progress import Progress, restore
 from gangline.worker.record import Recorder
-from gangline.worker.session import build_session, open_sets
+from gangline.worker.session import Session, build_session, open_sets
 from gangline.worker.signals import StopFlag
 from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)
 
-_RESERVE_BYTES = 16 << 10
-"""More than an error.json ever has."""
+_FAREWELL_S = 0.5
 
 
 def train_main(argv: list[str]) -> NoReturn:
@@ -36,23 +38,63 @@ def train_main(argv: list[str]) -> NoReturn:
         parser.add_argument(name, type=Path)
     arguments = parser.parse_args(argv)
     arrival = arrive(arguments.gang, arguments.root)
-    files, rank = arrival.files, arrival.rank
-    stream = (files / f"rank-{rank}.log").open("a", buffering=1)
+    stream = (arrival.files / f"rank-{arrival.rank}.log").open("a", buffering=1)
     stop = StopFlag()
     stop.install(stream)
     _start_log(stream)
-    last_words = files / f"rank-{rank}.error.json"
+    ending = Ending(arrival)
     try:
-        _reserve(_reserve_of(last_words))
-        _train(Job.load(arguments.job), arrival, stop=stop)
-    except GanglineError as error:
-        leave(_leave_error(last_words, error))
-    except Exception as error:
-        log.exception("rank %d failed", rank)
-        leave(_leave_error(last_words, _unexpected(error, rank)))
+        _train(Job.load(arguments.job), arrival, stop=stop, ending=ending)
+    except Exception as error:  # noqa: BLE001 - it is told, whatever it is
+        leave(ending.say(error))
 
 
-def _train(job: Job, arrival: Arrival, *, stop: StopFlag) -> NoReturn:
+class Ending:
+    """How this rank ends when it does not end well: it says why, and saves what it has completed."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self._rank = arrival.rank
+        self._words = LastWords(arrival.files / f"rank-{arrival.rank}.error.json")
+        self._words.reserve()
+        self.cut = Cut()
+        self.cut.install(self._leave_at_once)
+
+    def say(self, error: Exception) -> int:
+        """Leave the error behind, unless there is one; the exit code."""
+        said = self._words.said
+        return self._words.say(self._told(error)) if said is None else said.exit_code
+
+    def save(self, error: Exception, last_step: LastStep) -> None:
+        """The error first, and the others are let go: a save may take long, and may fail."""
+        self.say(error)
+        if isinstance(error, BadState):
+            # all ranks find it in the same numbers; one that lost this one before it has them would save its own
+            time.sleep(_FAREWELL_S)
+            last_step.settle()
+            return
+        sever()
+        last_step.keep()
+
+    def well(self) -> None:
+        """Nothing is to be said."""
+        self._words.unneeded()
+
+    def _told(self, error: Exception) -> GanglineError:
+        if isinstance(error, GanglineError):
+            return error
+        if self.cut.explains(error):
+            return told_to_leave(f"{type(error).__name__}: {first_line(error)}")
+        log.error("rank %d failed", self._rank, exc_info=error)
+        return unexpected(error, self._rank)
+
+    def _leave_at_once(self) -> None:
+        try:
+            self._words.say(told_to_leave())
+        finally:
+            os._exit(RunFailed.exit_code)
+
+
+def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoReturn:
     gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
     phase.enter("joining", step=0)
     world = join(gang)
@@ -63,30 +105,48 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag) -> NoReturn:
     train_set, evaluation_set = open_sets(layout)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
     progress = restore(session, layout.checkpoints)
-    log.info("%s from step %d of %d in %s", job.method.kind, progress.step, session.total_steps, session.precision.name)
+    _tell_start(session, progress, recorder)
+    saver = _make_saver(job, layout, world) if world.is_first_of_host else None
+    outlets = Outlets(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
+    last_step = LastStep(
+        session,
+        progress,
+        phase,
+        files=arrival.files,
+        checkpoints=layout.checkpoints,
+        saver=lambda: saver or _make_saver(job, layout, world),
+    )
+    try:
+        ending.cut.stay()
+        result = Loop(session, outlets, progress).run()
+        if recorder is not None:
+            write_json(layout.result(gang.attempt), {"result": result, "step": progress.step})
+    except Exception as error:
+        ending.save(error, last_step)
+        raise
+    finally:
+        if recorder is not None:
+            recorder.close()
+    ending.well()
+    if saver is not None:  # a save that failed on another host may have been a good one here
+        saver.wait()
+    leave(RunFailed.exit_code if result == "failed" else 0)
+
+
+def _tell_start(session: Session, progress: Progress, recorder: Recorder | None) -> None:
+    kind, steps, precision = session.job.method.kind, session.total_steps, session.precision.name
+    log.info("%s from step %d of %d in %s", kind, progress.step, steps, precision)
     if recorder is not None:
         recorder.event(
             "resumed" if progress.step else "started",
             step=progress.step,
-            steps=session.total_steps,
-            world_size=world.size,
-            precision=session.precision.name,
+            steps=steps,
+            world_size=session.world.size,
+            precision=precision,
         )
-    outlets = Outlets(recorder=recorder, saver=_make_saver(job, layout, world), stop=stop, phase=phase)
-    try:
-        result = Loop(session, outlets, progress).run()
-        if recorder is not None:
-            write_json(layout.result(gang.attempt), {"result": result, "step": progress.step})
-    finally:
-        if recorder is not None:
-            recorder.close()
-    _reserve_of(layout.attempt(gang.attempt) / f"rank-{world.rank}.error.json").unlink(missing_ok=True)
-    leave(RunFailed.exit_code if result == "failed" else 0)
 
 
-def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver | None:
-    if not world.is_first_of_host:
-        return None
+def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver:
     description = {
         "attempt": world.gang.attempt,
         "hosts": world.gang.hosts,
@@ -101,30 +161,3 @@ def _start_log(stream: TextIO) -> None:
         stream=stream, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     logging.captureWarnings(True)
-
-
-def _reserve(path: Path) -> None:
-    """Keep room for a last word on a disk that becomes full; one that is full already has none."""
-    with contextlib.suppress(OSError):
-        path.write_bytes(bytes(_RESERVE_BYTES))
-
-
-def _leave_error(path: Path, error: GanglineError) -> int:
-    _reserve_of(path).unlink(missing_ok=True)
-    # the log comes second: it could take the room that was kept for the error
-    write_json(path, error.to_json())
-    log.error("%s", error)
-    return error.exit_code
-
-
-def _reserve_of(error: Path) -> Path:
-    return error.with_suffix(".reserve")
-
-
-def _unexpected(error: Exception, rank: int) -> RunFailed:
-    last = "".join(traceback.format_exception(error)[-3:]).strip()
-    return RunFailed(
-        f"rank {rank} failed: {type(error).__name__}: {str(error).splitlines()[0][:500] if str(error) else ''}",
-        seen=last[-2000:],
-        fix=f"the whole story is in rank-{rank}.log of this attempt",
-    )

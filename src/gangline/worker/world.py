@@ -76,7 +76,7 @@ def leave(code: int) -> NoReturn:
     group's thread while holding the interpreter's lock, which that thread may need to let go of a tensor; one rank in
     a few hundred then never ends (torch 2.13). Files must be closed before.
     """
-    if dist.is_initialized() and torch.cuda.is_available():
+    if code == 0 and dist.is_initialized() and torch.cuda.is_available():  # of a broken gang it would wait for ever
         dist.destroy_process_group()
     logging.shutdown()
     sys.stdout.flush()

@@ -280,7 +280,8 @@ def test_the_machine_going_down_is_an_order_to_stop(guarded):
     assert Path(host_part.rank_files, "saved-0").exists()
 
 
-MINE = "connect detach guard leases left orders processes python rank_start ranks signs sockets status __init__"
+MINE = """connect detach guard launcher leases leaving left orders part processes python rank_start ranks records rest seats
+signs sockets status wake __init__"""
 
 
 @pytest.mark.parametrize("name", MINE.split())

@@ -111,6 +111,46 @@ def test_guards_of_one_run_may_share_and_another_attempt_may_not(ask, claim, gpu
         claim(ask(attempt=2, devices=[0]))
 
 
+def test_a_gpu_of_guards_that_rest_may_be_shared_with_the_next_attempt_of_their_run(ask, claim, gpus):
+    rests = {"stand_by": {"rest_s": 600.0}}
+    claim({**ask(host="pc1", devices=[0]), **rests})
+    with pytest.raises(Taken):
+        claim(ask(attempt=2, host="pc2", devices=[0]))  # it is not one of those
+    with pytest.raises(Taken):
+        claim({**ask("brave-fox-2", attempt=2, host="pc2", devices=[0]), **rests})
+    assert claim({**ask(attempt=2, host="pc2", devices=[0]), **rests}).slots == ["gpu-GPU-aaaa"]
+
+
+def test_a_cpu_slot_of_one_that_rests_is_not_shared(ask, claim):
+    rests = {"stand_by": {"rest_s": 600.0}}
+    claim({**ask(), **rests})
+    with pytest.raises(Taken):
+        claim({**ask(attempt=2), **rests})
+
+
+def test_what_is_passed_on_is_held_for_the_other_part(ask, claim):
+    first, second = ask(), ask(attempt=2)
+    mine = claim(first)
+    mine.pass_on(second, tag=first["folder"])
+    assert (held(first), held(second)) == ([], ["cpu-0"])
+    with pytest.raises(Taken) as taken:
+        claim(ask("brave-fox-2"))
+    assert "its attempt 2 holds it" in taken.value.words()["seen"]
+
+
+def test_an_orphan_of_what_was_passed_on_keeps_the_slot(ask, claim):
+    first = ask()
+    mine = claim(first)
+    env = {**os.environ, "GANGLINE_PART": first["folder"]}
+    orphan = subprocess.Popen([sys.executable, "-c", "print(); input()"], stdin=-1, stdout=-1, env=env)
+    orphan.stdout.readline()
+    mine.pass_on(ask(attempt=2), tag=first["folder"])
+    mine.let_go()
+    with pytest.raises(Taken, match="cpu-0"):
+        claim(ask("brave-fox-2"))
+    orphan.communicate(b"\n")
+
+
 def test_a_shared_slot_is_free_when_the_last_has_gone(ask, claim, gpus):
     first, second = claim(ask(host="pc1", devices=[0])), claim(ask(host="pc2", devices=[0]))
     first.end()

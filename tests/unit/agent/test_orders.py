@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gangline.agent.orders import Orders
+from gangline.agent.orders import Orders, outweighs
 
 
 @pytest.fixture
@@ -62,3 +62,21 @@ def test_a_folder_that_was_removed_is_no_order(make, tmp_path):
     orders, _, _ = make
     tmp_path.rmdir()
     assert orders.read() is None
+
+
+@pytest.mark.parametrize("word", ["yield", "break", "stop", "kill"])
+def test_there_are_four(make, word):
+    orders, give, _ = make
+    give(1, word)
+    assert orders.read() == word
+
+
+def test_one_that_ends_more_takes_the_place_of_one_that_ends_less():
+    words = [None, "yield", "break", "stop", "kill"]
+    assert [[outweighs(word, other) for other in words] for word in words] == [
+        [False, False, False, False, False],
+        [True, False, False, False, False],
+        [True, True, False, False, False],
+        [True, True, True, False, False],
+        [True, True, True, True, False],
+    ]

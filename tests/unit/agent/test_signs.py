@@ -1,7 +1,9 @@
 """A rank of the user's own program has joined once it is connected, and until a connection gets no answer."""
 
 import json
+import os
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -107,3 +109,62 @@ def test_other_programs_on_the_host_do_not_count(gang):
     gang.look()
     gang.silent_port()  # callers of our own
     assert [gang.look(), gang.look()] == [(True, []), (True, [])]
+
+
+PHASE = struct.Struct("<qqqd")
+"""As the worker writes it: step, phase, collectives, time."""
+
+
+class Worker:
+    """One rank of our own, which tells in which phase it is."""
+
+    def __init__(self, folder, **request):
+        self.now = 50.0
+        (folder / "rank-0.pid").write_text(json.dumps(ProcessId.current().to_json()))
+        self.path = folder / "rank-0.phase"
+        ranks = Ranks(folder, {0})
+        ranks.scan(ordered=False)
+        self.signs = signs.Signs({"ranks": [0], **request}, ranks, clock=lambda: self.now)
+
+    def say(self, step, phase, collectives, when):
+        self.path.write_bytes(PHASE.pack(step, phase, collectives, when))
+
+    def row(self, seconds):
+        self.now += seconds
+        self.signs.look(processes.find(os.getpid()))
+        return self.signs.seen["ranks"]["0"]
+
+
+def test_how_long_a_rank_has_been_where_it_is_is_told_also_after_all_have_joined(tmp_path):
+    worker = Worker(tmp_path)
+    worker.say(7, 5, 20, 1.0)
+    assert worker.row(0) == {
+        "torch": True,
+        "met": False,
+        "phase": "exchange",
+        "step": 7,
+        "collectives": 20,
+        "same_s": 0,
+    }
+    assert worker.signs.joined
+    assert worker.row(1.5)["same_s"] == 1.5
+    assert worker.row(10)["same_s"] == 11.5
+    worker.say(7, 5, 20, 2.0)  # it says the same anew: that is a sign of life
+    assert worker.row(1)["same_s"] == 0
+    worker.say(7, 5, 21, 2.0)
+    assert (worker.row(1)["same_s"], worker.row(1)["collectives"]) == (0, 21)
+
+
+def test_of_a_rank_without_a_phase_nothing_is_told(tmp_path):
+    row = Worker(tmp_path).row(1)
+    assert (row["phase"], row["step"], row["collectives"], row["same_s"]) == (None, None, None, None)
+
+
+def test_a_launcher_that_is_alone_has_nobody_to_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(signs, "_has_torch", lambda _pid: True)
+    for alone in (True, False):
+        (tmp_path / str(alone)).mkdir()
+        ranks = Ranks(tmp_path / str(alone), {0})
+        seen = signs.Signs({"ranks": [0], "meet": ["127.0.0.1", 1], "alone": alone}, ranks)
+        seen.look(processes.find(os.getpid()))
+        assert (seen.seen["launcher"], seen.seen["met"]) == (True, alone)

@@ -82,14 +82,30 @@ def test_a_whole_checkpoint_that_nobody_committed_is_adopted(world: World, run_i
         assert (world.host(name, run_id).checkpoints / "step-00000040" / COMMIT_FILE).exists()
 
 
+def half_written(world: World, run_id: str, host: str) -> None:
+    """The save of step 40 on a host ended before its part was whole."""
+    part = part_folder(world.host(host, run_id).checkpoints, 40, host)
+    part.rename(part.with_name(f"{part.name}.tmp"))
+
+
 def test_a_half_written_checkpoint_is_never_chosen(world: World, run_id: str) -> None:
     world.save(run_id, 20)
     world.save(run_id, 40, commit=False)
-    part_folder(world.host("b", run_id).checkpoints, 40, "b").rename(
-        world.host("b", run_id).checkpoints / "step-00000040" / "part-b.tmp"
-    )
+    for name in ("a", "b"):
+        half_written(world, run_id, name)
     resume(world, run_id)
     assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 20
+
+
+def test_what_one_host_alone_has_saved_is_adopted_and_brought_to_the_others(world: World, run_id: str) -> None:
+    world.save(run_id, 20)
+    world.save(run_id, 40, commit=False)
+    half_written(world, run_id, "b")
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 40
+    assert "step 40 brought to b" in world.said
+    folder, _digest = find_part(world.host("b", run_id).checkpoints, 40, host="b")
+    assert verify_part(folder) == []
 
 
 def test_where_no_checkpoint_can_be_used_every_reason_is_told(world: World, run_id: str) -> None:

@@ -86,6 +86,7 @@ class World:
             is_alive=lambda _layout, _keeper: self.alive,
             unfinished=lambda _layout, _keeper: (),
             stop_run=lambda _layout, _keeper=None, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
+            leave_run=lambda _layout, _keeper=None, *, hosts: self.said.append(f"leave {' '.join(hosts)}"),
             free_port=lambda _cluster, _head, *, claim: 4711,
         )
 

@@ -17,7 +17,9 @@ import pytest
 from gangline.cli import main as cli
 from gangline.cli.main import VERBS, command_of, help_text, main
 from gangline.errors import CheckFailed, DoesNotFit, GanglineError, HostUnreachable, RunFailed, SpecError
-from gangline.runs.files import write_atomic
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.events import append_event
+from gangline.runs.files import write_atomic, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
 
@@ -269,6 +271,26 @@ def test_ps_lists_runs_as_a_table_and_as_json(home: Path, capsys: pytest.Capture
     document = json.loads(capsys.readouterr().out)
     assert document["schema_version"] == 1
     assert document["runs"][0]["id"] == "calm-otter-7"
+
+
+def test_ps_of_a_run_lists_its_attempts_as_a_table_and_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = RunLayout(home, "calm-otter-7")
+    layout.folder.mkdir(parents=True)
+    RunState(name="tiny", phase="stopped", attempt=2).save(layout)
+    cluster = Cluster(name="home", hosts=(Host(name="local", workdir=str(home), python="python"),))
+    write_json(layout.cluster, cluster.to_json())
+    append_event(layout.events, "started", source="supervisor", attempt=1, hosts=["local"])
+    append_event(layout.events, "restarting", source="supervisor", attempt=1, next=2, what="row 7", hosts=["local"])
+    assert main(["ps", "calm"]) == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["attempt", "began", "took", "hosts", "from", "to", "end"]
+    assert (first.split()[0], first.split()[-2:]) == ("1", ["row", "7"])
+    assert (second.split()[0], second.split()[-1]) == ("2", "stopped")
+    assert main(["ps", "calm", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["run"], document["phase"]) == ("calm-otter-7", "stopped")
+    assert [row["next"] for row in document["attempts"]] == [True, False]
+    assert main(["ps", "wrong"]) == 2
 
 
 def test_a_reader_that_leaves_early_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""A gang without torch: small scripts in the place of torchrun and of the ranks, and a look at what is left of them."""
+"""A gang without torch: small scripts in the place of torchrun, of the processes that stand by and of the ranks, and a
+look at what is left of them.
+"""
 
 import contextlib
 import json
@@ -8,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, Request, StandBy
 from gangline.runs.process import ProcessId
 
 DEADLINE_S = 60.0
@@ -54,6 +56,13 @@ def save_slowly(*_):
         time.sleep(0.1)
     save_and_leave()
 
+def break_off(*_):
+    error = {"kind": "RunFailed", "what": "Connection reset by peer", "seen": "", "fix": "", "exit_code": 5}
+    write(f"rank-{rank}.error.json", error)
+    sys.exit(5)
+
+if mode != "plain":
+    signal.signal(signal.SIGUSR2, break_off)
 if mode == "orderly":
     signal.signal(signal.SIGTERM, save_and_leave)
 elif mode in ("slow", "growing", "talking"):
@@ -83,11 +92,58 @@ wait_for(f"go-{rank}")
 say_result("finished")
 """
 
+STANDING = """
+import ctypes, json, os, signal, subprocess, sys, time
+control, rank, mode = sys.argv[1:]
+local, rank, number, told = int(os.environ["LOCAL_RANK"]), int(rank), 1, []
+files = os.path.join(control, "..", "..")
+signal.signal(signal.SIGUSR2, lambda *_: None)  # it is for ranks
+
+def write(folder, name, value):
+    with open(os.path.join(folder, name + ".part"), "w") as stream:
+        json.dump(value, stream)
+    os.replace(os.path.join(folder, name + ".part"), os.path.join(folder, name))
+
+def has(name):
+    return os.path.exists(os.path.join(control, name))
+
+def sit():
+    global rank, mode, files
+    with open(os.path.join(control, f"seat-{number}.json")) as stream:
+        seat = json.load(stream)
+    rank, mode, files = seat["ranks"][local], seat["words"][1 + local], seat["files"]
+
+def pass_on(number, _frame):
+    told.append(number)
+    child.send_signal(number)
+
+if has("seat-1.json"):
+    sit()
+ticks = int(open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[19])
+write(files, f"rank-{rank}.pid", {"pid": os.getpid(), "start_ticks": ticks})
+script = os.path.join(os.path.dirname(__file__), "rank.py")
+while True:
+    words = [sys.executable, script, files, str(rank), mode]
+    child = subprocess.Popen(words, preexec_fn=lambda: ctypes.CDLL(None).prctl(1, 9))  # it dies with this one
+    signal.signal(signal.SIGTERM, pass_on)
+    code = child.wait()
+    write(files, f"rank-{rank}.exit.json", {"pid": child.pid, "code": code})
+    number += 1
+    if code == 0 and not has("hold"):
+        sys.exit(0)
+    while not has(f"seat-{number}.json"):
+        if told or has("leave"):
+            sys.exit(code if code >= 0 else 128 - code)
+        time.sleep(0.01)
+    sit()
+"""
+
 LAUNCHER = """
-import signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 rank_script, folder, words = sys.argv[1], sys.argv[2], sys.argv[3:]
-ranks = [subprocess.Popen([sys.executable, rank_script, folder, *word.split("=", 1)], start_new_session=True)
-         for word in words]
+ranks = [subprocess.Popen([sys.executable, rank_script, folder, *word.split("=", 1)], start_new_session=True,
+                          env={**os.environ, "LOCAL_RANK": str(number)})
+         for number, word in enumerate(words)]
 
 def leave(*_):
     for rank in ranks:
@@ -148,6 +204,33 @@ def part(
     )
 
 
+def standing(
+    folder: Path, host: str, *ranks: str, attempt: int = 1, rest_s: float = DEADLINE_S, grace_s: float = DEADLINE_S
+) -> HostRequest:
+    """What is started on a host where processes stand by; see `part`. Later attempts meet without launchers."""
+    files = folder / "attempts" / str(attempt)
+    files.mkdir(parents=True, exist_ok=True)
+    script(folder, "rank.py", RANK)
+    scripts = script(folder, "launcher.py", LAUNCHER), script(folder, "standing.py", STANDING)
+    numbers, modes = zip(*(word.split("=", 1) for word in ranks), strict=True)
+    return HostRequest(
+        host=host,
+        folder=str(files / host),
+        rank_files=str(files),
+        argv=(sys.executable, *scripts, str(files / host / "stand-by"), *ranks),
+        env={},
+        run_id="calm-otter-7",
+        attempt=attempt,
+        grace_s=grace_s,
+        ranks=tuple(map(int, numbers)),
+        slots=len(ranks),
+        leases=str(folder / "leases" / host),
+        meet=("127.0.0.1", 29500 + attempt),
+        alone=attempt > 1,
+        stand_by=StandBy(rest_s=rest_s, words=("train", *modes), world_size=len(ranks)),
+    )
+
+
 def request(*parts: HostRequest) -> Request:
     return Request(run_id="calm-otter-7", attempt=1, hosts=parts)
 
@@ -162,6 +245,20 @@ def rank_pid(part: HostRequest, rank: int) -> int:
     path = Path(part.rank_files, f"rank-{rank}.pid")
     wait_until(path.exists, f"rank {rank} of {part.host} starts")
     return json.loads(path.read_text())["pid"]
+
+
+def running_rank(part: HostRequest, rank: int) -> int:
+    """The pid of a rank, once it is more than a process that stands by for it."""
+    path = Path(part.rank_files, f"rank-{rank}.pid")
+
+    def found():
+        pid = json.loads(path.read_text())["pid"] if path.exists() else None
+        try:
+            return pid if pid and b"rank.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else None
+        except FileNotFoundError:
+            return None
+
+    return wait_until(found, f"rank {rank} of {part.host} runs")
 
 
 def guard_record(part: HostRequest) -> dict:

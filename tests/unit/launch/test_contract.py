@@ -11,11 +11,23 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.direct import DirectBackend
 from gangline.launch.fake import FakeBackend
+from gangline.launch.program import Program
 from gangline.remote.fake import FakeTransport
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
-from tests.unit.launch.gang import exit_record, guard_record, kill_left, left_of, let_go, part, rank_pid, wait_until
+from tests.unit.launch.gang import (
+    exit_record,
+    guard_record,
+    kill_left,
+    left_of,
+    let_go,
+    part,
+    rank_pid,
+    running_rank,
+    standing,
+    wait_until,
+)
 
 HOSTS = ("pc1", "pc2", "pc3")
 
@@ -50,17 +62,31 @@ class Fickle(LocalTransport):
 class DirectGang:
     """Guards and scripts on this computer."""
 
-    def __init__(self, folder, modes, broken):
+    def __init__(self, folder, modes, broken, stands_by):
         self.backend = DirectBackend()
+        self.folder, self.modes = folder, modes
         self.transports = {host.name: Fickle(host) for host in cluster(folder).hosts}
         argv = {name: ("/no/such/python",) if name in broken else () for name in HOSTS}
         parts = [part(folder, name, f"{rank}={modes[name]}", argv=argv[name]) for rank, name in enumerate(HOSTS)]
         self.request = Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
         self.parts = dict(zip(HOSTS, parts, strict=True))
+        self.begun = list(parts)
+        if stands_by:
+            self.request = self.next(1, HOSTS)
+
+    def next(self, attempt, hosts):
+        parts = [
+            standing(self.folder, name, f"{rank}={self.modes[name]}", attempt=attempt)
+            for rank, name in enumerate(hosts)
+        ]
+        self.parts = dict(zip(hosts, parts, strict=True))
+        self.begun += parts
+        return Request(run_id="calm-otter-7", attempt=attempt, hosts=tuple(parts))
 
     def ready(self):
-        for rank, name in enumerate(HOSTS):
-            rank_pid(self.parts[name], rank)
+        for rank, name in enumerate(self.parts):
+            wait = running_rank if self.parts[name].stand_by else rank_pid
+            wait(self.parts[name], rank)
 
     def finish(self, host, *, error=None):
         del error  # the script has it
@@ -74,21 +100,26 @@ class DirectGang:
             transport.silent = name == host
 
     def left(self):
-        return [pid for each in self.parts.values() for pid in left_of(each)]
+        return [pid for each in self.begun for pid in left_of(each)]
 
     def close(self):
-        kill_left(*self.parts.values())
+        kill_left(*self.begun)
 
 
 class FakeGang:
     """Nothing but words."""
 
-    def __init__(self, folder, modes, broken):
+    def __init__(self, folder, modes, broken, stands_by):
+        self.cluster, self.program = cluster(folder), Program(rest_s=60.0) if stands_by else None
         stubborn = frozenset(name for name, mode in modes.items() if mode == "stubborn")
         self.backend = FakeBackend(broken=frozenset(broken), stubborn=stubborn)
         self.transports = {name: FakeTransport(name) for name in HOSTS}
-        gang = Gang(run_id="calm-otter-7", attempt=1, ranks=tuple(GangRank(host=name, share=1) for name in HOSTS))
-        self.request = self.backend.render(cluster(folder), gang, port=29500)
+        self.request = self.next(1, HOSTS)
+
+    def next(self, attempt, hosts):
+        ranks = tuple(GangRank(host=name, share=1) for name in hosts)
+        gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=ranks)
+        return self.backend.render(self.cluster, gang, port=29500, program=self.program)
 
     def ready(self):
         pass
@@ -117,9 +148,9 @@ class FakeGang:
 def make(request, tmp_path):
     made = []
 
-    def _make(modes=None, broken=()):
+    def _make(modes=None, broken=(), *, stands_by=False):
         modes = dict.fromkeys(HOSTS, "orderly") | (modes or {})
-        made.append(request.param(tmp_path, modes, broken))
+        made.append(request.param(tmp_path, modes, broken, stands_by))
         return made[-1]
 
     yield _make
@@ -275,14 +306,14 @@ def test_what_is_left_is_seen_and_in_the_end_nothing_is(make):
 
 
 def test_a_failed_start_shows_what_the_host_said(tmp_path):
-    gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"})
+    gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"}, stands_by=False)
     with pytest.raises(GanglineError, match="cannot start /no/such/python: No such file"):
         gang.backend.start(gang.request, gang.transports)
     assert not (Path(gang.request.hosts[1].folder) / "guard.json").exists()
 
 
 def test_a_poll_runs_no_command(tmp_path):
-    gang = FakeGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), ())
+    gang = FakeGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), (), stands_by=False)
     transport = gang.transports["pc1"]
     folder = PurePath(gang.request.hosts[0].folder)
     transport.write(folder / "guard.json", b'{"pid": 4711, "start_ticks": 99}')
@@ -303,3 +334,100 @@ def test_an_end_is_never_taken_back(make):
     assert {status.reason for status in poll(gang).values()} == {"finished"}
     if isinstance(gang, DirectGang):
         assert {exit_record(each)["left"] for each in gang.parts.values()} == {0}
+
+
+def until_rest(gang, *hosts):
+    def reached():
+        now = poll(gang)
+        return now if all(now[host].rests for host in hosts) else None
+
+    return wait_until(reached, f"{hosts} rest")
+
+
+def begun(make, modes=None):
+    gang = make(modes, stands_by=True)
+    gang.backend.start(gang.request, gang.transports)
+    gang.ready()
+    return gang
+
+
+def test_a_gang_that_yields_saves_and_rests(make):
+    gang = begun(make, {"pc3": "stubborn"})
+    assert gang.backend.stop(gang.request, gang.transports, now=False, resting=True) == []
+    now = until_rest(gang, "pc1", "pc2")
+    assert [(now[host].phase, now[host].reason, now[host].returncode) for host in ("pc1", "pc2")] == [
+        ("ended", "stopped", 0)
+    ] * 2
+    assert now["pc3"].phase == "running"
+    assert gang.backend.verify(gang.request.on({"pc1", "pc2"}), gang.transports) == []
+
+
+def test_a_gang_that_is_broken_leaves_at_once_and_rests(make):
+    gang = begun(make, {"pc3": "stubborn"})
+    gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
+    now = until_rest(gang, *HOSTS)
+    assert {(status.phase, status.reason, status.returncode) for status in now.values()} == {("ended", "broken", 0)}
+    assert gang.backend.verify(gang.request, gang.transports) == []
+
+
+def test_an_order_that_lets_guards_rest_does_not_end_those_that_do(make):
+    gang = begun(make)
+    for now in (True, False, True):
+        gang.backend.stop(gang.request, gang.transports, now=now, resting=True)
+        until_rest(gang, *HOSTS)
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_an_order_to_end_ends_those_that_rest_and_nothing_is_left(make, now):
+    gang = begun(make)
+    gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
+    until_rest(gang, *HOSTS)
+    assert gang.backend.stop(gang.request, gang.transports, now=now) == []
+    wait_until(lambda: not any(status.rests for status in poll(gang).values()), "nobody rests")
+    assert {status.reason for status in poll(gang).values()} == {"broken"}
+    wait_until(lambda: not gang.left() and not gang.backend.verify(gang.request, gang.transports), "nothing is left")
+
+
+def test_the_next_attempt_takes_over_what_rests_and_the_one_before_has_nothing_any_more(make):
+    gang = begun(make)
+    gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
+    until_rest(gang, *HOSTS)
+    before, after = gang.request, gang.next(2, ("pc1", "pc2"))
+    gang.backend.start(after, gang.transports, epoch=2)
+    gang.ready()
+    now = {status.host: status for status in gang.backend.poll(before, gang.transports)}
+    assert {host: (status.phase, status.rests) for host, status in now.items()} == {
+        "pc1": ("ended", False),
+        "pc2": ("ended", False),
+        "pc3": ("ended", True),
+    }
+    assert gang.backend.verify(before, gang.transports) == []
+    gang.backend.stop(before, gang.transports, now=True, epoch=2)  # whoever ends what is left of it ends no other
+    gang.request = after
+    assert {status.phase for status in poll(gang).values()} == {"running"}
+    gang.backend.stop(after, gang.transports, now=True, epoch=2)
+    now = until(gang, pc1="ended", pc2="ended")
+    assert {status.reason for status in now.values()} == {"killed"}
+    wait_until(lambda: not gang.left() and not gang.backend.verify(after, gang.transports), "nothing is left")
+
+
+def test_a_host_that_is_new_in_an_attempt_starts_beside_those_that_rested(make):
+    gang = begun(make)
+    gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
+    until_rest(gang, *HOSTS)
+    gang.lose("pc2")
+    gang.request = gang.next(2, HOSTS)
+    gang.backend.start(gang.request, gang.transports)
+    gang.ready()
+    until(gang, pc1="running", pc2="running", pc3="running")
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_where_nothing_stands_by_nothing_rests(make, now):
+    gang = make()
+    gang.backend.start(gang.request, gang.transports)
+    gang.ready()
+    gang.backend.stop(gang.request, gang.transports, now=now, resting=True)
+    ended = until(gang, pc1="ended", pc2="ended", pc3="ended")
+    assert not any(status.rests for status in ended.values())
+    assert {status.reason for status in ended.values()} == {"broken" if now else "stopped"}

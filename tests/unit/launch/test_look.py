@@ -102,7 +102,10 @@ def test_what_the_guard_says_is_taken_over(hosts):
     start = {
         "launcher": True,
         "met": True,
-        "ranks": {"10": {"torch": True, "met": True, "phase": "joining", "step": 0}, "9": {"torch": False, "met": False, "phase": None, "step": None}},
+        "ranks": {
+            "10": {"torch": True, "met": True, "phase": "joining", "step": 0, "collectives": 3, "same_s": 1.5},
+            "9": {"torch": False, "met": False, "phase": None, "step": None},
+        },
         "waits_for": ["10.77.0.10:51116"],
     }  # fmt: skip
     record = {"pid": 4711, "start_ticks": 99, "beat": 7, "epoch": 2, "failures": [], "start": start}
@@ -112,7 +115,63 @@ def test_what_the_guard_says_is_taken_over(hosts):
     status = look(PARTS[0], hosts["pc1"])
     assert (status.phase, status.beat, status.epoch) == ("running", 7, 2)
     assert [(sign.rank, sign.phase) for sign in status.signs.ranks] == [(9, None), (10, "joining")]
+    assert [(sign.step, sign.collectives, sign.same_s) for sign in status.signs.ranks] == [(None,) * 3, (0, 3, 1.5)]
     assert status.signs.waits_for == ("10.77.0.10:51116",)
+
+
+@pytest.mark.parametrize("wrong", [
+    '"step": -1', '"step": 1.5', '"step": "7"', '"step": true', '"collectives": 1e300', '"collectives": [1]',
+    f'"collectives": {1 << 63}', '"same_s": -0.1', '"same_s": NaN', '"same_s": Infinity', '"same_s": "1"',
+    f'"same_s": 1{"0" * 400}', '"same_s": true',
+])  # fmt: skip
+def test_numbers_of_a_rank_that_cannot_be_are_not_believed(hosts, wrong):
+    row = '{"torch": true, "met": true, "phase": "data", ' + wrong + "}"
+    start = '{"launcher": true, "met": true, "ranks": {"0": ' + row + '}, "waits_for": []}'
+    said = f'{{"pid": 4711, "start_ticks": 99, "start": {start}}}'
+    hosts["pc2"].write(PurePath("/srv/pc2/status.json"), said.encode())
+    hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
+    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+
+
+ENDED = {"returncode": 0, "error": None, "reason": "broken", "failures": [], "console_tail": []}
+
+
+def test_a_host_rests_as_long_as_the_guard_that_says_so_runs(hosts):
+    hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(ENDED).encode())
+    assert not look(PARTS[0], hosts["pc1"]).rests
+    hosts["pc1"].write(PurePath("/srv/pc1/resting.json"), b'{"pid": 4711, "start_ticks": 99}')
+    assert not look(PARTS[0], hosts["pc1"]).rests
+    hosts["pc1"].write(PurePath("/proc/4711/stat"), STAT)
+    status = look(PARTS[0], hosts["pc1"])
+    assert (status.phase, status.reason, status.rests) == ("ended", "broken", True)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"7", b'{"pid": "x", "start_ticks": 99}', b"{}"])
+def test_who_rests_is_not_believed_either(hosts, text):
+    hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(ENDED).encode())
+    hosts["pc2"].write(PurePath("/srv/pc2/resting.json"), text)
+    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+
+
+@pytest.mark.parametrize(("now", "resting", "word"), [
+    (False, False, "stop"), (True, False, "kill"), (False, True, "yield"), (True, True, "break"),
+])  # fmt: skip
+def test_a_host_that_rests_is_told_like_one_that_runs(hosts, now, resting, word):
+    host = hosts["pc1"]
+    host.write(PurePath("/srv/pc1/exit.json"), json.dumps(ENDED).encode())
+    host.write(PurePath("/srv/pc1/resting.json"), b'{"pid": 4711, "start_ticks": 99}')
+    host.write(PurePath("/proc/4711/stat"), STAT)
+    assert DirectBackend().stop(REQUEST.on({"pc1"}), hosts, now=now, resting=resting, epoch=3) == []
+    assert json.loads(host.read(PurePath("/srv/pc1/order-3.json"))) == {"epoch": 3, "order": word}
+    assert host.calls == []
+
+
+@pytest.mark.parametrize(("now", "is_reaped"), [(True, True), (False, False)])
+def test_where_a_guard_has_ended_what_it_may_have_left_is_ended_when_the_gang_is_broken(hosts, now, is_reaped):
+    host = hosts["pc1"]
+    host.write(PurePath("/srv/pc1/exit.json"), json.dumps(ENDED).encode())
+    assert DirectBackend().stop(REQUEST.on({"pc1"}), hosts, now=now, resting=True) == []
+    assert [call.argv[-1] for call in host.calls] == ["reap"] * is_reaped
 
 
 DEEP = b"[" * 10**5
@@ -226,12 +285,15 @@ def test_a_host_whose_files_cannot_be_understood_is_unreachable_and_the_others_a
 
 def test_failures_of_a_host_have_all_that_is_asked_for_later(hosts):
     failure = {"rank": 0, "pid": 1, "time": 2.0, "ordered": False, "error": {}, "exit": 1, "log": "l", "log_tail": []}
+    failure["oom"] = {"line": "Killed process 1", "cgroup": None, "limit_bytes": 1 << 30, "what": "else"}
     record = {"returncode": 1, "error": None, "reason": "finished", "failures": [failure], "console_tail": []}
     hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(record).encode())
     del failure["time"]
     hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(record).encode())
     whole, lying = Looks().at(REQUEST, hosts)
     assert whole.failures[0]["error"] == {"what": "", "seen": "", "fix": ""}
+    oom = {"line": "Killed process 1", "cgroup": None, "limit_bytes": 1 << 30, "memory_bytes": None}
+    assert whole.failures[0]["oom"] == oom
     assert lying.phase == "unreachable"
 
 

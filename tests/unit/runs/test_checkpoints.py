@@ -8,7 +8,7 @@ import pytest
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
-from gangline.runs.manifest import COMMIT_FILE, PART_FILE, commit_record, describe_part, verify_part
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, commit_record, describe_part, verify_part
 
 HOSTS = ("pc1", "pc2")
 
@@ -222,14 +222,16 @@ def test_without_any_record_whole_parts_of_all_hosts_can_be_adopted(tmp_path):
     assert choose(tmp_path).step == 200
 
 
-def test_a_step_that_one_host_did_not_finish_is_not_adopted(tmp_path):
+def test_a_step_that_one_host_did_not_finish_is_adopted_from_the_other(tmp_path):
     save(tmp_path, 100)
     write_part(tmp_path / "pc1", 200, "pc1")
     half = disk.part_folder(tmp_path / "pc2", 200, "pc2").with_name("part-pc2.tmp")
     half.mkdir(parents=True)
     choice = choose(tmp_path)
-    assert (choice.step, choice.adoptable) == (100, {})
-    assert "no part of pc2 (step 200)" in reasons(choice)[0]
+    assert (choice.step, list(choice.adoptable)) == (100, [200])
+    disk.place_commit(tmp_path / "pc1", choice.adoptable[200])
+    again = choose(tmp_path)
+    assert (again.step, [(source.host, source.part) for source in again.sources]) == (200, [("pc1", "pc1")])
 
 
 def test_an_older_step_is_never_adopted_over_a_newer_commit(tmp_path):
@@ -242,8 +244,9 @@ def test_an_older_step_is_never_adopted_over_a_newer_commit(tmp_path):
 def test_parts_of_two_attempts_do_not_make_one_checkpoint(tmp_path):
     write_part(tmp_path / "pc1", 100, "pc1", attempt=1)
     write_part(tmp_path / "pc2", 100, "pc2", attempt=2)
-    choice = choose(tmp_path)
-    assert (choice.step, choice.adoptable) == (None, {})
+    (record,) = choose(tmp_path).adoptable.values()
+    commit = Commit.from_bytes(record)
+    assert (commit.attempt, list(commit.parts)) == (2, ["pc2"])
     with pytest.raises(CheckpointError, match="cannot be committed") as caught:
         commit_record({host: part_bytes(tmp_path / host, 100, host) for host in HOSTS})
     assert "not of one step, attempt and input" in caught.value.seen
@@ -263,8 +266,7 @@ def test_the_commit_of_an_older_attempt_does_not_vouch_for_the_parts_of_a_newer_
     choice = choose(tmp_path)
     assert choice.step == 50
     assert any("part.json is not the one of the commit record (attempt 1)" in row for row in reasons(choice))
-    write_part(tmp_path / "pc2", 100, "pc2", attempt=2)
-    assert list(choose(tmp_path).adoptable) == [100]
+    assert Commit.from_bytes(choice.adoptable[100]).attempt == 2
 
 
 def test_of_two_records_of_one_step_the_newer_attempt_counts(tmp_path):

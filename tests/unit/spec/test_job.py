@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import SpecError
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OuterJob, ScheduleJob, SourceJob, StrategyJob
+from gangline.runs.job import (
+    DataJob,
+    FailureJob,
+    Job,
+    MethodJob,
+    ModelJob,
+    OuterJob,
+    ScheduleJob,
+    SourceJob,
+    StrategyJob,
+)
 from gangline.spec.load import load_job
 
 MINIMAL = "model: ./llama\ndata: {train: rows.jsonl}\nbatch: 8\n"
@@ -69,6 +79,7 @@ schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
 checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
   on_failure: continue}
+failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false}
 report: {tensorboard: false, wandb: my-project}
 max_skipped_steps: 0
 """.replace("COMMIT", "0123abcdef" * 4)
@@ -223,6 +234,22 @@ def test_shorthands_mean_the_mapping(folder):
     long = "method: {kind: lora}\nschedule: {kind: linear}\nprecision: {compute: bf16}\n"
     assert load(folder, MINIMAL + short) == load(folder, MINIMAL + long)
     assert load(folder, MINIMAL + short).method == MethodJob(kind="lora")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("stop", FailureJob(restarts=0)),
+        ("3", FailureJob(restarts=3)),
+        ("{restarts: stop}", FailureJob(restarts=0)),
+        ("{wait: 0s}", FailureJob(wait_s=0.0)),
+        ("{wait: 24h}", FailureJob(wait_s=86400.0)),
+        ("{without: false}", FailureJob(without=False)),
+    ],
+)
+def test_what_is_done_about_a_failure(folder, words, meant):
+    assert load(folder, MINIMAL + f"failures: {words}\n").failures == meant
+    assert load(folder, MINIMAL, f"failures={words}").failures == meant
 
 
 def test_globs_and_lists_of_files_are_sorted_within_and_read_once(folder):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, Request
 from gangline.supervise.cause import first_cause, gather_failures
 
@@ -83,8 +84,28 @@ def test_the_error_of_a_user_keeps_its_kind():
     assert (found["kind"], found["exit_code"], found["log_tail"]) == ("DataError", 2, ["the last words"])
 
 
-def test_of_two_real_errors_the_earlier_counts():
-    assert cause(ended("pc1", failure(0, 2.0, what="b")), ended("pc2", failure(1, 1.0, what="a")))["rank"] == 1
+def test_of_two_real_errors_on_one_host_the_earlier_counts():
+    assert cause(ended("pc1", failure(0, 2.0, what="b"), failure(1, 1.0, what="a")))["rank"] == 1
+
+
+def test_of_two_on_different_hosts_the_one_that_was_seen_first_whatever_their_clocks_say():
+    statuses = [ended("pc1", failure(0, 1.0, what="b")), ended("pc2", failure(1, 9.0, what="a"))]
+    assert first_cause(request(), statuses, seen=["pc2", "pc1"])["rank"] == 1
+    assert first_cause(request(), statuses, seen=["pc1", "pc2"])["rank"] == 0
+
+
+def test_what_more_is_known_of_the_end_of_a_rank_counts_more_than_its_own_words():
+    memory = RunFailed("rank 1 on pc2 ran out of memory", seen="28 GiB", fix="lower micro_batch")
+    status = ended("pc2", failure(1, code=-9))
+    found = first_cause(request(), [status], explain=lambda failure: memory if failure["rank"] == 1 else None)
+    assert (found["what"], found["fix"], found["host"]) == (memory.what, memory.fix, "pc2")
+
+
+def test_replicas_that_differ_are_the_same_cause_whichever_rank_says_it_first():
+    error = {"kind": "BadState", "what": "rank 2 differs", "seen": "", "fix": "", "exit_code": 5}
+    rows = [{**failure(rank, what="x"), "error": error} for rank in (0, 1)]
+    found = cause(ended("pc1", rows[0]), ended("pc2", rows[1]))
+    assert (found["what"], "rank" in found) == ("rank 2 differs", False)
 
 
 def test_what_torchrun_or_an_order_ended_is_not_the_cause():

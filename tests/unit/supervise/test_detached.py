@@ -26,11 +26,19 @@ from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.state import Outcome, RunState
+from gangline.runs.state import Outcome, RunState, read_leave, read_order
 from gangline.supervise import __main__ as program
 from gangline.supervise import detached
-from gangline.supervise.detached import cannot_supervise, is_alive, spawn, spawn_there, stop_run, unfinished
-from gangline.supervise.lock import has_supervisor
+from gangline.supervise.detached import (
+    cannot_supervise,
+    is_alive,
+    leave_run,
+    spawn,
+    spawn_there,
+    stop_run,
+    unfinished,
+)
+from gangline.supervise.lock import has_supervisor, supervisor_lock
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,
@@ -225,6 +233,58 @@ def test_stop_saves_and_leaves_nothing(make):
     assert lab.outcome().result == "stopped"
     assert all(Path(each.rank_files, f"saved-{rank}").exists() for rank, each in enumerate(lab.parts))
     assert lab.left() == []
+
+
+def test_an_order_reaches_the_attempt_that_has_begun_meanwhile(make, monkeypatch):
+    lab = make("plain", "plain")
+    replace(RunState.load(lab.layout), phase="restarting").save(lab.layout)
+    write_order = detached.write_order
+
+    def slowly(layout, order, *, attempt):
+        write_order(layout, order, attempt=attempt)
+        if attempt == 1:
+            replace(RunState.load(layout), phase="running", attempt=2).save(layout)
+
+    monkeypatch.setattr(detached, "write_order", slowly)
+    with supervisor_lock(lab.layout):
+        stop_run(lab.layout, now=False)
+    assert read_order(lab.layout, attempt=2) == "stop"
+
+
+def test_a_run_whose_supervisor_died_between_two_attempts_is_stopped_at_once(make):
+    lab = make("orderly", "orderly")
+    lab.start()
+    stop_run(lab.layout, now=False)
+    lab.outcome()
+    replace(RunState.load(lab.layout), phase="restarting").save(lab.layout)
+    stop_run(lab.layout, now=False)
+    assert RunState.load(lab.layout).phase == "stopped"
+    assert lab.left() == []
+
+
+def test_who_looks_after_a_run_is_asked_to_go_on_without_hosts(make):
+    lab = make("plain", "plain")
+    with supervisor_lock(lab.layout):
+        leave_run(lab.layout, hosts=["pc2"])
+    assert read_leave(lab.layout, attempt=1) == ("pc2",)
+
+
+def test_where_nobody_looks_after_a_run_it_cannot_go_on_without_hosts(make):
+    lab = make("plain", "plain")
+    with pytest.raises(RunFailed, match="nobody looks after") as caught:
+        leave_run(lab.layout, hosts=["pc2"])
+    assert "gangline stop" in caught.value.fix
+    assert read_leave(lab.layout, attempt=1) == ()
+
+
+def test_a_keeper_is_asked_to_go_on_without_hosts(make, keeper):
+    lab = make("plain", "plain")
+    as_kept(lab)
+    with supervisor_lock(lab.layout):
+        leave_run(lab.layout, keeper, hosts=["pc2"])
+    assert read_leave(lab.layout, attempt=1) == ("pc2",)
+    with pytest.raises(RunFailed, match="nobody looks after"):
+        leave_run(lab.layout, keeper, hosts=["pc1"])
 
 
 def test_a_run_whose_ranks_were_told_to_leave_by_somebody_else_is_stopped_and_not_finished(make):
@@ -553,10 +613,10 @@ def test_a_full_disk_of_the_head_is_no_bug_and_is_named(make, monkeypatch, path,
     assert "make room there" in error["fix"]
 
 
-def test_the_verbs_that_a_keeper_knows_are_few(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "gangline.supervise.control", "dance", str(tmp_path)], capture_output=True
-    )
+@pytest.mark.parametrize("words", [[], ["dance", "FOLDER"], ["leave", "FOLDER"], ["stop"], ["stop", "FOLDER", "pc1"]])
+def test_the_verbs_that_a_keeper_knows_are_few(tmp_path, words):
+    named = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    done = subprocess.run([sys.executable, "-m", "gangline.supervise.control", *named], capture_output=True)
     assert (done.returncode, done.stdout) == (2, b"")
 
 

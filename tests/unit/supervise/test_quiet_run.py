@@ -137,7 +137,7 @@ def test_who_takes_over_keeps_the_choice_and_does_not_tell_it_twice(make):
     lab = make(STOP, stubborn=frozenset(HOSTS))
     first = lab.supervisor()
     first.begin()
-    first._records.set_quiet("2026-01-01T00:00:00.000Z")  # and then it was killed
+    first.records.set_quiet("2026-01-01T00:00:00.000Z")  # and then it was killed
     outcome = lab.run(lambda: lab.silent(700, 700))
     assert (outcome.result, lab.orders()) == ("failed", ["stop", "kill"])
     assert "quiet" not in lab.events()
@@ -145,7 +145,7 @@ def test_who_takes_over_keeps_the_choice_and_does_not_tell_it_twice(make):
 
 def test_the_next_attempt_begins_without_it(make):
     lab = make(TELL)
-    lab.supervisor()._records.set_quiet("2026-01-01T00:00:00.000Z")
+    lab.supervisor().records.set_quiet("2026-01-01T00:00:00.000Z")
     assert next_state(lab.state()).quiet_since is None
 
 

@@ -10,57 +10,16 @@ from typing import Any
 import pytest
 
 from gangline.planning.spent import spent
-from gangline.remote.local import LocalTransport
-from gangline.runs.cluster import Host
-from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
-from gangline.runs.state import Phase, RunState
-from gangline.watch.follow import Update, View, follow
+from gangline.runs.state import RunState
+from gangline.watch.follow import Update, follow
 from gangline.watch.history import History
 from gangline.watch.progress import Progress
 from gangline.watch.session import summary, watch_run
 from gangline.watch.tail import JsonTail, Tail
 from tests.unit.planning.outcomes import line as figures
 from tests.unit.planning.outcomes import outcome, plan
-
-HERE = LocalTransport(Host(name="here", workdir="/", python="python"))
-
-
-def step(number: int, loss: float = 2.5, **more: Any) -> dict[str, Any]:
-    record = {
-        "kind": "step",
-        "step": number,
-        "steps": 100,
-        "loss": loss,
-        "learning_rate": 1.8e-4,
-        "tokens_per_s": 4510.4,
-        "step_s": 0.2,
-        "ranks": [{"memory_bytes": 100 << 20}, {"memory_bytes": 410 << 20}],
-    }
-    return {**record, **more}
-
-
-def evaluation(number: int, loss: float) -> dict[str, Any]:
-    return {"kind": "evaluation", "step": number, "loss": loss, "perplexity": 9.5}
-
-
-class Run:
-    """A run whose files the test writes."""
-
-    def __init__(self, root: Path, *, apart: bool = False) -> None:
-        self.layout = RunLayout(root / "home", "calm-otter-7")
-        self.head = RunLayout(root / "head", "calm-otter-7") if apart else self.layout
-        for layout in (self.layout, self.head):
-            layout.folder.mkdir(parents=True, exist_ok=True)
-        self.view = View(layout=self.layout, head=HERE, head_layout=self.head)
-        self.phase("running")
-
-    def phase(self, phase: Phase, supervisor: ProcessId | None = None) -> None:
-        RunState(name="tiny", phase=phase, supervisor=supervisor or ProcessId.current()).save(self.layout)
-
-    def metrics(self, *records: dict[str, Any]) -> None:
-        with self.head.metrics.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(record) + "\n" for record in records)
+from tests.unit.watch.followed import HERE, Run, board, evaluation, step
 
 
 @pytest.fixture
@@ -164,12 +123,6 @@ def test_the_end_is_told_after_the_last_step(run: Run, live: bool) -> None:
     assert "step 100/100" in text.rstrip().splitlines()[-2]
 
 
-def board(*, done: bool, sentence: str | None = None) -> dict[str, Any]:
-    row = {"host": "pc1", "ranks": 1, "joined": int(done), "stages": {"ssh": 0.1, "joined": 2.0 if done else None}}
-    told = {"done": done, "order": ["ssh", "joined"], "seconds": 2.0, "ranks": 1, "joined": int(done)}
-    return {**told, "hosts": [row], "sentence": sentence}
-
-
 @pytest.mark.parametrize("live", [True, False])
 def test_ranks_that_turn_out_to_wait_for_each_other_are_told_once_each_time(run: Run, live: bool) -> None:
     stream = io.StringIO()
@@ -199,7 +152,7 @@ def test_a_skipped_step_says_so(run: Run) -> None:
 
 def test_an_event_from_a_host_cannot_steer_the_terminal(run: Run) -> None:
     event = {"kind": "event", "source": "worker", "event": "save-failed", "why": "disk \x1b[2Jfull"}
-    assert "save-failed  why disk full" in shown(run, [event], live=False)
+    assert "save-failed  disk full" in shown(run, [event], live=False)
 
 
 @pytest.mark.parametrize("live", [False, True])

@@ -1,0 +1,153 @@
+"""A run of the real trainer on three lab hosts, at random moments of which something is done to it (faults.py)."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab.hosts import Lab, lab_folders
+from tests.lab.machine import LabHost
+from tests.lab.user import NewUser
+
+JOB = """\
+name: plug
+model: ./model
+data: {train: fox.txt, sequence_length: 64}
+method: full
+precision: fp32
+batch: 12
+micro_batch: 2
+steps: 1000000
+seed: 1
+optimizer: {learning_rate: 1e-4}
+schedule: constant
+evaluation: {at_start: false}
+checkpoint: {every_steps: 20, every_minutes: none, keep_last: 2}
+failures: {restarts: 6, wait: 15s}
+"""
+BACK_S = 150.0
+"""How long a run may take to do its next step."""
+MOMENT_S = 4.0
+"""A fault comes within so many seconds, at a random phase of a step, a save or a commit."""
+
+
+class NotBack(AssertionError):
+    """The run did not do another step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Where a run stands, as its own files say."""
+
+    step: int
+    attempt: int
+    phase: str
+    error: str
+
+
+class World:
+    """Three hosts, a user, and a run. keep: who looks after it: "head" or "desk"."""
+
+    def __init__(self, model: Path, *, keep: str, seed: str) -> None:
+        self.chance = random.Random(seed)
+        self.lab = Lab(3, meshed=keep == "head", binds=lab_folders(), disk="4g", shm="1g", ttl_s=3600)
+        self.keep = keep
+        self._model = model
+        self.run_id = ""
+
+    def __enter__(self) -> World:
+        self.lab.__enter__()
+        self.user = NewUser(self.lab.user)
+        self.user.brings(self._model, job=JOB)
+        self.user.types("init", *(host.name for host in self.lab.hosts), "--yes")
+        text = self.user.desk.read("cluster.yaml").decode()
+        python = f"slots: 1\n    python: {sys.executable}"
+        self.user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
+        self.run_id = self.user.types("train", "job.yaml", "--detach").stdout.strip()
+        self.until(lambda seen: seen.step > 10, "it trains", timeout_s=120)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.lab.__exit__(*problem)
+
+    @property
+    def keeper(self) -> LabHost:
+        """Where the records of the run lie."""
+        return self.lab.hosts[0] if self.keep == "head" else self.lab.user
+
+    @property
+    def living(self) -> list[LabHost]:
+        """Hosts that are on."""
+        return [host for host in self.lab.hosts if host.is_alive]
+
+    def folder(self, host: LabHost) -> str:
+        """The run's folder there."""
+        return f"{'.local/state/gangline' if host is self.lab.user else 'gangline'}/runs/{self.run_id}"
+
+    def record(self, host: LabHost, name: str) -> Any:
+        """A JSON document of the run; raises OSError or ValueError."""
+        return json.loads(host.read(f"{self.folder(host)}/{name}"))
+
+    def state(self) -> dict[str, Any]:
+        """state.json."""
+        found: dict[str, Any] = self.record(self.keeper, "state.json")
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the supervisor has written so far."""
+        lines = self.keeper.read(f"{self.folder(self.keeper)}/events.jsonl").decode().splitlines()
+        return [event for event in map(json.loads, lines) if event.get("source") == "supervisor"]
+
+    def seen(self) -> Seen:
+        """Where it stands now."""
+        state = self.state()
+        return Seen(
+            step=self._step(),
+            attempt=state["attempt"],
+            phase=state["phase"],
+            error=(state["error"] or {}).get("what", ""),
+        )
+
+    def _step(self) -> int:
+        """The last step that a head has written, whoever it was."""
+        steps = [0]
+        for host in self.living:
+            said = host.run(["tail", "-n", "3", f"{self.folder(host)}/metrics.jsonl"]).stdout
+            for line in said.splitlines():
+                with suppress(ValueError, KeyError, TypeError):
+                    steps.append(int(json.loads(line)["step"]))
+        return max(steps)
+
+    def until(self, condition: Callable[[Seen], bool], what: str, *, timeout_s: float = BACK_S) -> Seen:
+        """Look until it is so; raises NotBack."""
+        deadline = time.monotonic() + timeout_s
+        seen = None
+        while time.monotonic() < deadline:
+            with suppress(OSError, ValueError, KeyError):
+                seen = self.seen()
+                if condition(seen):
+                    return seen
+                if seen.phase in {"failed", "stopped", "finished"}:
+                    raise NotBack(f"it has {seen.phase} before {what}: {seen.error}")
+            time.sleep(0.1)
+        raise NotBack(f"waited {timeout_s:g} s in vain until {what}: {seen}")
+
+    def rank_pid(self, host: LabHost) -> int:
+        """The process of the rank on a host (one each)."""
+        attempt = self.state()["attempt"]
+        request = self.record(self.keeper, f"attempts/{attempt}/request.json")
+        (rank,) = next(part["ranks"] for part in request["hosts"] if part["host"] == host.name)
+        return int(self.record(host, f"attempts/{attempt}/rank-{rank}.pid")["pid"])
+
+    def guard(self, host: LabHost) -> dict[str, Any]:
+        """What the guard on a host says of itself."""
+        found: dict[str, Any] = self.record(host, f"attempts/{self.state()['attempt']}/{host.name}/guard.json")
+        return found

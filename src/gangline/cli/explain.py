@@ -1,0 +1,77 @@
+"""`gangline explain WHAT`: why a run is where it is, what a finding means, what a log file tells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gangline import app
+from gangline.cli.output import print_data, print_json
+from gangline.diagnose.entries import find_entry
+from gangline.errors import UsageError
+from gangline.steps.command import CommandRecord
+from gangline.watch.explain import explain_json, explain_lines
+from gangline.watch.log_file import log_json, log_lines, read_log
+from gangline.watch.story import read_story
+
+FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
+
+
+def command(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="a run (id, or its beginning), a finding (E-NET-07), or a log file"),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+) -> None:
+    """Say why a run is where it is: the first cause, its echoes, the evidence, how it goes on. Changes nothing.
+
+    Of a finding: what it means, and what to do. Of a log file: known words in it, with cause and fix.
+    """
+    if FINDING.fullmatch(what):
+        _explain_finding(what, as_json=as_json)
+    elif _is_file(what):
+        _explain_log(Path(what), as_json=as_json)
+    else:
+        _explain_run(what, as_json=as_json)
+
+
+def _is_file(what: str) -> bool:
+    """A name with a slash is a file; of a word that may be both, a run of that whole name counts."""
+    if "/" in what:
+        return True
+    return Path(what).is_file() and not (app.default_home() / "runs" / what).is_dir()
+
+
+def _explain_finding(name: str, *, as_json: bool) -> None:
+    entry = find_entry(name)
+    if as_json:
+        print_json({"id": entry.id, "severity": entry.severity, "meaning": entry.meaning, "fix": entry.fix})
+    else:
+        print_data(entry.lines())
+
+
+def _explain_log(path: Path, *, as_json: bool) -> None:
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is no file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
+        )
+    report = read_log(path)
+    if as_json:
+        print_json(log_json(report))
+    else:
+        print_data(log_lines(report))
+
+
+def _explain_run(prefix: str, *, as_json: bool) -> None:
+    with app.opened(prefix, home=app.default_home()) as run:
+        own = CommandRecord.load(run.layout)
+        story = read_story(run.view(), kept=run.kept, keeper=run.keeper)
+    can_resume = own is None or own.resume_words is not None
+    if as_json:
+        print_json(explain_json(story, is_job=own is None, can_resume=can_resume))
+    else:
+        print_data(explain_lines(story, is_job=own is None, can_resume=can_resume))

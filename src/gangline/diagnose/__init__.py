@@ -1,0 +1,1 @@
+"""Why did it fail? What known words in logs mean, which failures are echoes of others, what findings stand for."""

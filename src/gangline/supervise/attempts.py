@@ -1,0 +1,317 @@
+"""A run over its attempts: when one has failed, the next goes on from the newest step that is whole anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from gangline.errors import GanglineError
+from gangline.launch.backend import Backend
+from gangline.remote.transport import Transport
+from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang
+from gangline.runs.job import FailureJob
+from gangline.runs.layout import RunLayout
+from gangline.runs.state import Outcome, RunState, read_leave, read_order, write_leave, write_order
+from gangline.supervise.away import Away
+from gangline.supervise.clean import clean_rest
+from gangline.supervise.earlier import end_earlier
+from gangline.supervise.loop import Ended, Supervisor
+from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
+from gangline.supervise.pace import Pace
+from gangline.supervise.policy import Seats, Tried, pause_s, seats, why_not
+from gangline.supervise.records import Superseded
+from gangline.supervise.returning import Returning
+
+NEVER = FailureJob(restarts=0)
+Connect = Callable[[Cluster], Mapping[str, Transport]]
+
+
+class Attempts:
+    """Looks after a run from one attempt on, until it has ended or cannot go on without being asked.
+
+    beat: says to who looks that we get on.
+    """
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        attempt: int,
+        *,
+        backend: Backend,
+        connect: Connect,
+        pace: Pace | None = None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._layout = layout
+        self._backend = backend
+        self._beat = beat
+        self._failures = failures_of(layout) or NEVER
+        self._base = _base(layout, attempt) if self._failures.restarts else None
+        self._connect = connect
+        self._first = attempt
+        self._transports = connect(self._base.cluster) if self._base else {}
+        pace = pace or Pace()
+        self._pace = dataclasses.replace(pace, silence_s=self._failures.wait_s) if self._base else pace
+        self._tried: list[Tried] = []
+        self._left: set[str] = set()
+        """Hosts that were asked to leave, or left in good order."""
+        self._away = Away(self._answers)
+        self._secrets: Mapping[str, str] = {}
+        self._returning: Returning | None = None
+        self._current = self._supervisor(attempt)
+
+    def begin(self, secrets: Mapping[str, str] | None = None) -> None:
+        """Start the gang, or find it running; raises what `Supervisor.begin` raises."""
+        self._secrets = dict(secrets or {})
+        if _has_ended(self._layout, self._current.attempt):
+            self._current.followed.take_for_joined()
+        else:
+            self._current.begin(secrets)
+
+    def watch(self) -> Outcome:
+        """Look after the run until it has ended."""
+        while True:
+            ended = self._current.look_after()
+            why = self._go_on(ended)
+            if why is not None:
+                ended = self._ended_by_user(self._current.ended or ended)
+                self._current.close(ended, why=why if ended.outcome.result == "failed" else "")
+                return ended.outcome
+
+    def _go_on(self, ended: Ended) -> str | None:
+        """Begin the next attempt; why not, where the run ends with this one."""
+        self._returning = Returning(ended.noticed_at or time.monotonic())
+        self._returning.reach("ended")
+        while (why := self._why_over(ended)) is None:
+            assert self._base is not None
+            try:
+                return self._next(self._base, ended)
+            except Superseded:
+                raise
+            except GanglineError as error:
+                if self._current.ended not in (None, ended):  # it was begun, and what is left of it is ended
+                    ended = self._current.ended or ended
+                    continue
+                self._note(error.to_json(), reached=None)
+                if why := why_not(self._tried, self._failures):
+                    return f"{why}: {error.what}"
+        return why
+
+    def _ended_by_user(self, ended: Ended) -> Ended:
+        """What failed, and was ended by the user before it could go on, has been stopped."""
+        order = read_order(self._layout, attempt=self._current.attempt)
+        if order is None or ended.user_order is not None or ended.outcome.result == "finished":
+            return ended
+        outcome = dataclasses.replace(ended.outcome, result="stopped", error=None)
+        return dataclasses.replace(ended, outcome=outcome, user_order=order)
+
+    def _why_over(self, ended: Ended) -> str | None:
+        """Why the run has ended with this attempt; None: it may go on."""
+        if ended.outcome.result == "finished" or ended.user_order is not None or self._base is None:
+            return ""
+        self._left |= _left_by_themselves(ended)
+        if ended.outcome.result == "stopped":
+            return None if ended.made_way or self._left else ""
+        if not ended.joined and not self._tried:
+            return "it had not begun"
+        return None
+
+    def _next(self, base: Base, ended: Ended) -> str | None:
+        """Prepare and start the next attempt; why not. Raises GanglineError where a host does not do its part."""
+        current = self._current
+        current.records.set_phase("restarting")
+        chosen = self._wait_for_hosts(base, ended)
+        if not chosen.hosts:
+            return "no host is left that answers"
+        places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
+        self._note(ended.outcome.error, reached=choice.step or 0)
+        if ended.made_way is None and (why := why_not(self._tried, self._failures)):
+            return why
+        self._rest(pause_s(self._tried))
+        request = prepare(
+            self._layout,
+            base,
+            current.attempt + 1,
+            hosts=chosen.hosts,
+            checkpoint=(places, choice),
+            backend=self._backend,
+        )
+        kept = move_head(self._layout, places, before=current.request.names[0], now=request.names[0])
+        if self._is_ordered():
+            return ""
+        self._reach("prepared")
+        self._let_go(set(current.request.names) - set(request.names))
+        self._tell(ended, chosen, step=choice.step, kept=kept)
+        self._away.lose(host for host in chosen.without if host not in self._left)
+        self._current = self._supervisor(current.attempt + 1)
+        self._end_earlier()
+        self._current.start(self._secrets)
+        self._reach("started")
+        return None
+
+    def _end_earlier(self) -> None:
+        """A host that is back may still have what was started there before it was lost."""
+        current = self._current
+        end_earlier(
+            self._layout,
+            current.attempt,
+            hosts=current.request.names,
+            backend=self._backend,
+            connect=self._connect,
+            epoch=current.epoch,
+        )
+
+    def _let_go(self, hosts: Collection[str]) -> None:
+        """End the guards that rest on hosts which take no part any more; those that do not answer end by themselves."""
+        current = self._current
+        part = current.request.on(hosts)
+        clean_rest(self._backend, part, self._transports, epoch=current.epoch, beat=self._beat)
+
+    def _note(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
+        """Write the attempt that has ended into our books. reached: None: it is not known, and counts as nowhere."""
+        began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
+        tried = Tried(error=error, began_at=began_at, reached=began_at if reached is None else reached)
+        self._tried.append(tried)
+
+    def _tell(self, ended: Ended, chosen: Seats, *, step: int | None, kept: bool) -> None:
+        error = ended.outcome.error or {}
+        details: dict[str, Any] = {
+            "next": self._current.attempt + 1,
+            "what": ended.made_way or error.get("what", "its ranks left"),
+            "hosts": list(chosen.hosts),
+            "without": list(chosen.without),
+            "step": step,
+            "lost_steps": None if ended.step is None else max(0, ended.step - (step or 0)),
+        }
+        if not kept:
+            details["missing"] = "figures and curves that only the head before had"
+        self._current.records.event("restarting", **details)
+
+    def _wait_for_hosts(self, base: Base, ended: Ended) -> Seats:
+        """Who takes part; hosts that do not answer are waited for as long as the job says."""
+        begun = time.monotonic()
+        while True:
+            self._beat()
+            self._away.look()
+            silent = self._silent(ended, passed_s=time.monotonic() - begun)
+            found = seats(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
+            if not found.waits_for or self._is_ordered():
+                return found
+            if (
+                min(silent[host] for host in found.waits_for) >= self._failures.wait_s
+            ):  # and nobody goes on without them
+                return dataclasses.replace(found, hosts=())
+            time.sleep(self._pace.poll_s)
+
+    def _silent(self, ended: Ended, *, passed_s: float) -> dict[str, float]:
+        """Hosts of the run that do not answer now, and for how long."""
+        statuses = self._backend.poll(self._current.request, self._transports)
+        now = [status.host for status in statuses if status.phase == "unreachable"]
+        gone = dict.fromkeys(self._away.silent, self._failures.wait_s)
+        return gone | {host: ended.silent_s.get(host, 0.0) + passed_s for host in now}
+
+    def _is_ordered(self) -> bool:
+        """Whether the user has ordered the run to end while no attempt runs."""
+        return read_order(self._layout, attempt=self._current.attempt) is not None
+
+    def _rest(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0 and not self._is_ordered():
+            self._beat()
+            time.sleep(min(self._pace.poll_s, left_s))
+
+    def _reach(self, stage: str) -> None:
+        if self._returning is not None:
+            self._returning.reach(stage)
+
+    def _supervisor(self, attempt: int) -> Supervisor:
+        supervisor = Supervisor(
+            self._layout,
+            attempt,
+            backend=self._backend,
+            connect=self._connect if attempt == self._first else lambda _cluster: self._transports,
+            pace=self._pace,
+            beat=self._beat,
+        )
+        if self._base is not None:
+            supervisor.makes_way = self._look
+        return supervisor
+
+    def _look(self) -> str | None:
+        """At every look of the current attempt: why it shall end in good order, so that another can take its place."""
+        self._tell_return()
+        self._take_over_order()
+        names = self._current.request.names
+        leave = set(read_leave(self._layout, attempt=self._current.attempt)) & set(names)
+        if leave and len(leave) < len(names):
+            self._left |= leave
+            return f"{_listed(leave)} {_verb(leave, 'leaves', 'leave')}, as ordered"
+        self._away.look()
+        back = self._away.back() if self._failures.take_back else []
+        if not back:
+            return None
+        return f"{_listed(back)} {_verb(back, 'answers again, and joins', 'answer again, and join')}"
+
+    def _take_over_order(self) -> None:
+        """What the user ordered of the attempt before, while it had ended already, counts for this one."""
+        before = self._current.attempt - 1
+        if self._tried and (order := read_order(self._layout, attempt=before)) is not None:
+            write_order(self._layout, order, attempt=self._current.attempt)
+        if self._tried and (hosts := read_leave(self._layout, attempt=before)):
+            write_leave(self._layout, hosts, attempt=self._current.attempt)
+
+    def _tell_return(self) -> None:
+        """Say once how long the way back took."""
+        returning, followed = self._returning, self._current.followed
+        if returning is None or not followed.joined:
+            return
+        returning.reach("joined")
+        began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
+        if followed.step is not None and followed.step > began_at:
+            returning.reach("step")
+            self._current.records.event("returned", **returning.to_json())
+            self._returning = None
+
+    def _answers(self, host: str) -> bool:
+        try:
+            self._transports[host].home()
+        except (GanglineError, OSError):
+            return False
+        return True
+
+
+def _has_ended(layout: RunLayout, attempt: int) -> bool:
+    """Whether an earlier supervisor has seen this attempt end, and died before the next."""
+    is_between = RunState.load(layout).phase == "restarting"
+    return is_between and (layout.attempt(attempt) / "outcome.json").exists()
+
+
+def _listed(hosts: Collection[str]) -> str:
+    *first, last = sorted(hosts)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _verb(hosts: Collection[str], one: str, several: str) -> str:
+    return one if len(hosts) == 1 else several
+
+
+def _base(layout: RunLayout, attempt: int) -> Base | None:
+    """None for a run that an earlier version started: what the next attempt needs was not written down."""
+    try:
+        return Base.of(layout, attempt)
+    except FileNotFoundError:
+        return None
+
+
+def _left_by_themselves(ended: Ended) -> set[str]:
+    """Hosts whose guard was told to save and leave by their own machine, as when it shuts down."""
+    if ended.user_order is not None or ended.made_way is not None:
+        return set()
+    return {
+        status.host
+        for status in ended.statuses
+        if status.phase == "ended" and status.reason == "stopped" and not status.rests
+    }

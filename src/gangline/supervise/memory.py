@@ -1,0 +1,204 @@
+"""A rank for which memory did not suffice: what it had and needed, what used it, and which change would make it fit.
+
+What it needs with a change is reckoned from the plan: what lies there between steps stays, all else goes with the
+tokens of a micro-batch. That is rough, so it is held against what was seen, and said with "about". Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import RunFailed
+from gangline.units import format_bytes
+
+LEAST_LENGTH = 256
+"""Tokens; shorter samples are not proposed."""
+ROOM = 0.95
+"""Part of the memory that may be planned for."""
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = r"(\d+(?:\.\d+)?) (bytes|[KMGT]iB)"
+ON_GPU = re.compile(r"\bOutOfMemoryError\b|(?:CUDA|HIP) out of memory|CUDA error: out of memory")
+ON_HOST = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes|\bMemoryError\b|std::bad_alloc")
+FIGURES = {
+    "asked": re.compile(rf"Tried to allocate {_SIZE}"),
+    "capacity": re.compile(rf"total capac\w+ of {_SIZE}"),
+    "free": re.compile(rf"of which {_SIZE} is free"),
+    "used": re.compile(rf"this process has {_SIZE} memory in use"),
+    "tensors": re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch"),
+    "gaps": re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated"),
+}
+"""What torch says when a GPU has no room (c10/cuda/CUDACachingAllocator.cpp)."""
+RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
+"""What the kernel says that a process held which it killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What is known of it, in bytes."""
+
+    device: str
+    """"GPU memory" or "memory"."""
+    killed: bool = False
+    """By the kernel."""
+    needed_bytes: int | None = None
+    """At least."""
+    room_bytes: int | None = None
+    """That it had, or could have had."""
+    words: tuple[str, ...] = ()
+    """What was seen, for people."""
+
+
+def of_memory(
+    failure: Mapping[str, Any], plan: Mapping[str, Any] | None, job: Mapping[str, Any] | None = None
+) -> RunFailed | None:
+    """What a rank ended of, if it was memory; None if it was not.
+
+    failure: of `gather_failures`, with "host"; "oom" in it is what its guard found out (gangline.agent.memory_kills).
+    plan, job: the content of plan.json and job.json, if there are any.
+    """
+    shortage = _shortage(failure)
+    if shortage is None:
+        return None
+    place, foreseen = f"rank {failure['rank']} on {failure['host']}", _foreseen(plan, failure["rank"])
+    end = "and was killed by its kernel" if shortage.killed else ""
+    seen = [*shortage.words, *_planned_words(foreseen)]
+    return RunFailed(
+        f"{place} ran out of {shortage.device} {end}".rstrip(),
+        seen="; ".join(seen) or "nothing tells how much it had",
+        fix=_fix(list(_changes(shortage, foreseen, plan or {}, job or {})), shortage, failure["host"]),
+    )
+
+
+def _shortage(failure: Mapping[str, Any]) -> Shortage | None:
+    error = failure.get("error") or {}
+    text = f"{error.get('what', '')}\n{error.get('seen', '')}"
+    if ON_GPU.search(text):
+        return _of_gpu(text)
+    if (match := ON_HOST.search(text)) is not None:
+        words = (f"it asked for {format_bytes(int(match[1]))} more",) if match[1] else ()
+        return Shortage(device="memory", words=words)
+    oom = failure.get("oom")
+    return _of_kernel(oom) if isinstance(oom, Mapping) else None
+
+
+def _of_gpu(text: str) -> Shortage:
+    found = {name: _bytes(match) for name, pattern in FIGURES.items() if (match := pattern.search(text))}
+    words = []
+    if "asked" in found:
+        words.append(f"it asked for {format_bytes(found['asked'])} more")
+    if "capacity" in found and "free" in found:
+        words.append(f"{format_bytes(found['free'])} of {format_bytes(found['capacity'])} were free")
+    if "tensors" in found:
+        gaps = f", {format_bytes(found['gaps'])} in gaps between them" if found.get("gaps") else ""
+        words.append(f"it held {format_bytes(found['tensors'])} of tensors{gaps}")
+    used = found.get("used", found.get("tensors", 0) + found.get("gaps", 0))
+    needed = used + found["asked"] if used and "asked" in found else None
+    room = used + found["free"] if used and "free" in found else None
+    if room is not None and "capacity" in found and found["capacity"] - room > found["capacity"] // 20:
+        words.append(f"others, or the driver, held {format_bytes(found['capacity'] - room)}")
+    return Shortage(device="GPU memory", needed_bytes=needed, room_bytes=room, words=tuple(words))
+
+
+def _of_kernel(oom: Mapping[str, Any]) -> Shortage:
+    line = str(oom.get("line") or "")
+    held = 1024 * sum(int(match[2]) for match in RESIDENT.finditer(line))
+    limit, total = _whole(oom.get("limit_bytes")), _whole(oom.get("memory_bytes"))
+    words = [f"it held {format_bytes(held)}"] if held else []
+    if limit is not None and (total is None or limit < total):
+        words.append(f"its control group may have {format_bytes(limit)}")
+    elif total is not None:
+        words.append(f"the machine has {format_bytes(total)} for all programs")
+    if line:
+        words.append(f"the kernel's log: {line}")
+    elif oom.get("cgroup"):
+        words.append(f"its control group {oom['cgroup']} counted a process that was killed for memory")
+    # what it held as it was killed was all that others had left to it
+    return Shortage(
+        device="memory", killed=True, needed_bytes=held or None, room_bytes=held or None, words=tuple(words)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreseen:
+    """What the plan said of a rank."""
+
+    process_bytes: int
+    free_bytes: int | None
+    moving: float | None
+    """Part of it that goes with the tokens of a micro-batch; None: the plan does not tell."""
+
+
+def _foreseen(plan: Mapping[str, Any] | None, rank: int) -> _Foreseen | None:
+    try:
+        row = ((plan or {}).get("forecast") or {}).get("ranks", ())[rank]
+        process, allocated = int(row["process_bytes"]), int(row["allocated_bytes"])
+        lasting = _whole(row.get("persistent_bytes"))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    moving = None if lasting is None or process <= 0 else min(1.0, max(0, allocated - lasting) / process)
+    return _Foreseen(process_bytes=process, free_bytes=_whole(row.get("free_bytes")), moving=moving)
+
+
+def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
+    if foreseen is None:
+        return
+    parts = ""
+    if foreseen.moving is not None:
+        moving = int(foreseen.process_bytes * foreseen.moving)
+        lasting = format_bytes(foreseen.process_bytes - moving)
+        parts = f" ({lasting} that stay, {format_bytes(moving)} of activations)"
+    free = "" if foreseen.free_bytes is None else f", of {format_bytes(foreseen.free_bytes)} that were free"
+    yield f"the plan foresaw {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
+
+
+def _changes(
+    shortage: Shortage, foreseen: _Foreseen | None, plan: Mapping[str, Any], job: Mapping[str, Any]
+) -> Iterator[str]:
+    """What to write in the job, the gentlest first; with what it would need, where that can be told."""
+    micro_batch = _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1
+    data = job.get("data")
+    length = _whole(data.get("sequence_length")) if isinstance(data, Mapping) else None
+    if micro_batch > 1:
+        smaller = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
+        yield _best(smaller, "micro_batch: {}", micro_batch, shortage, foreseen)
+    if job.get("activation_checkpointing") is False:
+        yield "activation_checkpointing: true"
+    if length is not None and length // 2 >= LEAST_LENGTH:
+        shorter = [length >> halvings for halvings in range(1, 8) if length >> halvings >= LEAST_LENGTH]
+        yield _best(shorter, "data.sequence_length: {}", length, shortage, foreseen)
+    method = job.get("method")
+    if isinstance(method, Mapping) and method.get("kind") == "full":
+        yield "method: lora"
+
+
+def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> str:
+    """The largest of these values that fits; the first of them, without a figure, where that cannot be told."""
+    room = shortage.room_bytes or (foreseen.free_bytes if foreseen is not None else None)
+    if foreseen is None or foreseen.moving is None or room is None:
+        return key.format(values[0])
+    seen = max(shortage.needed_bytes or 0, foreseen.process_bytes)
+    for value in values:
+        needs = int(seen * (1 - foreseen.moving * (1 - value / now)))
+        if needs <= ROOM * room:
+            return f"{key.format(value)} (about {format_bytes(needs)})"
+    return f"{key.format(values[-1])}, which is not enough alone"
+
+
+def _fix(changes: list[str], shortage: Shortage, host: str) -> str:
+    look = f"nvidia-smi on {host}" if shortage.device == "GPU memory" else f"top on {host}"
+    free = f"if another program took it ({look} shows), end that, then: gangline resume"
+    if not changes:
+        return f"{free}; else give the host fewer `slots`"
+    return f"in the job {', or '.join(changes)}, and start anew with it, for a run keeps its job; {free}"
+
+
+def _bytes(match: re.Match[str]) -> int:
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _whole(value: object) -> int | None:
+    """A number of bytes or tokens; None for anything else."""
+    return value if type(value) is int and value >= 0 else None

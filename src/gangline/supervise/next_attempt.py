@@ -1,0 +1,130 @@
+"""The next attempt of a run, prepared by who looks after it: from which step, on which hosts, and what is started.
+
+Model, data, code and environment are on the hosts already; what is decided anew is who does how much, and where the
+ranks meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from gangline.launch.backend import Backend, Request
+from gangline.launch.port import free_port
+from gangline.launch.program import Program
+from gangline.remote.transport import Transport
+from gangline.runs.checkpoints import Choice
+from gangline.runs.cluster import Cluster
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang
+from gangline.runs.job import FailureJob, Job
+from gangline.runs.layout import RunLayout
+from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
+from gangline.sync.place import carry_history, place_gang
+from gangline.sync.trees import Spot
+
+BASE_FILE = "base.json"
+REST_S = 600.0
+"""How long guards rest between two attempts: longer than anybody waits for a host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What `train` or `resume` started, from which later attempts follow by themselves."""
+
+    attempt: int
+    cluster: Cluster
+    """All hosts of the run."""
+    gang: Gang
+    networks: Mapping[str, Mapping[str, str]]
+
+    @staticmethod
+    def of(layout: RunLayout, attempt: int) -> Base:
+        """The base of an attempt; raises FileNotFoundError where attempts do not follow by themselves."""
+        folder = layout.attempt(attempt)
+        if (folder / BASE_FILE).exists():
+            attempt = int(read_json(folder / BASE_FILE)["attempt"])
+        return Base(
+            attempt=attempt,
+            cluster=Cluster.of_attempt(layout, attempt),
+            gang=Gang.load(layout.gang(attempt)),
+            networks=read_json(layout.attempt(attempt) / "networks.json"),
+        )
+
+
+def look_for_checkpoint(
+    layout: RunLayout, base: Base, transports: Mapping[str, Transport], *, answering: Sequence[str]
+) -> tuple[Places, Choice]:
+    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged."""
+    places = {
+        host.name: Place(host=host, transport=transports[host.name])
+        for host in base.cluster.hosts
+        if host.name in answering
+    }
+    choice = find_checkpoint(places, layout.run_id)
+    if choice.step is None and choice.rejected:
+        raise rejected_error(layout.run_id, choice)
+    return places, choice
+
+
+def prepare(
+    layout: RunLayout,
+    base: Base,
+    number: int,
+    *,
+    hosts: Sequence[str],
+    checkpoint: tuple[Places, Choice],
+    backend: Backend,
+) -> Request:
+    """Bring the checkpoint to these hosts, deal the work, and write down what will be started.
+
+    Raises GanglineError where a host does not do its part.
+    """
+    places, choice = checkpoint
+    if choice.step is not None:
+        bring(places, layout.run_id, choice, targets=hosts)
+    transports = {name: place.transport for name, place in places.items()}
+    gang = base.gang.on(hosts, attempt=number, resume_step=choice.step)
+    chosen = [base.cluster.host(name) for name in gang.hosts]
+    cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
+    others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
+    # Whether all is one machine, and with how many threads a rank works, stays as it was, whoever takes part.
+    seen = dataclasses.replace(base.cluster, hosts=(*chosen, *others))
+    place_gang(cluster, transports, gang)
+    port = free_port(seen, transports[gang.hosts[0]])
+    program = Program(rest_s=REST_S, alone=True)
+    request = backend.render(seen, gang, port=port, networks=base.networks, program=program)
+    _write(layout, number, {"request": request.to_json(), "cluster": cluster.to_json(), "gang": gang.to_json()})
+    write_json(layout.attempt(number) / BASE_FILE, {"attempt": base.attempt})
+    return request
+
+
+def move_head(layout: RunLayout, places: Places, *, before: str, now: str) -> bool:
+    """Bring what rank 0 wrote from one head to the next; False: the old one does not answer, and keeps what it has."""
+    if before == now:
+        return True
+    if before not in places:
+        return False
+    old, new = (_work_folder(places[name]) for name in (before, now))
+    return carry_history(old, new, layout.run_id)
+
+
+def _work_folder(place: Place) -> Spot:
+    return Spot(host=place.host, transport=place.transport, path=PurePath(place.host.workdir))
+
+
+def failures_of(layout: RunLayout) -> FailureJob | None:
+    """What the job says about failures; None for a program of the user's own, which alone knows how it goes on."""
+    try:
+        return Job.load(layout.job).failures
+    except FileNotFoundError:
+        return None
+
+
+def _write(layout: RunLayout, number: int, documents: Mapping[str, Any]) -> None:
+    layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, value in documents.items():
+        write_json(layout.attempt(number) / f"{name}.json", value)

@@ -1,0 +1,122 @@
+"""Known words are recognised in real lines, a line tells one thing, and echoes are told from causes."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from gangline.diagnose.entries import entries
+from gangline.diagnose.failures import ECHOES, ORDERED, is_echo, weight
+from gangline.diagnose.known import SIGNATURES
+from gangline.diagnose.signatures import LINE_CHARS, is_witness, recognise, verdict
+from tests.unit.diagnose.lines import LINES
+
+
+def test_every_signature_has_its_line_and_there_are_many() -> None:
+    ids = [signature.id for signature in SIGNATURES]
+    assert sorted(LINES) == sorted(ids)
+    assert len(ids) == len(set(ids))
+    assert len(ids) >= 25
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_real_line_is_recognised_as_what_it_is(name: str) -> None:
+    (sighting,) = recognise(f"before\n{LINES[name]}\nafter\n")
+    assert (sighting.id, sighting.number, sighting.times) == (name, 2, 1)
+    assert sighting.line == LINES[name].strip()
+    assert sighting.means
+    assert sighting.fix
+    assert "{" not in sighting.means + sighting.fix
+
+
+def test_all_words_of_a_signature_have_the_groups_that_its_texts_need() -> None:
+    for signature in SIGNATURES:
+        counts = {re.compile(word).groups for word in signature.words}
+        assert len(counts) == 1, signature.id
+        filled = (signature.means + signature.fix).format(*["x"] * counts.pop(), host="pc1")
+        assert "{" not in filled
+
+
+def test_findings_that_texts_name_exist() -> None:
+    named = {name for each in SIGNATURES for name in re.findall(r"E-[A-Z]+-\d+", each.means + each.fix)}
+    assert named
+    assert named <= set(entries())
+
+
+def test_what_was_asked_for_and_where_is_in_the_words() -> None:
+    (memory,) = recognise(LINES["gpu-memory"])
+    assert memory.means == "a GPU had no room for 2.00 GiB more"
+    (port,) = recognise(LINES["port-taken"], host="pc1")
+    assert port.means == "another program took port 29500 of pc1, where the ranks were to meet"
+
+
+def test_words_are_told_in_the_order_of_the_file_with_how_often_they_stand_there() -> None:
+    text = "\n".join([LINES["reset"], LINES["no-space"], LINES["reset"], LINES["reset"]])
+    assert [(each.id, each.number, each.times) for each in recognise(text)] == [("reset", 1, 3), ("no-space", 2, 1)]
+
+
+def test_a_mesh_over_several_lines_is_one_cause_and_no_echo_beside_it() -> None:
+    text = "Gloo connectFullMesh failed with\n  Connection refused,\n  remote=[10.0.0.1]:4711$0\nthe end"
+    assert [each.id for each in recognise(text)] == ["mesh"]
+
+
+def test_a_healthy_log_tells_nothing() -> None:
+    text = (
+        "step 1/400  loss 6.25\n[c10d] The hostname of the client socket cannot be retrieved. err=-3\nsaved step 100\n"
+    )
+    assert recognise(text) == []
+
+
+def test_a_long_line_is_cut() -> None:
+    (sighting,) = recognise(f"No space left on device {'x' * 10_000}")
+    assert len(sighting.line) == LINE_CHARS
+
+
+def test_a_large_log_is_searched_quickly() -> None:
+    text = "step 1/400  loss 6.25  connectFullMesh failed remote  getaddrinfo  Killed by nobody\n" * 20_000
+    before = time.process_time()
+    assert recognise(text) == []
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_witnesses_are_those_that_the_table_marks(name: str) -> None:
+    marked = {signature.id for signature in SIGNATURES if signature.is_echo}
+    # a cause that quotes a broken connection counts as a witness where nobody knows more: its verdict says what it means
+    both = {"mesh-loopback", "port-taken", "ssh-closed"}
+    assert is_witness(LINES[name]) == (name in marked | both)
+
+
+def test_a_verdict_needs_words_that_are_the_whole_cause() -> None:
+    assert verdict(LINES["gpu-memory"], host="pc1") is None
+    what, fix = verdict(LINES["mesh-loopback"], host="pc1") or ("", "")
+    assert what.startswith("another rank gave 127.0.1.1")
+    assert "GLOO_SOCKET_IFNAME" in fix
+
+
+def failure(*, code: int | None = 1, ordered: bool = False, what: str | None = None) -> dict[str, object]:
+    return {"exit": code, "ordered": ordered, "error": None if what is None else {"what": what, "seen": ""}}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (failure(what="row 7 is empty"), 0),
+        (failure(code=-9), 0),
+        (failure(code=3), 1),
+        (failure(what=LINES["reset"]), ECHOES),
+        (failure(what=LINES["nccl-timeout"]), ECHOES),
+        (failure(code=-15), ORDERED),
+        (failure(code=None), ORDERED),
+        (failure(code=-9, ordered=True), ORDERED),
+    ],
+)
+def test_the_weight_of_a_failure_is_its_distance_from_the_cause(found: dict[str, object], expected: int) -> None:
+    assert weight(found) == expected
+
+
+def test_an_echo_may_stand_in_the_evidence() -> None:
+    assert is_echo({"what": "RuntimeError", "seen": LINES["waited"]})
+    assert not is_echo({"what": "RuntimeError"})

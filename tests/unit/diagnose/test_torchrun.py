@@ -1,0 +1,41 @@
+"""What torchrun calls the root cause is not shown as one."""
+
+from __future__ import annotations
+
+from gangline.diagnose.torchrun import LEFT_OUT, without_verdict
+
+CONSOLE = """\
+E1121 22:31:07 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0 (pid: 70)
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_22:31:07
+  host      : pc1
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 70)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+after it
+""".splitlines()
+
+
+def test_the_verdict_is_taken_out_and_the_rest_stays() -> None:
+    kept = without_verdict(CONSOLE)
+    assert kept[-2:] == [LEFT_OUT, "after it"]
+    assert "train.py FAILED" in kept
+    assert not any("exitcode  : 1" in line for line in kept)
+
+
+def test_a_verdict_that_is_cut_off_is_taken_out_to_the_end() -> None:
+    assert without_verdict(CONSOLE[:10])[-1] == LEFT_OUT
+
+
+def test_other_lines_are_as_they_were() -> None:
+    lines = ["=" * 60, "step 1", "=" * 60]
+    assert without_verdict(lines) == lines

@@ -1,0 +1,366 @@
+"""A run over its attempts: hosts are played, what lies on them is real."""
+
+import json
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import HostUnreachable
+from gangline.launch.backend import RankSigns, StartSigns
+from gangline.launch.fake import FakeBackend
+from gangline.launch.program import Program
+from gangline.remote.local import LocalTransport
+from gangline.runs import checkpoints as disk
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.events import read_events
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import describe_part
+from gangline.runs.state import Outcome, RunState, write_leave, write_order
+from gangline.supervise import attempts as attempts_module
+from gangline.supervise import away as away_module
+from gangline.supervise.attempts import Attempts
+from gangline.supervise.pace import Pace
+from tests.unit.launch.gang import wait_until
+from tests.unit.supervise.runs import RUN_ID, create_run
+
+NAMES = ("pc1", "pc2", "pc3")
+SHARES = (20, 11, 9)
+ENDED = {"pc1": 1, "pc3": 1}
+
+
+class Hosts:
+    """Folders that stand for machines; one may be off."""
+
+    def __init__(self, folder):
+        hosts = [Host(name=name, workdir=str(folder / name), python=sys.executable) for name in NAMES]
+        self.cluster = Cluster(name="home", hosts=tuple(hosts))
+        self.off = set()
+        self.transports = {host.name: _Transport(host, self.off) for host in hosts}
+
+    def layout(self, name):
+        return RunLayout(Path(self.cluster.host(name).workdir), RUN_ID)
+
+    def save(self, step, *, on=NAMES, attempt=1):
+        """Parts of a step, which nobody has committed."""
+        for name in on:
+            folder = disk.part_folder(self.layout(name).checkpoints, step, name)
+            folder.mkdir(parents=True)
+            (folder / "weights").write_text(f"step {step}", encoding="utf-8")
+            description = {"attempt": attempt, "hosts": NAMES, "num_ranks": 3, "fingerprints": {}}
+            describe_part(folder, step=step, host=name, description=description)
+
+
+class _Transport(LocalTransport):
+    def __init__(self, host, off):
+        super().__init__(host)
+        self._off = off
+
+    def run(self, *words, **options):
+        self._require_on()
+        return super().run(*words, **options)
+
+    def home(self):
+        self._require_on()
+        return super().home()
+
+    def _require_on(self):
+        if self.host in self._off:
+            raise HostUnreachable(f"{self.host} does not answer")
+
+
+class Story:
+    """A run on three hosts, and who looks after it in a thread."""
+
+    def __init__(self, folder, **failures):
+        self.folder = folder
+        self.hosts = Hosts(folder)
+        self.backend = FakeBackend()
+        self.outcome = None
+        self.failed = None
+        cluster = self.hosts.cluster
+        ranks = tuple(GangRank(host=name, share=share) for name, share in zip(NAMES, SHARES, strict=True))
+        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
+        request = self.backend.render(cluster, gang, port=1, program=Program(rest_s=600.0))
+        self.layout = create_run(folder, cluster, request)
+        for name, value in {"cluster": cluster.to_json(), "gang": gang.to_json(), "networks": {}}.items():
+            write_json(self.layout.attempt(1) / f"{name}.json", value)
+        data, model = DataJob(train=SourceJob(files=("/a.txt",))), ModelJob(path="m")
+        how = {"wait_s": 0.0, **failures}
+        Job(name="tiny", model=model, data=data, batch=40, micro_batch=1, failures=FailureJob(**how)).save(
+            self.layout.job
+        )
+        self.tell(*NAMES)
+
+    def tell(self, *names, step=40, phase="compute"):
+        """What the ranks of hosts say from their next start on."""
+        for name in names:
+            sign = RankSigns(rank=NAMES.index(name), phase=phase, has_torch=True, has_met=True, step=step)
+            self.backend.signs[name] = StartSigns(launcher=True, met=True, ranks=(sign,))
+
+    def begin(self):
+        pace = Pace(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
+        connect = lambda cluster: {host.name: self.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
+        attempts = Attempts(self.layout, 1, backend=self.backend, connect=connect, pace=pace)
+        attempts.begin({"HF_TOKEN": "x"})
+        self.thread = threading.Thread(target=self._watch, args=(attempts,), daemon=True)
+        self.thread.start()
+        self.joined()
+
+    def _watch(self, attempts):
+        try:
+            self.outcome = attempts.watch()
+        except BaseException as error:
+            self.failed = error
+            raise
+
+    def joined(self, number=1):
+        wait_until(lambda: self.count("joined") >= number or self.failed, f"attempt {number} has joined", timeout_s=30)
+        assert self.failed is None
+
+    def end(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        return self.outcome
+
+    def finish(self):
+        head = self.request().hosts[0]
+        path = Path(head.rank_files)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "result.json").write_text(json.dumps({"result": "finished"}))
+        for name in self.request().names:
+            self.backend.end(name, returncode=0, reason="finished")
+        return self.end()
+
+    def kill_rank(self, name, **how):
+        failure = {"rank": NAMES.index(name), "pid": 1, "time": 0.0, "ordered": False, "error": None, "exit": -9}
+        self.backend.change(name, failures=({**failure, "log": "l", "log_tail": []},), **how)
+        self.backend.end(name, returncode=1, reason="finished", rests=True)
+
+    def state(self):
+        return RunState.load(self.layout)
+
+    def request(self):
+        from gangline.launch.backend import Request
+
+        return Request.from_json(read_json(self.layout.attempt(self.state().attempt) / "request.json"))
+
+    def gang(self, number=None):
+        return Gang.load(self.layout.gang(number or self.state().attempt))
+
+    def count(self, event):
+        return [each["event"] for each in read_events(self.layout.events)].count(event)
+
+    def last(self, event):
+        return [each for each in read_events(self.layout.events) if each["event"] == event][-1]
+
+
+@pytest.fixture
+def story(tmp_path):
+    return Story(tmp_path)
+
+
+def test_after_a_rank_was_killed_the_next_attempt_goes_on_from_the_newest_step_on_the_same_hosts(story):
+    story.hosts.save(39)
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    gang = story.gang(2)
+    assert (gang.attempt, gang.resume_step, gang.hosts) == (2, 39, NAMES)
+    assert [rank.share for rank in gang.ranks] == list(SHARES)
+    assert story.backend.secrets == {"HF_TOKEN": "x"}
+    told = story.last("restarting")
+    assert (told["next"], told["step"], told["lost_steps"], told["without"]) == (2, 39, 0, [])
+    assert "rank 1 on pc2 was killed by SIGKILL" in told["what"]
+    assert Outcome.load(story.layout.attempt(1) / "outcome.json").result == "failed"
+    assert story.finish().result == "finished"
+    assert story.state().phase == "finished"
+
+
+def test_the_others_are_told_that_the_gang_is_broken_and_rest(story):
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert set(story.backend.orders) == {"break"}
+    story.finish()
+
+
+def test_where_nothing_was_saved_it_begins_anew(story):
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert story.gang(2).resume_step is None
+    story.finish()
+
+
+def test_one_whole_part_is_enough_and_the_others_get_a_copy(story):
+    story.hosts.save(30)
+    story.hosts.save(39, on=("pc3",))
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert story.gang(2).resume_step == 39
+    for name in NAMES:
+        assert disk.find_part(story.hosts.layout(name).checkpoints, 39, host=name)
+    story.finish()
+
+
+def lose(story, name):
+    story.hosts.off.add(name)
+    story.backend.silent.add(name)
+    for other in NAMES:
+        if other != name:
+            failure = {"rank": NAMES.index(other), "pid": 1, "time": 0.0, "ordered": False, "exit": 5}
+            error = {"kind": "RunFailed", "what": "Connection reset by peer", "seen": "", "fix": "", "exit_code": 5}
+            row = {**failure, "error": error, "log": "l", "log_tail": []}
+            story.backend.change(other, failures=(row,))
+            story.backend.end(other, returncode=1, reason="finished", rests=True)
+
+
+def test_without_a_lost_host_the_others_share_its_work(story):
+    story.hosts.save(39)
+    story.begin()
+    lose(story, "pc2")
+    story.joined(2)
+    gang = story.gang(2)
+    assert gang.hosts == ("pc1", "pc3")
+    assert sum(rank.share for rank in gang.ranks) == 40
+    told = story.last("restarting")
+    assert (told["hosts"], told["without"]) == (["pc1", "pc3"], ["pc2"])
+    assert "pc2 does not answer" in told["what"]
+    story.finish()
+
+
+def test_without_the_head_the_next_host_is_the_head(story):
+    story.hosts.save(39)
+    story.begin()
+    lose(story, "pc1")
+    story.joined(2)
+    assert story.gang(2).hosts == ("pc2", "pc3")
+    assert Cluster.of_attempt(story.layout, 2).head.name == "pc2"
+    assert Cluster.from_json(read_json(story.layout.cluster)).head.name == "pc2"
+    story.finish()
+
+
+def test_a_host_that_is_back_joins_again_in_good_order(story, monkeypatch):
+    monkeypatch.setattr(away_module, "BACK_S", 0.05)
+    monkeypatch.setattr(away_module, "LOOK_S", 0.01)
+    story.hosts.save(39)
+    story.begin()
+    lose(story, "pc2")
+    story.joined(2)
+    story.hosts.off.clear()
+    story.backend.silent.clear()
+    story.joined(3)
+    assert story.gang(3).hosts == NAMES
+    assert [rank.share for rank in story.gang(3).ranks] == list(SHARES)
+    assert "pc2 answers again" in story.last("restarting")["what"]
+    assert "yield" in story.backend.orders
+    story.finish()
+
+
+def test_a_host_may_be_asked_to_leave(story):
+    story.hosts.save(39)
+    story.begin()
+    write_leave(story.layout, ["pc3"], attempt=1)
+    story.joined(2)
+    assert story.gang(2).hosts == ("pc1", "pc2")
+    assert story.last("restarting")["what"] == "pc3 leaves, as ordered"
+    story.finish()
+
+
+def test_the_same_cause_twice_without_a_step_ends_the_run(story):
+    story.hosts.save(39)
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)  # the first attempt had got somewhere, so this is the first time
+    story.kill_rank("pc2")
+    story.joined(3)
+    story.kill_rank("pc2")
+    outcome = story.end()
+    assert outcome.result == "failed"
+    assert "twice for the same cause" in story.last("failed")["why"]
+    assert story.state().phase == "failed"
+    assert not any(status.rests for status in story.backend.statuses.values())
+
+
+def test_with_progress_between_it_goes_on(story):
+    story.hosts.save(39)
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    story.hosts.save(50, attempt=2)
+    story.kill_rank("pc2")
+    story.joined(3)
+    assert story.gang(3).resume_step == 50
+    story.finish()
+
+
+def test_a_job_may_end_at_the_first_failure(tmp_path):
+    story = Story(tmp_path, restarts=0)
+    story.begin()
+    story.kill_rank("pc2")
+    assert story.end().result == "failed"
+    assert story.state().attempt == 1
+
+
+def test_a_stop_of_the_user_ends_it_as_ever(story):
+    story.begin()
+    write_order(story.layout, "stop", attempt=1)
+    assert story.end().result == "stopped"
+    assert (story.state().phase, story.state().attempt) == ("stopped", 1)
+
+
+def test_a_stop_between_two_attempts_counts(story, monkeypatch):
+    story.hosts.save(39)
+    story.begin()
+    plain = attempts_module.prepare
+
+    def prepare(*words, **how):
+        write_order(story.layout, "stop", attempt=1)
+        return plain(*words, **how)
+
+    monkeypatch.setattr(attempts_module, "prepare", prepare)
+    story.kill_rank("pc2")
+    story.end()
+    assert (story.state().phase, story.state().error) == ("stopped", None)
+    assert story.state().attempt == 1
+    assert not any(status.rests for status in story.backend.statuses.values())
+
+
+def test_how_long_the_way_back_took_is_told(story):
+    story.hosts.save(39)
+    story.begin()
+    story.tell(*NAMES, step=41)
+    story.kill_rank("pc2")
+    story.joined(2)
+    wait_until(lambda: story.count("returned") == 1, "it has come back", timeout_s=30)
+    told = story.last("returned")
+    assert set(told["stages"]) == {"ended", "prepared", "started", "joined", "step"}
+    assert told["seconds"] >= 0
+    story.finish()
+
+
+def test_another_supervisor_takes_over_between_two_attempts(story):
+    story.hosts.save(39)
+    story.begin()
+    story.finish()
+    outcome = Outcome.load(story.layout.attempt(1) / "outcome.json")
+    error = {"kind": "RunFailed", "what": "rank 1 on pc2 was killed by SIGKILL", "seen": "", "fix": "", "exit_code": 5}
+    replace(outcome, result="failed", error=error).save(story.layout.attempt(1) / "outcome.json")
+    replace(story.state(), phase="restarting").save(story.layout)
+    for name in NAMES:
+        story.backend.end(name, returncode=1, reason="broken", rests=True)
+    story.layout.attempt(1).joinpath("board.json").unlink(missing_ok=True)
+    again = Story.__new__(Story)
+    again.__dict__.update(story.__dict__)
+    write_json(story.layout.attempt(1) / "board.json", {"done": True})
+    again.begin()
+    again.joined(2)
+    assert again.gang(2).resume_step == 39
+    again.finish()

@@ -1,0 +1,74 @@
+"""Hosts that were lost, and are looked for."""
+
+import threading
+
+from gangline.supervise.away import Away
+from tests.unit.launch.gang import wait_until
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def make(answers):
+    clock = Clock()
+    away = Away(answers.__getitem__, clock=clock)
+    away.lose(["pc3"])
+    return away, clock
+
+
+def look_until(away, clock, seconds):
+    for _ in range(seconds):
+        away.look()
+        clock.now += 1
+
+
+def test_a_host_that_stays_silent_is_not_back():
+    away, clock = make({"pc3": False})
+    look_until(away, clock, 60)
+    assert (away.back(), away.silent) == ([], {"pc3"})
+
+
+def test_a_host_that_answers_for_a_while_is_back():
+    away, clock = make({"pc3": True})
+    away.look()
+    clock.now += 9.9
+    assert away.back() == []
+    clock.now += 0.2
+    assert (away.back(), away.silent) == (["pc3"], set())
+
+
+def test_one_that_comes_and_goes_is_not():
+    answers = {"pc3": True}
+    away, clock = make(answers)
+    for answers["pc3"] in (True, False) * 10:
+        look_until(away, clock, 4)
+    assert away.back() == []
+
+
+def test_a_look_that_takes_long_keeps_nobody_waiting():
+    let_go, asked = threading.Event(), threading.Event()
+
+    def answers(_host):
+        asked.set()
+        return let_go.wait(20)
+
+    clock = Clock()
+    away = Away(answers, clock=clock)
+    away.lose(["pc3"])
+    away.look()
+    assert asked.is_set()
+    assert away.silent == {"pc3"}
+    let_go.set()
+    wait_until(lambda: (away.look(), away._since["pc3"])[1] is not None, "the answer is taken in")
+
+
+def test_hosts_that_have_joined_again_are_forgotten():
+    away, clock = make({"pc3": True})
+    look_until(away, clock, 20)
+    away.lose([])
+    assert (away.back(), away.silent) == ([], set())
