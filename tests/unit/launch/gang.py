@@ -293,11 +293,10 @@ def kill_left(*parts: HostRequest) -> None:
     """For the end of a test: whatever it did, nothing may stay."""
     for part in parts:
         record = Path(part.folder, "guard.json")
-        pids = left_of(part)
-        if record.exists():
-            guard = json.loads(record.read_text())
-            if ProcessId(pid=guard["pid"], start_ticks=guard["start_ticks"]).is_alive:
-                pids.append(guard["pid"])
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # it has left meanwhile
-                os.kill(pid, 9)
+        guard = json.loads(record.read_text()) if record.exists() else None
+        if guard and ProcessId(pid=guard["pid"], start_ticks=guard["start_ticks"]).is_alive:
+            os.kill(guard["pid"], 9)
+        while pids := left_of(part):  # a launcher may start another rank while it is ended
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it has left meanwhile
+                    os.kill(pid, 9)
