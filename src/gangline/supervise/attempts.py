@@ -56,9 +56,12 @@ class Attempts:
         pace = pace or Pace()
         self._pace = dataclasses.replace(pace, silence_s=self._failures.wait_s) if self._base else pace
         self._tried: list[Tried] = []
-        self._left: set[str] = set()
+        self._noted = 0
+        """The last attempt that is in them."""
+        self._left: set[str] = set(self._base.left) if self._base else set()
         """Hosts that were asked to leave, or left in good order."""
         self._away = Away(self._answers)
+        self._away.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
         self._returning: Returning | None = None
         self._current = self._supervisor(attempt)
@@ -127,13 +130,15 @@ class Attempts:
         if not chosen.hosts:
             return "no host is left that answers"
         places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
-        self._note(ended.outcome.error, reached=choice.step or 0)
+        if self._noted < current.attempt:
+            self._noted = current.attempt
+            self._note(ended.outcome.error, reached=choice.step or 0)
         if ended.made_way is None and (why := why_not(self._tried, self._failures)):
             return why
         self._rest(pause_s(self._tried))
         request = prepare(
             self._layout,
-            base,
+            dataclasses.replace(base, left=tuple(self._left)),
             current.attempt + 1,
             hosts=chosen.hosts,
             checkpoint=(places, choice),
@@ -200,9 +205,8 @@ class Attempts:
             found = seats(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
             if not found.waits_for or self._is_ordered():
                 return found
-            if (
-                min(silent[host] for host in found.waits_for) >= self._failures.wait_s
-            ):  # and nobody goes on without them
+            is_over = min(silent[host] for host in found.waits_for) >= self._failures.wait_s
+            if is_over:  # and the job wants nobody to go on without them
                 return dataclasses.replace(found, hosts=())
             time.sleep(self._pace.poll_s)
 

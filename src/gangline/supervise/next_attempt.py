@@ -40,18 +40,24 @@ class Base:
     """All hosts of the run."""
     gang: Gang
     networks: Mapping[str, Mapping[str, str]]
+    left: tuple[str, ...] = ()
+    """Hosts that were asked to leave before this attempt, or left in good order."""
+    away: tuple[str, ...] = ()
+    """Hosts that had been lost before it."""
 
     @staticmethod
     def of(layout: RunLayout, attempt: int) -> Base:
         """The base of an attempt; raises FileNotFoundError where attempts do not follow by themselves."""
-        folder = layout.attempt(attempt)
-        if (folder / BASE_FILE).exists():
-            attempt = int(read_json(folder / BASE_FILE)["attempt"])
+        path = layout.attempt(attempt) / BASE_FILE
+        said = read_json(path) if path.exists() else {"attempt": attempt}
+        attempt = int(said["attempt"])
         return Base(
             attempt=attempt,
             cluster=Cluster.of_attempt(layout, attempt),
             gang=Gang.load(layout.gang(attempt)),
             networks=read_json(layout.attempt(attempt) / "networks.json"),
+            left=tuple(said.get("left", ())),
+            away=tuple(said.get("away", ())),
         )
 
 
@@ -79,7 +85,8 @@ def prepare(
     checkpoint: tuple[Places, Choice],
     backend: Backend,
 ) -> Request:
-    """Bring the checkpoint to these hosts, deal the work, and write down what will be started.
+    """Bring the checkpoint to these hosts, deal the work, and write down what will be started, and who takes no part:
+    another supervisor may have to know. base: with those that have left by now.
 
     Raises GanglineError where a host does not do its part.
     """
@@ -98,7 +105,13 @@ def prepare(
     program = Program(rest_s=REST_S, alone=True)
     request = backend.render(seen, gang, port=port, networks=base.networks, program=program)
     _write(layout, number, {"request": request.to_json(), "cluster": cluster.to_json(), "gang": gang.to_json()})
-    write_json(layout.attempt(number) / BASE_FILE, {"attempt": base.attempt})
+    gone = [host for host in base.gang.hosts if host not in gang.hosts]
+    said = {
+        "attempt": base.attempt,
+        "left": [host for host in gone if host in base.left],
+        "away": [host for host in gone if host not in base.left],
+    }
+    write_json(layout.attempt(number) / BASE_FILE, said)
     return request
 
 

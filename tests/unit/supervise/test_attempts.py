@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.errors import HostUnreachable
+from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.backend import RankSigns, StartSigns
 from gangline.launch.fake import FakeBackend
 from gangline.launch.program import Program
@@ -364,3 +364,34 @@ def test_another_supervisor_takes_over_between_two_attempts(story):
     again.joined(2)
     assert again.gang(2).resume_step == 39
     again.finish()
+
+
+def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
+    story.hosts.save(39)
+    story.begin()
+    write_leave(story.layout, ["pc3"], attempt=1)
+    story.joined(2)
+    lose(story, "pc2")
+    story.joined(3)
+    said = read_json(story.layout.attempt(3) / "base.json")
+    assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"]}
+    connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
+    again = Attempts(story.layout, 3, backend=story.backend, connect=connect)
+    assert (again._left, again._away.silent) == ({"pc3"}, {"pc2"})
+    story.finish()
+
+
+def test_a_host_that_cannot_do_its_part_again_and_again_ends_the_run(story, monkeypatch):
+    story.hosts.save(39)
+    story.begin()
+    tries = []
+
+    def prepare(*_words, **_how):
+        tries.append(1)
+        raise RunFailed("pc2: no room for the checkpoint")
+
+    monkeypatch.setattr(attempts_module, "prepare", prepare)
+    story.kill_rank("pc2")
+    assert story.end().result == "failed"
+    assert len(tries) == 2
+    assert "no room for the checkpoint" in story.last("failed")["why"]
