@@ -41,6 +41,8 @@ def agent_zipapp() -> bytes:
 def _sources(folder: Any, name: str) -> Iterator[tuple[str, bytes]]:
     for child in folder.iterdir():
         path = f"{name}/{child.name}"
+        if child.name == "__pycache__":  # it may be another user's, and is none of the agent's
+            continue
         if child.is_dir():
             yield from _sources(child, path)
         elif child.name.endswith(".py"):

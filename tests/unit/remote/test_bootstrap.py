@@ -14,7 +14,7 @@ from gangline.errors import HostUnreachable
 from gangline.remote import bootstrap
 from gangline.remote.bootstrap import BOOTSTRAP, START, START_BYTES, first_words, remote_command
 from gangline.remote.wire import MAGIC
-from gangline.remote.zipapp import agent_zipapp
+from gangline.remote.zipapp import _sources, agent_zipapp
 from tests.lab import pythons
 from tests.unit.remote.sshd import Sshd
 from tests.unit.remote.test_hostile import shells
@@ -161,3 +161,10 @@ def test_the_agent_is_found_where_gangline_is_a_plain_folder(tmp_path):
         [sys.executable, "-c", program], capture_output=True, env={"PYTHONPATH": str(tmp_path / "code")}, cwd="/"
     )
     assert done.stdout == agent_zipapp()
+
+
+def test_what_another_user_has_compiled_beside_it_is_not_even_looked_into(tmp_path):
+    (tmp_path / "guard.py").write_text("pass")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "guard.py").write_text("not of the agent")
+    assert dict(_sources(tmp_path, "gangline/agent")) == {"gangline/agent/guard.py": b"pass"}
