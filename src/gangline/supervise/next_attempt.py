@@ -49,7 +49,7 @@ class Base:
     def of(layout: RunLayout, attempt: int) -> Base:
         """The base of an attempt; raises FileNotFoundError where attempts do not follow by themselves."""
         path = layout.attempt(attempt) / BASE_FILE
-        said = read_json(path) if path.exists() else {"attempt": attempt}
+        said: dict[str, Any] = read_json(path) if path.exists() else {"attempt": attempt}
         attempt = int(said["attempt"])
         return Base(
             attempt=attempt,
