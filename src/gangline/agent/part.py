@@ -159,9 +159,11 @@ class Part:
             self.leaving.take("kill")
 
     def _code_of_ranks(self, failures: List[Dict[str, Any]]) -> int:
-        """0 if all left well or as they were told, else that of the first that did not."""
-        bad = [failure for failure in failures if not self._left_as_told(failure)]
-        return (bad[0]["exit"] or 1) if bad else 0
+        """0 if all left well or as they were told; else that of one that was killed, for others fail when they lose it;
+        else that of the first that did not.
+        """
+        bad = [failure["exit"] or 1 for failure in failures if not self._left_as_told(failure)]
+        return next((code for code in bad if code < 0), bad[0] if bad else 0)
 
     def _left_as_told(self, failure: Mapping[str, Any]) -> bool:
         if not failure["ordered"]:

@@ -137,7 +137,7 @@ class FailureJob:
     without: bool = True
     """Go on without a host that stays away; else the run ends then."""
     take_back: bool = True
-    """A host that was lost and answers again joins once more, after the next checkpoint."""
+    """A host that was lost and answers again joins once more, as soon as the others have saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,7 +227,7 @@ class FailureWords(Section):
     """Then go on without that host: the others share its work, and batch, samples and their order stay the same.
     `false`: the run ends then."""
     take_back: bool = True
-    """A host that was lost and answers again joins once more, after the next checkpoint."""
+    """A host that was lost and answers again joins once more, as soon as the others have saved."""
 
 
 class ReportWords(Section):

@@ -98,7 +98,6 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
         with supervisor_lock(layout, timeout_s=Pace().lock_s) as beat:
             attempts = Attempts(layout, attempt, backend=backend(), connect=connect_all, beat=beat)
             attempts.begin(secrets)
-            del secrets
             _say(ready, STARTED)
             ready = None
             outcome = attempts.watch()

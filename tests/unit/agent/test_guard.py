@@ -21,8 +21,10 @@ from tests.unit.launch.gang import (
     kill_left,
     left_of,
     let_go,
+    order,
     part,
     rank_pid,
+    status,
     wait_until,
 )
 
@@ -36,16 +38,6 @@ def start(host_part, *words, secrets=None, **options):
         timeout=60,
         **options,
     )
-
-
-def order(host_part, word, epoch=1):
-    whole = Path(host_part.folder, "order")
-    whole.write_text(json.dumps({"epoch": epoch, "order": word}))
-    whole.replace(Path(host_part.folder, f"order-{epoch}.json"))
-
-
-def status(host_part):
-    return json.loads(Path(host_part.folder, "status.json").read_text())
 
 
 @pytest.fixture

@@ -21,8 +21,10 @@ from tests.unit.launch.gang import (
     is_running,
     kill_left,
     let_go,
+    order,
     running_rank,
     standing,
+    status,
     wait_until,
 )
 
@@ -36,16 +38,6 @@ def agent(verb, asked):
         capture_output=True,
         timeout=60,
     )
-
-
-def order(part, word, epoch=1):
-    whole = Path(part.folder, "order")
-    whole.write_text(json.dumps({"epoch": epoch, "order": word}))
-    whole.replace(Path(part.folder, f"order-{epoch}.json"))
-
-
-def status(part):
-    return json.loads(Path(part.folder, "status.json").read_text())
 
 
 def seen(part, folder):

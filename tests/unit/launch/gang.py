@@ -289,6 +289,18 @@ def left_of(part: HostRequest) -> list[int]:
     return found
 
 
+def order(part: HostRequest, word: str | None, epoch: int = 1) -> None:
+    """Order something of the guard of a part."""
+    whole = Path(part.folder, "order")
+    whole.write_text(json.dumps({"epoch": epoch, "order": word}))
+    whole.replace(Path(part.folder, f"order-{epoch}.json"))
+
+
+def status(part: HostRequest) -> dict:
+    """What the guard of a part says of it now."""
+    return json.loads(Path(part.folder, "status.json").read_text())
+
+
 def kill_left(*parts: HostRequest) -> None:
     """For the end of a test: whatever it did, nothing may stay."""
     for part in parts:

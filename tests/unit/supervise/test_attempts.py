@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import HostUnreachable, RunFailed
-from gangline.launch.backend import RankSigns, StartSigns
+from gangline.launch.backend import RankSigns, Request, StartSigns
 from gangline.launch.fake import FakeBackend
 from gangline.launch.program import Program
 from gangline.remote.local import LocalTransport
@@ -31,7 +31,6 @@ from tests.unit.supervise.runs import RUN_ID, create_run
 
 NAMES = ("pc1", "pc2", "pc3")
 SHARES = (20, 11, 9)
-ENDED = {"pc1": 1, "pc3": 1}
 
 
 class Hosts:
@@ -146,8 +145,6 @@ class Story:
         return RunState.load(self.layout)
 
     def request(self):
-        from gangline.launch.backend import Request
-
         return Request.from_json(read_json(self.layout.attempt(self.state().attempt) / "request.json"))
 
     def gang(self, number=None):
@@ -274,6 +271,19 @@ def test_a_host_may_be_asked_to_leave(story):
     story.finish()
 
 
+def test_a_machine_that_shuts_down_in_good_order_leaves_and_the_others_go_on(story):
+    story.hosts.save(39)
+    story.begin()
+    story.backend.end("pc3", returncode=0, reason="stopped")  # its guard was told so by the machine
+    for name in ("pc1", "pc2"):
+        story.backend.end(name, returncode=0, reason="finished")
+    story.joined(2)
+    assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc2"), 39)
+    assert Outcome.load(story.layout.attempt(1) / "outcome.json").result == "stopped"
+    assert story.last("restarting")["without"] == ["pc3"]
+    story.finish()
+
+
 def test_the_same_cause_twice_without_a_step_ends_the_run(story):
     story.hosts.save(39)
     story.begin()
@@ -356,14 +366,10 @@ def test_another_supervisor_takes_over_between_two_attempts(story):
     replace(story.state(), phase="restarting").save(story.layout)
     for name in NAMES:
         story.backend.end(name, returncode=1, reason="broken", rests=True)
-    story.layout.attempt(1).joinpath("board.json").unlink(missing_ok=True)
-    again = Story.__new__(Story)
-    again.__dict__.update(story.__dict__)
-    write_json(story.layout.attempt(1) / "board.json", {"done": True})
-    again.begin()
-    again.joined(2)
-    assert again.gang(2).resume_step == 39
-    again.finish()
+    story.begin()
+    story.joined(2)
+    assert story.gang(2).resume_step == 39
+    story.finish()
 
 
 def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):

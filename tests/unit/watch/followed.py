@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.remote.local import LocalTransport
+from gangline.remote.transport import Transport
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
@@ -36,15 +37,35 @@ def evaluation(number: int, loss: float) -> dict[str, Any]:
     return {"kind": "evaluation", "step": number, "loss": loss, "perplexity": 9.5}
 
 
-class Run:
-    """A run whose files the test writes."""
+RESTARTING: dict[str, Any] = {
+    "kind": "event",
+    "source": "supervisor",
+    "event": "restarting",
+    "attempt": 1,
+    "next": 2,
+    "what": "pc3 does not answer",
+    "hosts": ["pc1", "pc2"],
+    "without": ["pc3"],
+}
+"""What a supervisor writes of the next attempt, but for the steps."""
 
-    def __init__(self, root: Path, *, apart: bool = False) -> None:
+
+class Folders:
+    """Where the files of a run lie. apart: the supervisor's elsewhere than those of rank 0."""
+
+    def __init__(self, root: Path, *, apart: bool = False, head: Transport = HERE) -> None:
         self.layout = RunLayout(root / "home", "calm-otter-7")
         self.head = RunLayout(root / "head", "calm-otter-7") if apart else self.layout
         for layout in (self.layout, self.head):
             layout.folder.mkdir(parents=True, exist_ok=True)
-        self.view = View(layout=self.layout, head=HERE, head_layout=self.head)
+        self.view = View(layout=self.layout, head=head, head_layout=self.head)
+
+
+class Run(Folders):
+    """A run whose files the test writes."""
+
+    def __init__(self, root: Path, *, apart: bool = False) -> None:
+        super().__init__(root, apart=apart)
         self.phase("running")
 
     def phase(self, phase: Phase, supervisor: ProcessId | None = None, *, attempt: int = 1) -> None:

@@ -10,11 +10,10 @@ from gangline.launch.backend import HostRequest, HostStatus, Request
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Host
 from gangline.runs.events import iso
-from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Outcome, Phase, RunState
 from gangline.supervise.cause import first_cause, gather_failures
-from gangline.watch.follow import View
+from tests.unit.watch.followed import Folders
 
 HERE = LocalTransport(Host(name="pc1", workdir="/", python="python"))
 RESET = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [10.77.0.12]:46787: Connection reset by peer."
@@ -37,15 +36,11 @@ def ended(host: str, *failures: dict[str, Any], **more: Any) -> HostStatus:
     )
 
 
-class Past:
-    """The files of a run. apart: the supervisor's events lie elsewhere than those of rank 0."""
+class Past(Folders):
+    """The files of a run."""
 
     def __init__(self, root: Path, *, apart: bool = False) -> None:
-        self.layout = RunLayout(root / "home", "calm-otter-7")
-        self.head = RunLayout(root / "head", "calm-otter-7") if apart else self.layout
-        for layout in (self.layout, self.head):
-            layout.folder.mkdir(parents=True, exist_ok=True)
-        self.view = View(layout=self.layout, head=HERE, head_layout=self.head)
+        super().__init__(root, apart=apart, head=HERE)
         self._now = BEGUN
 
     def state(self, phase: Phase, *, attempt: int = 1, **more: Any) -> None:

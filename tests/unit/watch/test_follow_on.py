@@ -13,7 +13,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.state import Phase
 from gangline.watch.follow import Update, View, follow
 from gangline.watch.progress import Progress
-from tests.unit.watch.followed import HERE, Run, board, step
+from tests.unit.watch.followed import HERE, RESTARTING, Run, board, step
 
 
 @pytest.fixture
@@ -21,18 +21,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-RESTART = {
-    "kind": "event",
-    "source": "supervisor",
-    "event": "restarting",
-    "attempt": 1,
-    "next": 2,
-    "what": "pc3 does not answer",
-    "hosts": ["pc1", "pc2"],
-    "without": ["pc3"],
-    "step": 2,
-    "lost_steps": 1,
-}
+RESTART = {**RESTARTING, "step": 2, "lost_steps": 1}
 AGAIN = "attempt 2 on pc1 and pc2: pc3 does not answer; going on from step 2 (1 step again)"
 
 

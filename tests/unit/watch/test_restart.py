@@ -8,19 +8,9 @@ import pytest
 
 from gangline.watch.restart import in_words
 from gangline.watch.table import event_line
+from tests.unit.watch.followed import RESTARTING
 
-LOST = {
-    "kind": "event",
-    "source": "supervisor",
-    "event": "restarting",
-    "attempt": 1,
-    "next": 2,
-    "what": "pc3 does not answer",
-    "hosts": ["pc1", "pc2"],
-    "without": ["pc3"],
-    "step": 1240,
-    "lost_steps": 0,
-}
+LOST = {**RESTARTING, "step": 1240, "lost_steps": 0}
 
 
 @pytest.mark.parametrize(
