@@ -2,10 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Unit tests mostly wait, so four at once; a file of tests with real ranks beside another one; those with real hosts
-# have the cores for themselves, because they count seconds.
+# How many at once on two cores. Unit tests mostly wait. So do tests with real hosts, for time limits, and each lab has a
+# network of its own; but they count seconds, so nothing that computes for long runs beside them: the story of a job on
+# real hosts is with the tests with real ranks, of which a file runs beside another one. Of both, the longest files begin
+# first (LONG in their conftest.py).
 # Hundreds of short commands: what was compiled once is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
+
+BY_FILE := --dist loadfile --no-loadscope-reorder -m "not slow"
+STORY := tests/lab/test_story.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lab lint format bench clean
@@ -22,8 +27,8 @@ ifdef TESTS
 else
 	@status=0; \
 	$(BIN)/python -m pytest -n 4 tests/unit || status=1; \
-	$(BIN)/python -m pytest -m "not slow" tests/lab || status=1; \
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/train || status=1; \
+	$(BIN)/python -m pytest -n 3 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train || status=1; \
 	exit $$status
 endif
 

@@ -12,20 +12,34 @@ is done:
     one-way                           nothing of its peers reaches a host, for a minute; it can still be asked
     flap                              the cable of a host is out for five seconds
     stopped                           SIGSTOP of a rank
-    memory                            a host's processes may use less memory than they do: the kernel kills
-    disk                              the disk of a host is full while the next two checkpoints are saved
+    exception                         a rank's forward pass raises ValueError
+    nan                               one forward pass of a rank gives no numbers
+    nan-stays, flip                   a weight of a rank is no number, or another one, from then on
+    memory                            a rank takes ever more memory, until the kernel kills it: the host has a limit
+    disk, disk-stop                   the disk of a host is full for 20 s, in which checkpoints are due; the job says
+                                      that a save that fails ends nothing, or that it does
+    clock                             the clock of a host is wrong by an hour for 20 s, as all its programs see it
     supervisor                        kill -9 of the supervisor, where it lives on the head
     ssh                               all ssh connections to a host are cut
 
 One run goes through several faults, until a host is lost for good. Per fault: whether the run does another step by
-itself, after how many seconds, how many steps were done again, which cause was named, and what of it is wrong. One JSON
-line per fault; a file that has lines already is continued. Exit code 1 if anything is wrong.
+itself, after how many seconds, how many steps were done again, which cause was named, and what of it is wrong: a cause
+that is not the right one on the right host (`faults_causes.py`; in the events of the run and in `gangline explain`), an
+attempt that ended without need, more than one interval and one step lost, no other supervisor, a host that is back and
+takes no part. One JSON line per fault; a file that has lines already is continued; SIGTERM ends it after a fault. What
+was written down of a run in which something went wrong is kept in a folder beside that file. Exit code 1 if anything is
+wrong.
+
+The clock is not that of the machine: a library that all programs of the host load shows it (`faults_clock.c`). Times of
+files stay right there. NaN, exceptions and memory come from hooks in the rank's process (`faults_in_rank.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,174 +48,85 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.faults_world import MOMENT_S, NotBack, World
+from benchmarks.faults_kinds import Fault, Line
+from benchmarks.faults_world import JOB, World
 from benchmarks.scaling import commit
 from tests.lab.namespaces import LabFailed
 from tests.lab.user import make_model
 
-CUT_S = 60.0
-EVERY = 20
-"""Steps between two checkpoints (faults_world.JOB)."""
 KEPT_BY_HEAD = {"supervisor"}
-FATAL = {"crash", "power"}
-"""The host does not come back; the next fault needs new ones."""
-HARMLESS = {"flap", "supervisor", "ssh", "disk"}
-"""The ranks go on, and nobody needs another attempt; one that comes all the same is no mistake."""
 KINDS = (
-    *("rank", "stopped", "launcher", "partition", "process", "disk", "guard", "flap", "one-way", "ssh", "rank"),
-    *("memory", "crash", "rank", "supervisor", "supervisor", "guard", "launcher", "process", "power"),
+    *("rank", "nan", "launcher", "partition", "process", "exception", "disk", "guard", "flap", "stopped", "memory"),
+    *("one-way", "ssh", "nan-stays", "clock", "crash", "disk-stop", "supervisor", "supervisor", "rank", "flip"),
+    *("exception", "memory", "nan", "power"),
 )
 """In this order again and again; the world changes where it has to."""
-Line = dict[str, Any]
+GOES_ON = JOB.replace("keep_last: 2}", "keep_last: 2, on_failure: continue}")
+FAILED = (AssertionError, LabFailed, OSError, ValueError, LookupError, StopIteration, subprocess.SubprocessError)
+MOST_IN_VAIN = 3
+WORLD_S = 2400.0
+"""No world is used for longer than that."""
 
 
-class Fault:
-    """One thing that is done to a run."""
-
-    def __init__(self, world: World, kind: str) -> None:
-        self.world = world
-        self.kind = kind
-        self.victim = world.chance.choice(world.living[1:] if kind in FATAL and world.keep == "head" else world.living)
-
-    def play(self) -> Line:
-        """Do it, and see what becomes of the run."""
-        world = self.world
-        before = world.seen()
-        world.until(lambda seen: seen.step > before.step + 3, "it trains")
-        num_events = len(world.events())
-        time.sleep(world.chance.uniform(0.0, MOMENT_S))
-        before = world.seen()
-        begun = time.monotonic()
-        getattr(self, f"_do_{self.kind.replace('-', '_')}")()
-        wrong = []
-        healing = threading.Timer(CUT_S, self._heal)
-        healing.start()
-        try:
-            after = world.until(lambda seen: self._is_back(seen, before), "it goes on")
-            back_s = time.monotonic() - begun
-        except NotBack as error:
-            return {"back_s": None, "wrong": [str(error)], "victim": self.victim.name}
-        finally:
-            healing.cancel()
-            healing.join()
-            self._heal()
-        events = world.events()[num_events:]
-        restarts = [event for event in events if event["event"] == "restarting"]
-        lost = max((event["lost_steps"] or 0 for event in restarts), default=0)
-        if lost > EVERY + 1:
-            wrong.append(f"{lost} steps were lost")
-        if restarts and self.victim.name not in restarts[0]["what"] and self.kind not in HARMLESS:
-            wrong.append(f"{self.victim.name} is not named: {restarts[0]['what']}")
-        return {
-            "victim": self.victim.name,
-            "back_s": round(back_s, 1),
-            "attempts": after.attempt - before.attempt,
-            "lost_steps": lost,
-            "what": [event["what"] for event in restarts],
-            "returned": [event.get("stages") for event in events if event["event"] == "returned"],
-            "wrong": wrong,
-        }
-
-    def _is_back(self, seen: Any, before: Any) -> bool:
-        """Beyond where it stood; where another attempt is needed, in that."""
-        return seen.step > before.step + 2 and (self.kind in HARMLESS or seen.attempt > before.attempt)
-
-    def _heal(self) -> None:
-        """After a minute, or once the run goes on without the host."""
-        if self.kind in FATAL:
-            return
-        self.victim.faults.heal()
-        if self.kind == "disk":
-            self.victim.run(["rm", "-f", "/var/tmp/full"], as_root=True)
-
-    def _kill(self, pid: int, number: int = 9) -> None:
-        self.victim.check(["kill", f"-{number}", str(pid)], as_root=True)
-
-    def _do_rank(self) -> None:
-        self._kill(self.world.rank_pid(self.victim))
-
-    def _do_process(self) -> None:
-        pid = self.world.rank_pid(self.victim)
-        self._kill(int(self.victim.check(["ps", "-o", "ppid=", "-p", str(pid)])))
-
-    def _do_guard(self) -> None:
-        self._kill(self.world.guard(self.victim)["pid"])
-
-    def _do_launcher(self) -> None:
-        self._kill(self.world.guard(self.victim)["torchrun_pid"])
-
-    def _do_stopped(self) -> None:
-        self._kill(self.world.rank_pid(self.victim), 19)
-
-    def _do_crash(self) -> None:
-        self.victim.kill()
-
-    def _do_power(self) -> None:
-        self.victim.power_off()
-
-    def _do_partition(self) -> None:
-        self.victim.faults.unplug()
-
-    def _do_one_way(self) -> None:
-        for host in self.world.living:
-            if host is not self.victim:
-                self.victim.faults.drop(peer=host.address)
-
-    def _do_flap(self) -> None:
-        self.victim.faults.unplug()
-        time.sleep(5)
-        self.victim.faults.heal()
-
-    def _do_ssh(self) -> None:
-        self.victim.run(["pkill", "-9", "-f", "sshd: .*[@]notty"], as_root=True)
-
-    def _do_memory(self) -> None:
-        self.victim.limit(memory_mb=150)
-        time.sleep(2)
-        self.victim.limit(memory_mb=8000)
-
-    def _do_disk(self) -> None:
-        self.victim.fill_disk()
-
-    def _do_supervisor(self) -> None:
-        self.world.keeper.check(["kill", "-9", str(self.world.state()["supervisor"]["pid"])])
-
-
-def world_of(kind: str) -> str:
-    """Who looks after the run for such a fault: any host can be lost if it is the user's computer."""
-    return "head" if kind in KEPT_BY_HEAD else "desk"
+def world_of(kind: str) -> tuple[str, str]:
+    """Who looks after the run for such a fault, and its job: any host can be lost if it is the user's computer."""
+    return "head" if kind in KEPT_BY_HEAD else "desk", JOB if kind == "disk-stop" else GOES_ON
 
 
 def measure(numbers: Sequence[int], out: Path, *, seed: int, model: Path, deadline: float) -> None:
     """Faults by number, in as few worlds as can be."""
-    queue = list(numbers)
-    while queue and time.monotonic() < deadline:
-        keep = world_of(KINDS[queue[0] % len(KINDS)])
-        with World(model, keep=keep, seed=f"{seed} {queue[0]}") as world:
-            begun = time.monotonic()
-            while queue and time.monotonic() < min(deadline, begun + 2400):
-                kind = KINDS[queue[0] % len(KINDS)]
-                if world_of(kind) != keep or len(world.living) < 3:
-                    break
-                line = _play(world, kind)
-                number = queue.pop(0)
-                with out.open("a", encoding="utf-8") as stream:
-                    stream.write(
-                        json.dumps({"number": number, "seed": seed, "kind": kind, "commit": commit(), **line}) + "\n"
-                    )
-                print(
-                    number, kind, line.get("victim"), line.get("back_s"), line["wrong"] or line.get("what"), flush=True
-                )
-                if line["wrong"]:
-                    break  # the next one shall not suffer from it
+    queue, in_vain = list(numbers), 0
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: told.set())
+    while queue and time.monotonic() < deadline and not told.is_set():
+        keep, job = world_of(KINDS[queue[0] % len(KINDS)])
+        try:
+            with World(model, keep=keep, seed=f"{seed} {queue[0]}", job=job, planted=True) as world:
+                in_vain = 0
+                until = min(deadline, time.monotonic() + WORLD_S)
+                while queue and time.monotonic() < until and not told.is_set() and _one(queue, world, out, seed):
+                    pass
+        except FAILED as error:
+            in_vain += 1
+            print(f"no world for {queue[0]}: {type(error).__name__}: {error}", flush=True)
+            if in_vain == MOST_IN_VAIN:
+                raise
+
+
+def _one(queue: list[int], world: World, out: Path, seed: int) -> bool:
+    """Play the next fault, if this world is one for it; whether it is good for another one after that."""
+    kind = KINDS[queue[0] % len(KINDS)]
+    if not fits(kind, world):
+        return False
+    number = queue.pop(0)
+    line = {"number": number, "seed": seed, "kind": kind, "commit": commit(), **_play(world, kind)}
+    write(out, line)
+    if line["wrong"]:
+        with contextlib.suppress(*FAILED):
+            world.save_evidence(out.parent / f"{out.stem}-bad" / f"{number}-{kind}")
+    return not line["wrong"]  # the next one shall not suffer from it
+
+
+def fits(kind: str, world: World) -> bool:
+    """Whether such a fault can be played in this world."""
+    keep, job = world_of(kind)
+    # where the supervisor lives on a host, another one is lost
+    return world.keep in {keep, "head"} and job == world.job and len(world.living) == 3
+
+
+def write(out: Path, line: Line) -> None:
+    """Add a line, and say it."""
+    with out.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line) + "\n")
+    words = (line["number"], line["kind"], line.get("victim"), line.get("back_s"), line["wrong"] or line.get("what"))
+    print(*words, flush=True)
 
 
 def _play(world: World, kind: str) -> Line:
     try:
         return Fault(world, kind).play()
-    except (AssertionError, LabFailed, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
+    except FAILED as error:
         return {"back_s": None, "wrong": [f"{type(error).__name__}: {error}"]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults_planted import PYTHON, plant
 from tests.lab.hosts import Lab, lab_folders
 from tests.lab.machine import LabHost
 from tests.lab.user import NewUser
@@ -54,26 +56,42 @@ class Seen:
 
 
 class World:
-    """Three hosts, a user, and a run. keep: who looks after it: "head" or "desk"."""
+    """Three hosts, a user, and a run.
 
-    def __init__(self, model: Path, *, keep: str, seed: str) -> None:
+    keep: who looks after it: "head" or "desk". job: what is trained. planted: hosts are given what `faults_planted.py`
+    lists, and small disks.
+    """
+
+    def __init__(self, model: Path, *, keep: str, seed: str, job: str = JOB, planted: bool = False) -> None:
         self.chance = random.Random(seed)
-        self.lab = Lab(3, meshed=keep == "head", binds=lab_folders(), disk="4g", shm="1g", ttl_s=3600)
+        disk = "1g" if planted else "4g"
+        self.lab = Lab(3, meshed=keep == "head", binds=lab_folders(), disk=disk, shm="1g", ttl_s=3600)
         self.keep = keep
+        self.job = job
+        self.planted = planted
         self._model = model
         self.run_id = ""
 
     def __enter__(self) -> World:
         self.lab.__enter__()
+        try:
+            self._begin()
+        except BaseException:
+            self.lab.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        for host in self.lab.hosts if self.planted else ():
+            plant(host)
         self.user = NewUser(self.lab.user)
-        self.user.brings(self._model, job=JOB)
+        self.user.brings(self._model, job=self.job)
         self.user.types("init", *(host.name for host in self.lab.hosts), "--yes")
         text = self.user.desk.read("cluster.yaml").decode()
-        python = f"slots: 1\n    python: {sys.executable}"
+        python = f"slots: 1\n    python: {PYTHON if self.planted else sys.executable}"
         self.user.desk.write("cluster.yaml", re.sub(r"slots: 1  # no GPU", python, text))
-        self.run_id = self.user.types("train", "job.yaml", "--detach").stdout.strip()
-        self.until(lambda seen: seen.step > 10, "it trains", timeout_s=120)
-        return self
+        self.run_id = self.user.types("train", "job.yaml", "--detach", timeout_s=300).stdout.strip()
+        self.until(lambda seen: seen.step > 10, "it trains", timeout_s=300)
 
     def __exit__(self, *problem: object) -> None:
         self.lab.__exit__(*problem)
@@ -105,6 +123,34 @@ class World:
         """What the supervisor has written so far."""
         lines = self.keeper.read(f"{self.folder(self.keeper)}/events.jsonl").decode().splitlines()
         return [event for event in map(json.loads, lines) if event.get("source") == "supervisor"]
+
+    def told(self) -> list[dict[str, Any]]:
+        """What rank 0 has written so far, whichever host it was on; of each host in order."""
+        found = []
+        for host in self.living:
+            lines = host.run(["cat", f"{self.folder(host)}/events.jsonl"]).stdout.splitlines()
+            for line in lines:
+                with suppress(ValueError):
+                    found.append(json.loads(line))
+        return [event for event in found if event.get("source") == "worker"]
+
+    def explained(self) -> dict[str, Any]:
+        """What `gangline explain` says of the run."""
+        found: dict[str, Any] = json.loads(self.user.types("explain", self.run_id, "--json").stdout)
+        return found
+
+    def hosts(self) -> list[str]:
+        """Who takes part in the attempt that runs."""
+        request = self.record(self.keeper, f"attempts/{self.state()['attempt']}/request.json")
+        return [part["host"] for part in request["hosts"]]
+
+    def save_evidence(self, folder: Path) -> None:
+        """Keep what was written down of the run, without its checkpoints and data."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for host in {self.keeper, *self.living}:
+            words = ["tar", "-cz", "--exclude=checkpoints", "--exclude=*.npy", self.folder(host)]
+            with (folder / f"{host.name}.tgz").open("wb") as stream, host.popen(words, stdout=stream) as process:
+                process.wait(timeout=60)
 
     def seen(self) -> Seen:
         """Where it stands now."""
@@ -143,9 +189,19 @@ class World:
     def rank_pid(self, host: LabHost) -> int:
         """The process of the rank on a host (one each)."""
         attempt = self.state()["attempt"]
+        return int(self.record(host, f"attempts/{attempt}/rank-{self._rank(host, attempt)}.pid")["pid"])
+
+    def _rank(self, host: LabHost, attempt: int) -> int:
+        """The number of the rank there."""
         request = self.record(self.keeper, f"attempts/{attempt}/request.json")
         (rank,) = next(part["ranks"] for part in request["hosts"] if part["host"] == host.name)
-        return int(self.record(host, f"attempts/{attempt}/rank-{rank}.pid")["pid"])
+        return int(rank)
+
+    def clock(self, host: LabHost) -> float:
+        """The time that the rank on a host wrote last (Unix, s)."""
+        attempt = self.state()["attempt"]
+        data = host.read(f"{self.folder(host)}/attempts/{attempt}/rank-{self._rank(host, attempt)}.phase")
+        return float(struct.unpack_from("<qqqd", data)[3])
 
     def guard(self, host: LabHost) -> dict[str, Any]:
         """What the guard on a host says of itself."""

@@ -26,7 +26,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import RunState
-from gangline.steps import ending, keep
+from gangline.steps import ending, keep, orphan
 from gangline.steps.again import carry_on, choose_checkpoint, next_state, places_of, resumable
 from gangline.steps.begin import render, start_attempt, worker_program
 from gangline.steps.command import (
@@ -73,6 +73,7 @@ __all__ = [
     "cluster_file",
     "default_home",
     "load_cluster",
+    "look_after",
     "opened",
     "plan",
     "plan_json",
@@ -265,6 +266,11 @@ def opened(prefix: str, *, home: Path, seams: Seams = REAL) -> Iterator[Opened]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     with keep.opened(prefix, home=home, seams=seams) as run:
         yield run
+
+
+def look_after(run: Opened, *, talk: Talk, seams: Seams = REAL) -> bool:
+    """See to it that a run that goes on has a supervisor; whether one was started on this computer."""
+    return orphan.look_after(run, talk=talk, seams=seams)
 
 
 def stop(run: Opened, *, now: bool = False, hosts: Sequence[str] = (), seams: Seams = REAL) -> bool:

@@ -129,9 +129,9 @@ def reasons(hosts):
     return said
 
 
-def look(run_id="calm-otter-7", keep="desk"):
-    """Where a run stands."""
-    layout = RunLayout(HOME, run_id)
+def look(run_id="calm-otter-7", keep="desk", home=HOME):
+    """Where a run stands. home: of the user."""
+    layout = RunLayout(home, run_id)
     if keep == "head":
         cluster = Cluster.from_json(read_json(layout.cluster))
         keeper, there = connect(cluster.head), host_layout(cluster.head, run_id)

@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import json
+import sys
 import time
 
 from gangline.checks.clocks import check_clocks
@@ -51,10 +53,20 @@ def look(hosts, tier="quick", ports=None):
     return {"findings": findings, "pairs": pairs.to_json(), "seconds": seconds}
 
 
-def outside(hosts):
-    """What this computer reaches of the hosts' ports: (where ranks meet, data) by host, and who has a finding."""
-    cluster = cluster_of(hosts)
-    with connected(cluster) as transports, listening(cluster, cluster.hosts, transports, seconds=30) as ears:
+def watch_outside():
+    """For every line on stdin but the first, which tells the hosts: what this computer reaches of the hosts' ports.
+
+    Over connections that stay: (where ranks meet, data) by host, and who has a finding.
+    """
+    cluster = cluster_of(json.loads(sys.stdin.readline()))
+    with connected(cluster) as transports:
+        for _ in sys.stdin:
+            sys.stdout.write(json.dumps(_outside(cluster, transports)) + "\n")
+            sys.stdout.flush()
+
+
+def _outside(cluster, transports):
+    with listening(cluster, cluster.hosts, transports, seconds=30) as ears:
         tried = probe_outsider(ears.token, [opened.target for opened in ears.up.values()], timeout_s=1.0)
     pairs = Pairs(measured=NOW, tier="quick", outside=tuple(tried), outside_from="10.77.0.2")
     findings = check_security(Inventory(gathered=NOW, hosts=(), pairs=pairs), cluster)

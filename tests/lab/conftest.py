@@ -2,13 +2,24 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.lab import probe
 from tests.lab.hosts import Lab
+from tests.order import longest_first
 
 TIMEOUT_S = 60
+LONG = (
+    "test_pairs.py",
+    "test_launch.py",
+    "test_transport.py",
+    "test_lab.py",
+    "planted/test_planted.py",
+)
+REPORTS = set()
+"""What processes that run tests at once said of this machine."""
 
 
 def pytest_collection_modifyitems(items):
@@ -19,11 +30,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.lab)
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    longest_first(items, Path(__file__).parent, LONG)
+
+
+def pytest_sessionfinish(session):
+    if probe.capabilities.cache_info().currsize and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["lab"] = probe.report()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    REPORTS.update(filter(None, [getattr(node, "workeroutput", {}).get("lab")]))
 
 
 def pytest_terminal_summary(terminalreporter):
     if probe.capabilities.cache_info().currsize:
-        terminalreporter.write_line(probe.report())
+        REPORTS.add(probe.report())
+    for report in sorted(REPORTS):
+        terminalreporter.write_line(report)
 
 
 @pytest.fixture(autouse=True)

@@ -394,7 +394,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("end", ["its time is over", "its maker is killed"])
 def test_a_lab_ends_by_itself(end):
-    argv = [sys.executable, "-c", ALONE, "2" if end == "its time is over" else "100"]
+    argv = [sys.executable, "-c", ALONE, "4" if end == "its time is over" else "100"]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
         spaces = {namespace_of(pid) for pid in json.loads(maker.stdout.readline())}
         name = f"gangline-lab-{maker.pid}"

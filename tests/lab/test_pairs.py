@@ -3,11 +3,12 @@
 import contextlib
 import json
 import subprocess
+import sys
 import textwrap
 
 import pytest
 
-from tests.lab.hosts import Lab
+from tests.lab.hosts import ROOT, Lab
 
 OUTSIDE = "E-SEC-04"
 """The user's computer of a lab is no host of the cluster and on the same switch: it reaches all ports, and is told so."""
@@ -243,14 +244,35 @@ def served(three):
         yield three
 
 
+@pytest.fixture(scope="module")
+def watching(served):
+    """A process of gangline at the desk that looks as often as it is asked to, and tells what it found."""
+    argv = [sys.executable, "-c", "from tests.lab.cases_pairs import watch_outside; watch_outside()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with served.user.popen(argv, cwd=ROOT, **pipes) as process:
+
+        def ask(words):
+            process.stdin.write(f"{words}\n")
+            process.stdin.flush()
+
+        def answer():
+            ask("look")
+            return json.loads(process.stdout.readline())
+
+        ask(json.dumps(entries(served)))
+        yield answer
+
+
 @pytest.mark.parametrize("rules", [rules for _, rules in TOPOLOGIES], ids=[name for name, _ in TOPOLOGIES])
-def test_s7_what_a_stranger_reaches_is_what_is_reported(served, healed, rules):
+def test_s7_what_a_stranger_reaches_is_what_is_reported(served, watching, healed, rules):
     for rule in rules:
         shut(served, *rule)
     addresses = [host.address for host in served.hosts]
-    seen = json.loads(served.outsider.check(["python3", "-c", TRY, json.dumps(addresses)]))
+    argv = ["python3", "-c", TRY, json.dumps(addresses)]
+    with served.outsider.popen(argv, stdout=subprocess.PIPE) as stranger:
+        told = watching()
+        seen = json.load(stranger.stdout)
     truth = {host.name: seen[2 * index : 2 * index + 2] for index, host in enumerate(served.hosts)}
-    told = served.user.call("tests.lab.cases_pairs:outside", hosts=entries(served))
     assert told["reached"] == truth
     assert told["hosts"] == [name for name, reached in truth.items() if any(reached)]
     closed = {

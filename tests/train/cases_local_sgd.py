@@ -363,13 +363,14 @@ def borders(shares):
     return {"evaluations": [step for step, _ in heard.evaluations], "saves": saver.saves}
 
 
-def learns(shares, *, payload: str, steps: int):
-    """Evaluation losses of rounds on several hosts, and of plain steps, at equal samples."""
+def learns(shares, *, payloads, steps: int):
+    """Evaluation losses of rounds on several hosts, by payload, and of plain steps, at equal samples."""
     found = {}
-    job = local_job(precision="fp32", dropout=0.0, payload=payload, steps=steps, inner_steps=5, batch=sum(shares))
-    job = replace(job, optimizer=replace(job.optimizer, learning_rate=3e-3))
-    _, heard = run_rounds(make_session(job, local_world(shares), num_samples=240))
-    found["rounds"] = heard.evaluations
+    for payload in payloads:
+        job = local_job(precision="fp32", dropout=0.0, payload=payload, steps=steps, inner_steps=5, batch=sum(shares))
+        job = replace(job, optimizer=replace(job.optimizer, learning_rate=3e-3))
+        _, heard = run_rounds(make_session(job, local_world(shares), num_samples=240))
+        found[payload] = heard.evaluations
     if dist.get_rank() == 0:
         _, plain = run_loop(make_session(job, make_world([sum(shares)], rank=0), num_samples=240))
         found["plain"] = plain.evaluations

@@ -44,7 +44,8 @@ def gradients(shares, *, exchange: str):
 def training(
     shares, *, flip: dict | None = None, kinds=None, drift: float = 0.0, rounds: bool = False, save_at=None, every=5
 ):
-    """Train 12 steps. flip: {"rank", "step", "bit"}: after that step one bit of one weight changes on that rank.
+    """Train 12 steps. flip: {"rank", "step", "bit"}: after that step one bit of one weight changes on that rank; the bit
+    None: the weight is no number any more.
 
     kinds: of the ranks' machines. drift: every rank's weights are off by so much, relatively, at random, in each step.
     """
@@ -106,7 +107,10 @@ def _harm(loop, session, progress, flip, *, drift: float) -> None:
     stepper._record = record
 
 
-def _flip(parameter, bit: int) -> None:
+def _flip(parameter, bit: int | None) -> None:
+    if bit is None:
+        parameter.data.fill_(float("nan"))
+        return
     bits = parameter.data.view(torch.int32).view(-1)
     bits[3] ^= -(1 << 31) if bit == 31 else 1 << bit
 

@@ -1,14 +1,20 @@
 """Ranks for the training tests."""
 
+from pathlib import Path
+
 import pytest
 
+from tests.order import longest_first
 from tests.train.pool import Zygote
+
+LONG = ("test_story.py", "test_bad_input.py", "test_story_rounds.py", "test_gang.py", "test_scaling.py")
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if "/tests/train/" in item.path.as_posix():
             item.add_marker(pytest.mark.train)
+    longest_first(items, Path(__file__).parent, LONG)
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +35,11 @@ def zygote(_session_zygote):
 def pool(_session_zygote):
     """`pool(world_size).run("package.module:function", ...)`: the results by rank."""
     return _session_zygote.pool
+
+
+@pytest.fixture(scope="session")
+def world(_session_zygote, tmp_path_factory):
+    """A folder with a corpus, a tokenizer and a tiny Llama with weights, for users to have copies of."""
+    folder = tmp_path_factory.mktemp("world")
+    _session_zygote.fork("tests.train.story:make_world", folder=str(folder)).result()
+    return folder

@@ -171,9 +171,9 @@ class Ranks:
 
 
 class Zygote:
-    """The process that has imported everything, and the ranks forked from it."""
+    """The process that has imported everything (`imports`), and the ranks forked from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, imports: bool = True) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="gangline-ranks-")
         self.folder = Path(self._temporary.name)
         self._number = 0
@@ -182,7 +182,7 @@ class Zygote:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.train.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.train.zygote", str(theirs.fileno()), *(["plain"] if not imports else [])],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,

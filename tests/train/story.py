@@ -1,9 +1,12 @@
 """What a user has and does: a folder with files of theirs, a home for gangline, and its commands."""
 
+import contextlib
+import functools
 import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +26,9 @@ JOB = {
 }
 PATIENCE_S = 120.0
 """A gang of three takes ten seconds to come up when nothing else runs on two cores, and much longer else."""
+ASK_AGAIN_S = 2.0
+"""`ps` takes half a second of a core, which a gang that comes up has better use for: it is asked when files have changed,
+and now and then, for not all that it says is in files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +63,6 @@ class User:
         if code is not None and process.returncode != code:
             raise AssertionError(f"gangline {words} ended with {process.returncode}, not {code}\n{out}\n{err}")
         return Said(code=process.returncode, out=out, err=err)
-
-    def worker(self, *words: str | Path) -> None:
-        """`python -m gangline.worker ...`"""
-        process = self.start("python", "-m", "gangline.worker", *words)
-        out, err = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, f"{out}\n{err}"
 
     def start(self, program: str, *words: str | Path) -> subprocess.Popen[str]:
         """A command that goes on."""
@@ -109,11 +109,26 @@ class User:
     def _wait(self, run: str, is_so: Callable[[dict], bool]) -> dict:
         deadline = time.monotonic() + PATIENCE_S
         while True:
+            before = self._written(run)
             (row,) = [row for row in self.runs() if row["id"] == run]
             if is_so(row):
                 return row
             if row["phase"] in {"finished", "stopped", "failed", "lost"} or time.monotonic() > deadline:
                 raise AssertionError(f"it never came to that: {row}")
+            ask_again = time.monotonic() + ASK_AGAIN_S
+            while self._written(run) == before and time.monotonic() < ask_again:
+                time.sleep(0.05)
+
+    def _written(self, run: str) -> list[tuple[Path, int, int]]:
+        """What the run has written of its steps and its phase, on any host that has no work folder of its own."""
+        found = []
+        for root in (self.home, *(self.home / "hosts").glob("*")):
+            for name in ("metrics.jsonl", "state.json"):
+                with contextlib.suppress(FileNotFoundError):
+                    path = root / "runs" / run / name
+                    status = path.stat()
+                    found.append((path, status.st_size, status.st_mtime_ns))
+        return found
 
     def at_host(self, host: str, run: str) -> Path:
         """The run's directory on a host."""
@@ -163,18 +178,21 @@ def write_corpus(folder: Path) -> None:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_world(user: User) -> None:
-    """A corpus, and below model/ a tokenizer and a tiny Llama, made as a user makes them."""
-    write_corpus(user.folder)
-    size = ("--vocabulary", "400", "--hidden", "32", "--layers", "2", "--heads", "2", "--context", "64")
-    user.worker("scratch", "corpus.jsonl", "--to", "model", *size)
+def make_world(folder: str) -> None:
+    """A corpus, and below model/ a tokenizer and a tiny Llama with weights.
 
-
-def write_weights(model: Path) -> None:
-    """Give a model folder fresh weights."""
+    The folder is made by `python -m gangline.worker scratch`, as users make theirs, in a process that has imported
+    torch already: `zygote.fork("tests.train.story:make_world", folder=...)`.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from gangline.worker.__main__ import main
+
+    corpus, model = Path(folder, "corpus.jsonl"), Path(folder, "model")
+    write_corpus(Path(folder))
+    size = ("--vocabulary", "400", "--hidden", "32", "--layers", "2", "--heads", "2", "--context", "64")
+    assert main(["scratch", str(corpus), "--to", str(model), *size]) == 0
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
 
@@ -198,10 +216,19 @@ def write_cluster(user: User, name: str, **hosts: Mapping) -> str:
     return f"{name}.yaml"
 
 
+@functools.cache
 def own_ports() -> str:
-    """Ports that no other process of the same test run uses: users of tests do not see each other's claims."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return f"{29500 + 50 * number}-{29549 + 50 * number}"
+    """Ports that no other process of tests on this machine uses: users of tests do not see each other's claims.
+
+    The last of them is kept busy until this process ends. The first fifty that gangline takes are left to who has no
+    cluster file, which only one file of tests may do (test_story.py).
+    """
+    for low in range(29550, 31000, 50):
+        with socket.socket() as door, contextlib.suppress(OSError):
+            door.bind(("127.0.0.1", low + 49))
+            door.detach()
+            return f"{low}-{low + 49}"
+    raise AssertionError("all ports of tests are in use")
 
 
 def flip_byte(path: Path) -> None:

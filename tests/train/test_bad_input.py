@@ -1,10 +1,13 @@
 """Bad input through the real command: an exit code, an error of three parts, and nothing lost or left."""
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,6 @@ from tests.train.story import (
     write_cluster,
     write_corpus,
     write_job,
-    write_weights,
-    write_world,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,26 +28,28 @@ ENDED = {"finished", "stopped", "failed"}
 FEW_STEPS = {"data": {"train": "corpus.jsonl", "sequence_length": 32}, "checkpoint": {"every_steps": 2}}
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A folder with a corpus, and a model with weights."""
-    user = make_user(tmp_path_factory.mktemp("world"))
-    write_world(user)
-    write_weights(user.folder / "model")
-    return user.folder
+@contextlib.contextmanager
+def somebody(folder: Path, world: Path) -> Iterator[User]:
+    """A user with copies of these, who leaves nothing behind."""
+    user = make_user(folder)
+    copy_world(world, user)
+    left = []
+    try:
+        yield user
+    finally:
+        # most are refused before there is a run, and `ps` would take longer than all the rest
+        if (user.home / "runs").exists():
+            left = [row["id"] for row in user.runs() if row["phase"] not in ENDED]
+        for run in left:
+            user.gangline("stop", "--now", run, code=None)
+    assert left == []
+    assert user.wait_until_quiet() == []
 
 
 @pytest.fixture
 def user(world, tmp_path):
-    """Somebody with copies of these, who leaves nothing behind."""
-    user = make_user(tmp_path / "user")
-    copy_world(world, user)
-    yield user
-    left = [row["id"] for row in user.runs() if row["phase"] not in ENDED]
-    for run in left:
-        user.gangline("stop", "--now", run, code=None)
-    assert left == []
-    assert user.wait_until_quiet() == []
+    with somebody(tmp_path / "user", world) as user:
+        yield user
 
 
 class Canary:
@@ -122,12 +125,6 @@ def test_a_data_file_that_is_missing(user):
     assert "none.jsonl" in refused(user).err
 
 
-def test_an_empty_data_set(user):
-    (user.folder / "corpus.jsonl").write_text("")
-    write_job(user)
-    assert "corpus.jsonl" in refused(user).err
-
-
 def test_rows_without_the_field(user):
     rows = [{"text": "the rope"}, {"txt": "the sled"}, {"text": "the dog"}, {"prompt": "the ice"}]
     (user.folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -158,17 +155,6 @@ def test_a_sequence_longer_than_the_model_reads(user):
     assert "64" in said.err
 
 
-def test_a_failed_start_can_be_resumed_once_its_cause_is_gone(user):
-    (user.folder / "corpus.jsonl").write_text("")
-    write_job(user, **FEW_STEPS, steps=2)
-    refused(user)
-    (row,) = user.runs()
-    assert row["phase"] == "failed"
-    write_corpus(user.folder)
-    user.gangline("resume", row["id"])
-    assert user.runs()[0]["phase"] == "finished"
-
-
 # --- what would be executed
 
 
@@ -191,32 +177,79 @@ def test_old_weights_that_are_more_than_tensors(user):
     (user.folder / "model" / "model.safetensors").unlink()
     (user.folder / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Canary(canary), protocol=2))
     write_job(user)
-    said = user.gangline("train", "job.yaml", code=2)
+    write_cluster(user, "one", pc1={})
+    said = user.gangline("train", "job.yaml", "--cluster", "one.yaml", code=2)
     assert_three_parts(said)
     assert "nothing in it was executed" in said.err
     assert user.runs()[0]["phase"] == "failed"
     assert not canary.exists()
 
 
-def test_a_checkpoint_with_a_pickle_in_it(user):
-    canary = user.folder / "canary"
-    write_job(user, **FEW_STEPS, steps=30)
-    write_cluster(user, "one", pc1={"slowdown": 10})
-    write_cluster(user, "fast", pc1={})
-    run = user.gangline("train", "job.yaml", "--cluster", "one.yaml", "--detach").out.strip()
-    user.wait_for_step(run, 4)
-    user.gangline("stop", run)
-    newest, before = sorted(user.at_host("pc1", run).glob("checkpoints/step-*"), reverse=True)[:2]
-    (newest / "part-pc1" / ".metadata").write_bytes(pickle.dumps(Canary(canary)))
-    said = user.gangline("resume", run, "--cluster", "fast.yaml")
+# --- a run that goes on twice: once there is data, and from the checkpoint before one that is forged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mended:
+    """A start without data, resumed when there was some, stopped, and resumed with a pickle in its newest checkpoint."""
+
+    empty: Said
+    """Of the start."""
+    phases: list[str]
+    """After the start, and at the end."""
+    newest: int
+    before: int
+    """The last two steps that were saved."""
+    forged: Said
+    """Of the last `resume`."""
+    canary: Path
+
+
+@pytest.fixture(scope="module")
+def mended(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mended")
+    with somebody(folder / "user", world) as user:
+        write_job(user, **FEW_STEPS, steps=30)
+        write_cluster(user, "one", pc1={"slowdown": 10})
+        write_cluster(user, "fast", pc1={})
+        (user.folder / "corpus.jsonl").write_text("")
+        empty = refused(user, "--cluster", "one.yaml")
+        (row,) = user.runs()
+        write_corpus(user.folder)
+        user.gangline("resume", row["id"], "--detach")
+        user.wait_for_step(row["id"], 4)
+        user.gangline("stop", row["id"])
+        newest, before = sorted(user.at_host("pc1", row["id"]).glob("checkpoints/step-*"), reverse=True)[:2]
+        canary = folder / "canary"
+        (newest / "part-pc1" / ".metadata").write_bytes(pickle.dumps(Canary(canary)))
+        forged = user.gangline("resume", row["id"], "--cluster", "fast.yaml")
+        yield Mended(
+            empty=empty,
+            phases=[row["phase"], user.runs()[0]["phase"]],
+            newest=int(newest.name[5:]),
+            before=int(before.name[5:]),
+            forged=forged,
+            canary=canary,
+        )
+
+
+def test_an_empty_data_set(mended):
+    assert "corpus.jsonl" in mended.empty.err
+    assert mended.phases[0] == "failed"
+
+
+def test_a_failed_start_can_be_resumed_once_its_cause_is_gone(mended):
+    assert mended.newest >= 4
+
+
+def test_a_checkpoint_with_a_pickle_in_it(mended):
     assert any(
-        all(word in line for word in ("pc1", f"step {int(newest.name[5:])}", ".metadata"))
-        for line in said.err.splitlines()
+        all(word in line for word in ("pc1", f"step {mended.newest}", ".metadata"))
+        for line in mended.forged.err.splitlines()
         if line.startswith("passed over")
-    ), said.err
-    assert f"from step {int(before.name[5:])}" in said.err
-    assert user.runs()[0]["phase"] == "finished"
-    assert not canary.exists()
+    ), mended.forged.err
+    assert f"from step {mended.before}" in mended.forged.err
+    assert mended.phases[1] == "finished"
+    assert not mended.canary.exists()
 
 
 # --- while it runs
@@ -225,7 +258,8 @@ def test_a_checkpoint_with_a_pickle_in_it(user):
 def test_a_loss_that_is_not_a_number(user):
     optimizer = {"learning_rate": 1e30, "clip_norm": "none"}
     write_job(user, **FEW_STEPS, optimizer=optimizer, max_skipped_steps=1, failures="stop")
-    said = user.gangline("train", "job.yaml", code=5)
+    write_cluster(user, "one", pc1={})
+    said = user.gangline("train", "job.yaml", "--cluster", "one.yaml", code=5)
     assert_three_parts(said)
     assert "not finite, or far off, in 2 steps in a row" in said.err
     assert "samples of the last step: [" in said.err

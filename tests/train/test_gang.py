@@ -16,6 +16,7 @@ from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.state import Outcome
 from gangline.supervise.detached import spawn, stop_run
+from tests.train.story import own_ports
 from tests.unit.launch.gang import exit_record, kill_left, left_of, rank_pid, wait_until
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
 
@@ -24,24 +25,25 @@ START_S = 90.0
 """Importing torch several times at once, on a busy machine."""
 
 
-def with_script(part: HostRequest, mode: str) -> HostRequest:
+def with_script(part: HostRequest) -> HostRequest:
     """The rendered command, with a script of ours where the worker was."""
     torchrun = part.argv[: part.argv.index("gangline.worker") - 1]
-    return replace(part, argv=(*torchrun, str(RANK), part.rank_files, mode))
+    return replace(part, argv=(*torchrun, str(RANK), part.rank_files))
 
 
 @pytest.fixture
 def start(tmp_path):
     started = []
 
-    def _start(mode, program=None):
-        cluster = cluster_of(tmp_path, "pc1", "pc2")
+    def _start(program=None):
+        low, high = map(int, own_ports().split("-"))
+        cluster = replace(cluster_of(tmp_path, "pc1", "pc2"), ports=(low, high))
         ranks = tuple(GangRank(host=host, share=1) for host in ("pc1", "pc1", "pc2"))
         gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
         port = free_port(cluster, LocalTransport(cluster.head))
         request = DirectBackend().render(cluster, gang, port=port, program=program)
         if program is None:
-            request = replace(request, hosts=tuple(with_script(part, mode) for part in request.hosts))
+            request = replace(request, hosts=tuple(with_script(part) for part in request.hosts))
         layout = create_run(tmp_path, cluster, request)
         started.extend(request.hosts)
         spawn(layout.folder, 1)
@@ -57,19 +59,11 @@ def outcome_of(layout):
     return Outcome.load(path)
 
 
-def test_ranks_of_two_hosts_meet_and_finish(start):
-    layout, parts = start("once")
-    outcome = outcome_of(layout)
-    consoles = "\n".join((Path(part.folder) / "console.log").read_text() for part in parts)
-    assert outcome.result == "finished", consoles
-    sums = [Path(parts[rank == 2].rank_files, f"sum-{rank}").read_text() for rank in range(3)]
-    assert sums == ["3.0", "3.0", "3.0"]
-    assert [exit_record(part)["left"] for part in parts] == [0, 0]
-
-
-def test_of_a_killed_rank_and_those_that_lost_it_the_killed_one_is_the_cause(start):
-    layout, (pc1, pc2) = start("forever")
-    wait_until(Path(pc2.rank_files, "sum-2").exists, "ranks work together", timeout_s=START_S)
+def test_ranks_of_two_hosts_meet_and_of_a_killed_one_and_those_that_lost_it_the_killed_one_is_the_cause(start):
+    layout, (pc1, pc2) = start()
+    files = [Path(pc1.rank_files, "sum-0"), Path(pc1.rank_files, "sum-1"), Path(pc2.rank_files, "sum-2")]
+    wait_until(lambda: all(map(Path.exists, files)), "ranks work together", timeout_s=START_S)
+    wait_until(lambda: [file.read_text() for file in files] == ["3.0"] * 3, "they add up what all of them have")
     os.kill(rank_pid(pc2, 2), signal.SIGKILL)
     outcome = outcome_of(layout)
     assert outcome.result == "failed"
@@ -98,7 +92,7 @@ def test_a_program_of_the_user_is_started_followed_logged_and_stopped(start, tmp
     for host in ("pc1", "pc2"):
         (tmp_path / host / "project").mkdir(parents=True)
         (tmp_path / host / "project" / "own.py").write_text(SCRIPT)
-    layout, parts = start("", Program(kind="command", argv=("python", "own.py", mode), cwd="project"))
+    layout, parts = start(Program(kind="command", argv=("python", "own.py", mode), cwd="project"))
     logs = {rank: Path(parts[rank == 2].rank_files, f"rank-{rank}.log") for rank in range(3)}
     wait_until(
         lambda: all(log.exists() and "rank" in log.read_text() for log in logs.values()), "all say", timeout_s=90
@@ -112,3 +106,4 @@ def test_a_program_of_the_user_is_started_followed_logged_and_stopped(start, tmp
     outcome = outcome_of(layout)
     assert (outcome.result, outcome.error) == ("stopped" if mode == "forever" else "finished", None)
     assert (outcome.left, outcome.unverified) == ((), ())
+    assert [exit_record(part)["left"] for part in parts] == [0, 0]

@@ -67,9 +67,9 @@ def test_pytest_itself_needs_no_torch_for_the_pool():
 
 def test_nothing_outlives_pytest(tmp_path):
     code = (
-        "from tests.train.pool import Zygote; zygote = Zygote(); "
-        f"ranks = zygote.gang(2, '{CASES}:wait_for_ever'); "
-        "print(zygote.process_id, *[child.pid for child in ranks.children], flush=True); input()"
+        "from tests.train.pool import Zygote; zygote = Zygote(imports=False); "
+        "children = [zygote.fork('signal:pause') for _ in range(2)]; "
+        "print(zygote.process_id, *[child.pid for child in children], flush=True); input()"
     )
     pytest_stand_in = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -45,6 +45,13 @@ def test_nothing_is_saved_of_replicas_that_differ(pool):
         assert "rank 0 on pc0" in rank["error"]["what"]
 
 
+def test_where_nothing_but_skipping_is_left_a_damaged_replica_is_named_as_the_cause(pool):
+    flip = {"rank": 1, "step": 6, "bit": None}
+    for rank in pool(3).run(f"{CASES}:training", shares=[2, 2, 2], flip=flip, every=50):
+        assert rank["error"]["kind"] == "BadState"
+        assert "the weights of rank 1 on pc1 are not those of the other ranks" in rank["error"]["what"]
+
+
 def test_machines_of_different_kinds_may_round_differently(pool):
     kinds = ["a", "b", "c"]
     for rank in pool(3).run(f"{CASES}:training", shares=[5, 3, 2], kinds=kinds, drift=1e-7):

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gangline.runs.files import write_json
-from tests.train.attempts import START_S, Run
+from tests.train.attempts import START_S, Run, free_port
 from tests.unit.launch.gang import wait_until
 
 STEPS = 12
@@ -59,7 +59,12 @@ def told(run, attempt, name):
 def give_seat(run, control, attempt):
     """As the guard does for the next attempt."""
     seat = {"words": ["train", str(run.layout.job), str(run.layout.gang(attempt)), str(run.folder)]}
-    seat |= {"ranks": [0], "world_size": 1, "meet": ["127.0.0.1", 29500], "files": str(run.layout.attempt(attempt))}
+    seat |= {
+        "ranks": [0],
+        "world_size": 1,
+        "meet": ["127.0.0.1", free_port()],
+        "files": str(run.layout.attempt(attempt)),
+    }
     write_json(control / f"seat-{attempt}.json", seat)
 
 

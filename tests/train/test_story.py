@@ -18,8 +18,6 @@ from tests.train.story import (
     make_user,
     write_cluster,
     write_job,
-    write_weights,
-    write_world,
 )
 
 pytestmark = pytest.mark.timeout(400)
@@ -29,11 +27,10 @@ THREE = {"pc1": {"share": 3}, "pc2": {"share": 2}, "pc3": {"share": 1, "slowdown
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory):
+def user(world, tmp_path_factory):
     """Somebody with a corpus and a model; nothing of theirs runs any more when the tests are over."""
     user = make_user(tmp_path_factory.mktemp("story"))
-    write_world(user)
-    write_weights(user.folder / "model")
+    copy_world(world, user)
     write_job(user)
     write_cluster(user, "three", **THREE)
     write_cluster(user, "two", pc2={"share": 1}, pc4={"share": 1})

@@ -1,7 +1,8 @@
 """The process from which every rank of the tests is forked, so that imports are paid for once.
 
-It imports torch, transformers and peft, starts no thread and touches no GPU, then answers two requests on the socket
-whose descriptor is its argument: fork a child that serves a channel of its own, and reap one that has ended.
+It imports torch, transformers and peft (unless its second argument is `plain`), starts no thread and touches no GPU,
+then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
+own, and reap one that has ended.
 It ends when pytest does.
 """
 
@@ -55,7 +56,8 @@ def main() -> None:
     """Import everything, then serve until the socket closes."""
     _die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    _import_everything()
+    if sys.argv[2:] != ["plain"]:
+        _import_everything()
     num_threads = len(list(Path("/proc/self/task").iterdir()))
     if num_threads != 1:
         raise RuntimeError(f"the zygote must not have threads when it forks, but it has {num_threads}")
@@ -170,10 +172,12 @@ def _answer(request) -> dict:
 
 def _reset() -> None:
     """What one case changed must not reach the next."""
-    import torch
-
     gc.collect()
     random.seed(0)
+    if "torch" not in sys.modules:
+        return
+    import torch
+
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)

@@ -63,6 +63,8 @@ class Leaving:
         if self.order in (None, "kill"):
             return
         self._ranks.terminate(signal.SIGUSR2 if self.order == "break" else signal.SIGTERM)
+        if self.order == "break":
+            self._ranks.end_stopped()
         if self._seats is not None and self.order == "stop" and self._ranks.ended:
             self._seats.leave()  # as torchrun ends the others when one has failed
         if not self.is_late:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import struct
 import time
 from pathlib import Path
@@ -89,6 +90,13 @@ class Ranks:
             if (process.pid, number) not in self._signalled:
                 self._signalled.add((process.pid, number))
                 send(process, number)
+
+    def end_stopped(self) -> None:
+        """Kill those that are stopped: nothing else reaches them."""
+        for process in self.processes.values():
+            found = find(process.pid)
+            if found is not None and found.start_ticks == process.start_ticks and found.state == "T":
+                send(process, signal.SIGKILL)
 
     def signs(self, *, logs: bool) -> Tuple[List[bytes], List[int], List[int]]:
         """What changes as long as something gets on: the ranks' phase files, and the sizes of what is being saved.

@@ -1,4 +1,4 @@
-"""`gangline attach RUN`: follow a run from where it stands."""
+"""`gangline attach RUN`: follow a run from where it stands, and see to it that somebody looks after it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.cli.output import follow_to_the_end
+from gangline.cli.output import Terminal, follow_to_the_end
 
 
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
 ) -> None:
-    """Follow a run from where it stands. Ctrl-C leaves; the run goes on."""
+    """Follow a run from where it stands. Ctrl-C leaves; the run goes on. One without a supervisor gets another."""
     with app.opened(run, home=app.default_home()) as opened:
+        app.look_after(opened, talk=Terminal())
         follow_to_the_end(opened.view(), from_start=False)

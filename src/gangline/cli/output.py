@@ -112,7 +112,8 @@ def raise_failure(run: RunRecord) -> None:
         raise RunFailed(
             f"{run.id} is lost",
             seen="its supervisor is gone; ranks of it may still run",
-            fix=f"gangline stop {run.id} saves and ends what runs, then: gangline resume {run.id}",
+            fix=f"if they do, gangline attach {run.id} starts another one; "
+            f"or gangline stop {run.id} saves and ends them, then: gangline resume {run.id}",
         )
     if run.phase in {"failed", "unknown"}:
         raise RunFailed(f"{run.id} is {run.phase}", seen="its state.json says no more", fix=f"gangline logs {run.id}")

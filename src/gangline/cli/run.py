@@ -16,6 +16,7 @@ from gangline.units import parse_duration
 SHORTEST_STALL_S = 10.0
 """Guards look once a second, and hosts may answer slowly."""
 LONGEST_STALL_S = 30 * 86400.0
+MOST_RESTARTS = 1000
 
 
 class OnStall(str, enum.Enum):
@@ -41,7 +42,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     ] = Path(),
     resume_flag: Annotated[
         str | None,
-        typer.Option(metavar="WORDS", help="added to CMD by gangline resume, such as --resume", show_default=False),
+        typer.Option(metavar="WORDS", help="added to CMD whenever it is started again: --resume", show_default=False),
     ] = None,
     stall_after: Annotated[
         str, typer.Option(metavar="TIME", help="how long no rank prints when the run counts as stalled: 30m, 2h; none")
@@ -50,6 +51,10 @@ def command(  # noqa: PLR0913  (options of a command line)
         OnStall | None,
         typer.Option(help="tell: say so, and go on; the default. stop: end the run as failed", show_default=False),
     ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, max=MOST_RESTARTS, metavar="N", help="start CMD again by itself after a failure, so often"),
+    ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
@@ -66,6 +71,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         resume_flag=resume_flag,
         stall_after_s=_stall_after_s(stall_after, on_stall),
         on_stall=_action(on_stall),
+        restarts=restarts,
     )
     talk = Terminal()
     if dry_run:

@@ -108,6 +108,11 @@ class Request:
         """Its hosts."""
         return tuple(part.host for part in self.hosts)
 
+    @property
+    def port(self) -> int:
+        """Where its launchers or ranks meet; 0: any that the kernel gives."""
+        return self.hosts[0].meet[1] if self.hosts and self.hosts[0].meet else 0
+
     def require_whole(self) -> None:
         """Raise RunFailed if it would start other ranks than planned: a run of another size would be another run."""
         ranks = sorted(rank for part in self.hosts for rank in part.ranks)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from gangline.errors import UsageError
+from gangline.runs.job import build
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 LAUNCHERS = {
@@ -64,6 +66,24 @@ class Program:
     """worker: how long guards rest after an attempt (`backend.StandBy`); 0: they end with it."""
     alone: bool = False
     """worker: launchers do not meet, only ranks do: in an attempt that follows one whose guards may still rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """again.json: how the user's own program is started once more after a failure, without anybody being asked."""
+
+    restarts: int
+    """How often at the most."""
+    program: Program
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for again.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Again:
+        """What `to_json` wrote; raises TypeError or ValueError for anything else."""
+        return build(Again, data)
 
 
 WORKER = Program()

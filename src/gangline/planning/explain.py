@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from gangline.planning.plan import Plan, PlannedRank
+from gangline.runs.cadence import LEAST_MIN, MOST_MIN
 from gangline.units import format_bytes, format_count, format_duration
 
 
@@ -84,7 +85,10 @@ def length(plan: Plan) -> str:
 def _saves(plan: Plan) -> str:
     steps, minutes = plan.checkpoint_every_steps, plan.checkpoint_every_minutes
     every = [f"every {steps} steps"] if steps is not None else []
-    every += [f"every {minutes:g} min"] if minutes is not None else []
+    if minutes == "auto":
+        every.append(f"every {LEAST_MIN:g} to {MOST_MIN:g} min (by what a save costs)")
+    elif minutes is not None:
+        every.append(f"every {minutes:g} min")
     return " and ".join([*every, "at the end"])
 
 

@@ -104,7 +104,7 @@ class Plan:
     data: DataCount | None
     """None until the data is tokenised."""
     checkpoint_every_steps: int | None
-    checkpoint_every_minutes: float | None
+    checkpoint_every_minutes: float | Literal["auto"] | None
     evaluates: bool
     """Whether there is anything to evaluate on."""
     evaluation_at_start: bool

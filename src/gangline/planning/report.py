@@ -303,8 +303,8 @@ def _range(values: Sequence[float]) -> str:
 
 def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
     where = "in parts, over all hosts" if cost.in_parts else "on every host"
-    minutes = saving.every_minutes
-    every = "" if minutes is None else f"; a power cut loses {minutes:g} min at the most"
+    about = "about " if saving.every_minutes == "auto" else ""
+    every = "" if cost.minutes is None else f"; a power cut loses {about}{cost.minutes:.3g} min at the most"
     yield f"{format_bytes(cost.num_bytes)} for a checkpoint, {where}{every}"
     if not (why or cost.is_notable):
         return

@@ -10,10 +10,12 @@ Training waits while the state is copied into the host's memory; a thread writes
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gangline.planning.option import Option
 from gangline.planning.traffic import trained_weights
 from gangline.planning.training import BYTES
+from gangline.runs.cadence import minutes_between
 
 STATES = 3
 """Numbers for each trained one: itself, and AdamW's two moments."""
@@ -49,7 +51,7 @@ class Saving:
     """How a job saves."""
 
     every_steps: int | None = None
-    every_minutes: float | None = None
+    every_minutes: float | Literal["auto"] | None = None
     waits: bool = False
     """Whether training waits until it is on the disk."""
     disk: Rate = DISK
@@ -67,6 +69,8 @@ class SaveCost:
     """Until it is on the disk."""
     hold_s: tuple[float, float, float]
     """For which training stands still."""
+    minutes: float | None
+    """After which one is due, however many steps that are; None: only steps count."""
     every_s: float | None
     """Between two of them; None: there is one, at the end, or the speed of a step is not known."""
     source: str
@@ -103,13 +107,16 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     # of equal copies one rank of a host saves its own; parts are copied by all at once
     rank_bytes = host_bytes if whole else num_bytes / len(option.needs)
     written, copied = saving.disk.seconds(host_bytes), COPY.seconds(rank_bytes)
-    turns = [60 * saving.every_minutes] if saving.every_minutes is not None else []
+    hold = written if saving.waits else copied
+    minutes = minutes_between(hold[1], written[1]) if saving.every_minutes == "auto" else saving.every_minutes
+    turns = [60 * minutes] if minutes is not None else []
     turns += [saving.every_steps * option.time.total_s] if saving.every_steps and option.time is not None else []
     return SaveCost(
         num_bytes=num_bytes,
         host_bytes=host_bytes,
         write_s=written,
-        hold_s=written if saving.waits else copied,
+        hold_s=hold,
+        minutes=minutes,
         every_s=min(turns, default=None),
         source=saving.disk.source,
     )

@@ -46,6 +46,8 @@ class Gang:
     """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False
     """More ranks than GPUs on a machine: NCCL refuses that, so gradients go over gloo."""
+    micro_batch: int | None = None
+    """Samples of a micro-batch, where memory did not suffice for as many as the job says; None: as it says."""
 
     @property
     def world_size(self) -> int:
@@ -71,6 +73,12 @@ class Gang:
             for rank, share in zip(ranks, split_whole(total, weights), strict=True)
         ]
         return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step)
+
+    def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
+        """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
+        times = before // micro_batch
+        ranks = [dataclasses.replace(rank, share=rank.share * times) for rank in self.ranks]
+        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch)
 
     def save(self, path: Path) -> None:
         """Write gang.json."""

@@ -117,7 +117,8 @@ class CheckpointJob:
     """When state is saved and how much is kept."""
 
     every_steps: int | None = None
-    every_minutes: float | None = 10.0
+    every_minutes: float | Literal["auto"] | None = "auto"
+    """auto: see gangline.runs.cadence."""
     keep_last: int = 2
     keep_best: bool = True
     """Keep the one with the lowest evaluation loss, too."""
@@ -138,6 +139,8 @@ class FailureJob:
     """Go on without a host that stays away; else the run ends then."""
     take_back: bool = True
     """A host that was lost and answers again joins once more, as soon as the others have saved."""
+    smaller_micro_batch: bool = False
+    """Where memory does not suffice, go on with a smaller micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,13 +30,19 @@ def resolve_failures(checked: Checked[JobWords]) -> FailureJob:
             fix="delete it, or write `without: true`",
             reads=(("failures", "without"),),
         )
-    return FailureJob(restarts=words.restarts, wait_s=wait_s, without=words.without, take_back=words.take_back)
+    return FailureJob(
+        restarts=words.restarts,
+        wait_s=wait_s,
+        without=words.without,
+        take_back=words.take_back,
+        smaller_micro_batch=words.smaller_micro_batch,
+    )
 
 
 def _check_restarts(checked: Checked[JobWords]) -> None:
     """Without restarts the other keys say nothing."""
     words = checked.words.failures
-    for key in ("wait", "without", "take_back"):
+    for key in ("wait", "without", "take_back", "smaller_micro_batch"):
         if words.restarts == 0 and key in words.model_fields_set:
             checked.report(
                 ("failures", key),

@@ -201,8 +201,9 @@ class CheckpointWords(Section):
 
     every_steps: Annotated[Count | None, NONE] = None
     """Save every so many optimizer steps."""
-    every_minutes: Annotated[Positive | None, NONE] = 10.0
-    """Save after so many minutes; `none`: by steps only, or at the end only."""
+    every_minutes: Annotated[Positive | Literal["auto"] | None, NONE] = "auto"
+    """Save after so many minutes; `auto`: 1 to 30, by what a save is seen to cost; `none`: by steps only, or at the end
+    only."""
     keep_last: Count = 2
     """Checkpoints that are kept, newest first."""
     keep_best: bool = True
@@ -228,6 +229,9 @@ class FailureWords(Section):
     `false`: the run ends then."""
     take_back: bool = True
     """A host that was lost and answers again joins once more, as soon as the others have saved."""
+    smaller_micro_batch: bool = False
+    """Where memory does not suffice, go on with a smaller `micro_batch` by itself: more of them make up the same batch,
+    with the same samples in the same order."""
 
 
 class ReportWords(Section):

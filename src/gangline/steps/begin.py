@@ -9,7 +9,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
-from gangline.launch.program import Program
+from gangline.launch.program import Again, Program
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_atomic
 from gangline.runs.gang import Gang
@@ -20,7 +20,7 @@ from gangline.steps.equip import Ready
 from gangline.steps.keep import Keeping, copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.steps.seams import Means
-from gangline.supervise.next_attempt import REST_S
+from gangline.supervise.next_attempt import AGAIN_FILE, REST_S
 from gangline.sync.place import host_layout, place_gang, write_documents
 
 
@@ -36,9 +36,18 @@ def worker_program(job: Job) -> Program:
     return Program(rest_s=REST_S if job.failures.restarts else 0.0)
 
 
-def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, program: Program | None = None) -> None:
+def start_attempt(
+    layout: RunLayout,
+    ready: Ready,
+    gang: Gang,
+    means: Means,
+    *,
+    program: Program | None = None,
+    again: Again | None = None,
+) -> None:
     """Write down what will be started, and have a detached supervisor start it.
 
+    again: how a program of the user's own follows it by itself; for a job, that is in job.json.
     The hosts are written down with the attempt; they become those of the run once the gang has been started.
     """
     cluster, number = ready.cluster, gang.attempt
@@ -51,6 +60,8 @@ def start_attempt(layout: RunLayout, ready: Ready, gang: Gang, means: Means, *, 
         "gang": gang.to_json(),
         "networks": {host: dict(variables) for host, variables in ready.networks.items()},
     }
+    if again is not None:
+        documents["again"] = again.to_json()
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = ready.keeping()
     if keeping.why_not:
@@ -78,8 +89,9 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     seen = seen_from_head(cluster).to_json()
     folder = f"attempts/{number}"
     documents = {"cluster.json": seen, f"{folder}/cluster.json": seen}
-    for name in ("gang.json", "networks.json"):
-        documents[f"{folder}/{name}"] = read_json(layout.attempt(number) / name)
+    for name in ("gang.json", "networks.json", AGAIN_FILE):
+        if (layout.attempt(number) / name).exists():
+            documents[f"{folder}/{name}"] = read_json(layout.attempt(number) / name)
     if layout.plan.exists():  # not of a command of the user's own
         documents["plan.json"] = read_json(layout.plan)
     hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})

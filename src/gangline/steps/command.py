@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from gangline.errors import UsageError
-from gangline.launch.program import Program, StallWatch, require_runnable
+from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
@@ -39,6 +39,8 @@ class Command:
     stall_after_s: float | None = STALL_AFTER_S
     """How long no rank has printed anything when the run counts as stalled; None: it never does."""
     on_stall: Literal["tell", "stop"] = "tell"
+    restarts: int = 0
+    """How often it is started again by itself after a failure."""
 
     @property
     def name(self) -> str:
@@ -62,6 +64,8 @@ class CommandRecord:
     """How long no rank has printed anything when the run counts as stalled; None: it never does."""
     on_stall: Literal["tell", "stop"] = "tell"
     """What is done then: it is said, or the run is ended as failed."""
+    restarts: int = 0
+    """How often it is started again by itself after a failure, by each `run` or `resume`."""
 
     def words_of(self, attempt: int) -> tuple[str, ...]:
         """The command of one attempt."""
@@ -99,6 +103,7 @@ def draft(order: Command) -> CommandRecord:
         project={},
         stall_after_s=order.stall_after_s,
         on_stall=order.on_stall,
+        restarts=order.restarts,
     )
 
 
@@ -125,7 +130,7 @@ def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number
     for line in lay_out(project, layout.run_id, ready.cluster, means.transports).lines(number - 1):
         means.talk.say(line)
     gang = command_gang(ready.cluster, layout.run_id, number)
-    start_attempt(layout, ready, gang, means, program=program_of(record, gang))
+    start_attempt(layout, ready, gang, means, program=program_of(record, gang), again=again_of(record, gang))
 
 
 def foresee_project_of(record: CommandRecord, *, talk: Talk) -> CommandRecord:
@@ -138,6 +143,14 @@ def program_of(record: CommandRecord, gang: Gang) -> Program:
     """What every rank of an attempt runs, and where: in the run's own folder, below the work folder of its host."""
     folder = RunLayout(Path(), gang.run_id).project
     return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall)
+
+
+def again_of(record: CommandRecord, gang: Gang) -> Again | None:
+    """How it is started by itself after this attempt; None: it is not."""
+    if not record.restarts:
+        return None
+    following = dataclasses.replace(gang, attempt=gang.attempt + 1)
+    return Again(restarts=record.restarts, program=program_of(record, following))
 
 
 def require_resumable(run_id: str, record: CommandRecord) -> None:

@@ -36,6 +36,9 @@ from gangline.watch.logs import last_step
 
 KEEPER_FILE = "keeper.json"
 LAST_FILE = "last.json"
+REVIVED_S = 75.0
+"""After so long the guard beside a supervisor that is gone has started another one: it looks once a second, and waits a
+minute at the most where several have died one after the other (gangline.agent.revive)."""
 ATTEMPT_FILES: Mapping[str, Callable[[Any], object]] = {"outcome.json": Outcome.from_json, "board.json": checked_board}
 """What the supervisor writes of an attempt, and people want to see here; and what raises for anything else.
 
@@ -120,7 +123,14 @@ class Opened:
     def view(self) -> View:
         """Where the run is read, to follow it."""
         head, head_layout = self._head(self.cluster)
-        return View(layout=self.layout, head=head, head_layout=head_layout, read=self.record, head_of=self._head_of)
+        return View(
+            layout=self.layout,
+            head=head,
+            head_layout=head_layout,
+            read=self.record,
+            head_of=self._head_of,
+            patience_s=REVIVED_S if self.keeping.unattended else 0.0,
+        )
 
     def _head(self, cluster: Cluster) -> tuple[Transport, RunLayout]:
         return self.transports[cluster.head.name], host_layout(cluster.head, self.layout.run_id)

@@ -22,6 +22,7 @@ from gangline.supervise.loop import Ended, Supervisor
 from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
 from gangline.supervise.pace import Pace
 from gangline.supervise.policy import Seats, Tried, pause_s, seats, why_not
+from gangline.supervise.reach import Cut, CutOff, Reaching, find_cut
 from gangline.supervise.records import Superseded
 from gangline.supervise.returning import Returning
 
@@ -48,7 +49,7 @@ class Attempts:
         self._layout = layout
         self._backend = backend
         self._beat = beat
-        self._failures = failures_of(layout) or NEVER
+        self._failures = failures_of(layout, attempt) or NEVER
         self._base = _base(layout, attempt) if self._failures.restarts else None
         self._connect = connect
         self._first = attempt
@@ -61,6 +62,7 @@ class Attempts:
         self._left: set[str] = set(self._base.left) if self._base else set()
         """Hosts that were asked to leave, or left in good order."""
         self._away = Away(self._answers)
+        self._reaching = Reaching(self._find_cut)
         self._away.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
         self._returning: Returning | None = None
@@ -128,7 +130,7 @@ class Attempts:
         current.records.set_phase("restarting")
         chosen = self._wait_for_hosts(base, ended)
         if not chosen.hosts:
-            return "no host is left that answers"
+            return "no host is left that answers" if self._failures.without else "it does not go on without a host"
         places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
         if self._noted < current.attempt:
             self._noted = current.attempt
@@ -136,6 +138,7 @@ class Attempts:
         if ended.made_way is None and (why := why_not(self._tried, self._failures)):
             return why
         self._rest(pause_s(self._tried))
+        self._base = base = self._with_less_memory(base, ended)
         request = prepare(
             self._layout,
             dataclasses.replace(base, left=tuple(self._left)),
@@ -156,6 +159,13 @@ class Attempts:
         self._current.start(self._secrets)
         self._reach("started")
         return None
+
+    def _with_less_memory(self, base: Base, ended: Ended) -> Base:
+        """The base with smaller micro-batches from now on, if the job allows and memory did not suffice."""
+        smaller = (ended.outcome.error or {}).get("micro_batch")
+        if smaller is None or not self._failures.smaller_micro_batch:
+            return base
+        return dataclasses.replace(base, micro_batch=int(smaller))
 
     def _end_earlier(self) -> None:
         """A host that is back may still have what was started there before it was lost."""
@@ -178,8 +188,10 @@ class Attempts:
     def _note(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
         """Write the attempt that has ended into our books. reached: None: it is not known, and counts as nowhere."""
         began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
-        tried = Tried(error=error, began_at=began_at, reached=began_at if reached is None else reached)
-        self._tried.append(tried)
+        reached = began_at if reached is None else reached
+        base = self._base
+        starts = self._current.attempt - base.attempt + 1 if base is not None and base.again is not None else None
+        self._tried.append(Tried(error=error, began_at=began_at, reached=reached, starts=starts))
 
     def _tell(self, ended: Ended, chosen: Seats, *, step: int | None, kept: bool) -> None:
         error = ended.outcome.error or {}
@@ -191,6 +203,8 @@ class Attempts:
             "step": step,
             "lost_steps": None if ended.step is None else max(0, ended.step - (step or 0)),
         }
+        if self._base is not None and self._base.micro_batch is not None:
+            details["micro_batch"] = self._base.micro_batch
         if not kept:
             details["missing"] = "figures and curves that only the head before had"
         self._current.records.event("restarting", **details)
@@ -198,10 +212,12 @@ class Attempts:
     def _wait_for_hosts(self, base: Base, ended: Ended) -> Seats:
         """Who takes part; hosts that do not answer are waited for as long as the job says."""
         begun = time.monotonic()
+        cut = CutOff(ended.cut, lambda: self._find_cut(set(base.gang.hosts) - self._left - self._away.silent))
         while True:
             self._beat()
             self._away.look()
-            silent = self._silent(ended, passed_s=time.monotonic() - begun)
+            passed_s = time.monotonic() - begun
+            silent = dict.fromkeys(cut.look(), passed_s) | self._silent(ended, passed_s=passed_s)
             found = seats(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
             if not found.waits_for or self._is_ordered():
                 return found
@@ -280,11 +296,19 @@ class Attempts:
             self._returning = None
 
     def _answers(self, host: str) -> bool:
+        """Whether a host that was lost answers us, and reaches those that train."""
         try:
             self._transports[host].home()
         except (GanglineError, OSError):
             return False
-        return True
+        return self._reaching.reaches(host, self._current.request.names)
+
+    def _find_cut(self, hosts: Collection[str]) -> Cut | None:
+        """Who of these hosts is cut off from the others of them; raises what a transport raises."""
+        assert self._base is not None
+        cluster = self._base.cluster
+        chosen = [host for host in cluster.hosts if host.name in hosts]
+        return find_cut(chosen, cluster, self._transports, port=self._current.request.port)
 
 
 def _has_ended(layout: RunLayout, attempt: int) -> bool:
@@ -312,7 +336,7 @@ def _base(layout: RunLayout, attempt: int) -> Base | None:
 
 def _left_by_themselves(ended: Ended) -> set[str]:
     """Hosts whose guard was told to save and leave by their own machine, as when it shuts down."""
-    if ended.user_order is not None or ended.made_way is not None:
+    if ended.user_order is not None or ended.made_way is not None or ended.told_to_stop:
         return set()
     return {
         status.host

@@ -13,6 +13,7 @@ from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, Request
 from gangline.runs.events import iso
 
+GONE = frozenset({"lost", "starting", "unreachable"})
 Explain = Callable[[Failure], RunFailed | None]
 
 
@@ -57,6 +58,13 @@ def first_cause(
     # A launcher that was told to leave says less than one that failed by itself.
     bad.sort(key=lambda status: (status.reason != "signalled", status.reason in {"killed", "stopped"}))
     return _of_host(request, bad[0]) if bad else None
+
+
+def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
+    """Whether nothing that ended by itself explains the end: ranks only lost each other, or waited."""
+    if any(weight(failure) < ECHOES for failure in gather_failures(statuses)):
+        return False
+    return not any(status.phase in GONE or status.reason == "signalled" for status in statuses)
 
 
 def _without_echoes(status: HostStatus) -> HostStatus:

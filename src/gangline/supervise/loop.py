@@ -21,7 +21,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, RunState, read_order
 from gangline.supervise.aside import Aside
-from gangline.supervise.cause import first_cause, gather_failures
+from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
 from gangline.supervise.claims import Claims
 from gangline.supervise.clean import clean, clean_rest
 from gangline.supervise.commit import Committer
@@ -31,6 +31,7 @@ from gangline.supervise.followed import Followed, Statuses
 from gangline.supervise.memory import of_memory
 from gangline.supervise.ordering import GuardOrder, Ordering
 from gangline.supervise.pace import Pace
+from gangline.supervise.reach import Cut, find_cut
 from gangline.supervise.records import Records
 from gangline.supervise.reviving import reviving
 from gangline.supervise.troubles import Troubles
@@ -44,6 +45,8 @@ class Ended:
     statuses: tuple[HostStatus, ...] = ()
     user_order: Order | None = None
     """What the user had ordered."""
+    told_to_stop: bool = False
+    """Guards were told to stop, or to kill, what is theirs: how they ended says nothing of their machines."""
     made_way: str | None = None
     """Why it was asked to end in good order, so that the next one takes its place; None: it was not."""
     step: int | None = None
@@ -54,6 +57,8 @@ class Ended:
     """When a failure was first seen (monotonic)."""
     silent_s: Mapping[str, float] = field(default_factory=dict)
     """Hosts that did not answer at its end, and for how long."""
+    cut: tuple[str, ...] = ()
+    """Hosts that answered us, but were found to be cut off from the others."""
 
 
 class Supervisor:
@@ -104,6 +109,8 @@ class Supervisor:
         """When a failure was first seen (monotonic)."""
         self._failing: list[str] = []
         """Hosts on which something failed, in the order in which that was seen."""
+        self._cut: tuple[str, ...] = ()
+        """Hosts that were found to be cut off from the others once it had ended."""
         self._failure: GanglineError | None = None
         """Why the start was given up, or a run that stood still was ended."""
 
@@ -377,12 +384,33 @@ class Supervisor:
     def _of_memory(self, failure: Failure) -> RunFailed | None:
         """Whether a rank ended for want of memory, beside what was planned for it."""
         with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
-            plan, job = (read_json(path) if path.exists() else None for path in (self._layout.plan, self._layout.job))
-            return of_memory(failure, plan, job)
+            plan, job = (read_json(path) if path.exists() else {} for path in (self._layout.plan, self._layout.job))
+            smaller = read_json(self._layout.gang(self.attempt)).get("micro_batch")
+            return of_memory(failure, plan, {**job, **({"micro_batch": smaller} if smaller else {})})
+        return None
+
+    def _find_cut(self, statuses: Statuses) -> Cut | None:
+        """Hosts that are cut off from the others, where that may be why the gang broke."""
+        if self._user_order is not None or not (self._failure is not None or leaves_doubt(statuses)):
+            return None
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        hosts = [host for host in self._cluster.hosts if host.name not in silent]
+        port = self.request.port
+        looking = Aside(
+            lambda: [find_cut(hosts, self._cluster, self._transports, port=port)], patience_s=self._pace.poll_s
+        )
+        with suppress(GanglineError, OSError):
+            while (found := looking.do()) is None:
+                self.records.beat()
+                time.sleep(self._pace.poll_s)
+            return found[0]
         return None
 
     def _judge(self, statuses: Statuses, left: Sequence[Leftover]) -> Ended:
         error = self._cause(statuses)
+        if error is not None and (cut := self._find_cut(statuses)) is not None:
+            self._cut = cut.hosts
+            error = cut.to_json()
         if error is None and self._said_finished(statuses):
             return self._conclude("finished", None, statuses, left)
         if error is None or (self._user_order == "kill" and self._failed_at is None):
@@ -425,11 +453,13 @@ class Supervisor:
             outcome=outcome,
             statuses=tuple(statuses),
             user_order=self._user_order,
+            told_to_stop=self._ordering.given in {"stop", "kill"},
             made_way=self._made_way,
             step=self.followed.step,
             joined=self.followed.joined,
             noticed_at=self._failed_at,
             silent_s=self.followed.presence.silent(),
+            cut=self._cut,
         )
         return self.ended
 

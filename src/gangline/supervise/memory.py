@@ -16,6 +16,7 @@ from gangline.units import format_bytes
 
 LEAST_LENGTH = 256
 """Tokens; shorter samples are not proposed."""
+BY_ITSELF = " (with `failures: {smaller_micro_batch: true}` it would have gone on so by itself)"
 ROOM = 0.95
 """Part of the memory that may be planned for."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -33,6 +34,18 @@ FIGURES = {
 """What torch says when a GPU has no room (c10/cuda/CUDACachingAllocator.cpp)."""
 RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
 """What the kernel says that a process held which it killed."""
+
+
+class OutOfMemory(RunFailed):
+    """Memory did not suffice. micro_batch: the largest that may fit; None: it is 1 already, or unknown."""
+
+    def __init__(self, what: str, *, seen: str, fix: str, micro_batch: int | None = None) -> None:
+        super().__init__(what, seen=seen, fix=fix)
+        self.micro_batch = micro_batch
+
+    def to_json(self) -> dict[str, Any]:
+        """See `GanglineError.to_json`; and "micro_batch"."""
+        return {**super().to_json(), "micro_batch": self.micro_batch}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +66,11 @@ class Shortage:
 
 def of_memory(
     failure: Mapping[str, Any], plan: Mapping[str, Any] | None, job: Mapping[str, Any] | None = None
-) -> RunFailed | None:
+) -> OutOfMemory | None:
     """What a rank ended of, if it was memory; None if it was not.
 
     failure: of `gather_failures`, with "host"; "oom" in it is what its guard found out (gangline.agent.memory_kills).
-    plan, job: the content of plan.json and job.json, if there are any.
+    plan, job: the content of plan.json and job.json, if there are any, with the micro_batch of the attempt in the job.
     """
     shortage = _shortage(failure)
     if shortage is None:
@@ -65,10 +78,13 @@ def of_memory(
     place, foreseen = f"rank {failure['rank']} on {failure['host']}", _foreseen(plan, failure["rank"])
     end = "and was killed by its kernel" if shortage.killed else ""
     seen = [*shortage.words, *_planned_words(foreseen)]
-    return RunFailed(
+    smaller = _smaller(shortage, foreseen, _micro_batch(plan or {}, job or {}))
+    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job or {})]
+    return OutOfMemory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
         seen="; ".join(seen) or "nothing tells how much it had",
-        fix=_fix(list(_changes(shortage, foreseen, plan or {}, job or {})), shortage, failure["host"]),
+        fix=_fix(changes, shortage, failure["host"], by_itself=BY_ITSELF if smaller and not _may_shrink(job) else ""),
+        micro_batch=smaller[0] if smaller else None,
     )
 
 
@@ -154,45 +170,56 @@ def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
     yield f"the plan foresaw {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
 
 
-def _changes(
-    shortage: Shortage, foreseen: _Foreseen | None, plan: Mapping[str, Any], job: Mapping[str, Any]
-) -> Iterator[str]:
-    """What to write in the job, the gentlest first; with what it would need, where that can be told."""
-    micro_batch = _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1
+def _may_shrink(job: Mapping[str, Any] | None) -> bool:
+    failures = (job or {}).get("failures")
+    return isinstance(failures, Mapping) and failures.get("smaller_micro_batch") is True
+
+
+def _micro_batch(plan: Mapping[str, Any], job: Mapping[str, Any]) -> int:
+    return _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1
+
+
+def _smaller(shortage: Shortage, foreseen: _Foreseen | None, micro_batch: int) -> tuple[int, str] | None:
+    """The micro-batch to go on with, and what to write in the job for it: the gentlest change of all."""
+    divisors = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
+    return _best(divisors, "micro_batch: {}", micro_batch, shortage, foreseen) if divisors else None
+
+
+def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[str, Any]) -> Iterator[str]:
+    """What else to write in the job, the gentlest first; with what it would need, where that can be told."""
     data = job.get("data")
     length = _whole(data.get("sequence_length")) if isinstance(data, Mapping) else None
-    if micro_batch > 1:
-        smaller = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
-        yield _best(smaller, "micro_batch: {}", micro_batch, shortage, foreseen)
     if job.get("activation_checkpointing") is False:
         yield "activation_checkpointing: true"
     if length is not None and length // 2 >= LEAST_LENGTH:
         shorter = [length >> halvings for halvings in range(1, 8) if length >> halvings >= LEAST_LENGTH]
-        yield _best(shorter, "data.sequence_length: {}", length, shortage, foreseen)
+        yield _best(shorter, "data.sequence_length: {}", length, shortage, foreseen)[1]
     method = job.get("method")
     if isinstance(method, Mapping) and method.get("kind") == "full":
         yield "method: lora"
 
 
-def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> str:
-    """The largest of these values that fits; the first of them, without a figure, where that cannot be told."""
+def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> tuple[int, str]:
+    """The largest of these values that fits, and words for it; the first of them, without a figure, where that cannot
+    be told.
+    """
     room = shortage.room_bytes or (foreseen.free_bytes if foreseen is not None else None)
     if foreseen is None or foreseen.moving is None or room is None:
-        return key.format(values[0])
+        return values[0], key.format(values[0])
     seen = max(shortage.needed_bytes or 0, foreseen.process_bytes)
     for value in values:
         needs = int(seen * (1 - foreseen.moving * (1 - value / now)))
         if needs <= ROOM * room:
-            return f"{key.format(value)} (about {format_bytes(needs)})"
-    return f"{key.format(values[-1])}, which is not enough alone"
+            return value, f"{key.format(value)} (about {format_bytes(needs)})"
+    return values[-1], f"{key.format(values[-1])}, which is not enough alone"
 
 
-def _fix(changes: list[str], shortage: Shortage, host: str) -> str:
+def _fix(changes: list[str], shortage: Shortage, host: str, *, by_itself: str) -> str:
     look = f"nvidia-smi on {host}" if shortage.device == "GPU memory" else f"top on {host}"
     free = f"if another program took it ({look} shows), end that, then: gangline resume"
     if not changes:
         return f"{free}; else give the host fewer `slots`"
-    return f"in the job {', or '.join(changes)}, and start anew with it, for a run keeps its job; {free}"
+    return f"in the job {', or '.join(changes)}, and start anew with it, for a run keeps its job{by_itself}; {free}"
 
 
 def _bytes(match: re.Match[str]) -> int:

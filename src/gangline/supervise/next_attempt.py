@@ -14,7 +14,7 @@ from typing import Any
 
 from gangline.launch.backend import Backend, Request
 from gangline.launch.port import free_port
-from gangline.launch.program import Program
+from gangline.launch.program import Again, Program
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice
 from gangline.runs.cluster import Cluster
@@ -27,6 +27,9 @@ from gangline.sync.place import carry_history, place_gang
 from gangline.sync.trees import Spot
 
 BASE_FILE = "base.json"
+AGAIN_FILE = "again.json"
+COMMAND_WAIT_S = 600.0
+"""How long a host of the user's own program is waited for: with other ranks it may be another program."""
 REST_S = 600.0
 """How long guards rest between two attempts: longer than anybody waits for a host."""
 
@@ -44,12 +47,15 @@ class Base:
     """Hosts that were asked to leave before this attempt, or left in good order."""
     away: tuple[str, ...] = ()
     """Hosts that had been lost before it."""
+    micro_batch: int | None = None
+    """Samples of a micro-batch from this attempt on, where memory did not suffice for as many as the job says."""
+    again: Again | None = None
+    """How the user's own program follows; None: it is our trainer."""
 
     @staticmethod
     def of(layout: RunLayout, attempt: int) -> Base:
         """The base of an attempt; raises FileNotFoundError where attempts do not follow by themselves."""
-        path = layout.attempt(attempt) / BASE_FILE
-        said: dict[str, Any] = read_json(path) if path.exists() else {"attempt": attempt}
+        said = _said(layout, attempt)
         attempt = int(said["attempt"])
         return Base(
             attempt=attempt,
@@ -58,6 +64,8 @@ class Base:
             networks=read_json(layout.attempt(attempt) / "networks.json"),
             left=tuple(said.get("left", ())),
             away=tuple(said.get("away", ())),
+            micro_batch=said.get("micro_batch"),
+            again=_again(layout, attempt),
         )
 
 
@@ -94,7 +102,7 @@ def prepare(
     if choice.step is not None:
         bring(places, layout.run_id, choice, targets=hosts)
     transports = {name: place.transport for name, place in places.items()}
-    gang = base.gang.on(hosts, attempt=number, resume_step=choice.step)
+    gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=choice.step)
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
     others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
@@ -102,7 +110,7 @@ def prepare(
     seen = dataclasses.replace(base.cluster, hosts=(*chosen, *others))
     place_gang(cluster, transports, gang)
     port = free_port(seen, transports[gang.hosts[0]])
-    program = Program(rest_s=REST_S, alone=True)
+    program = base.again.program if base.again is not None else Program(rest_s=REST_S, alone=True)
     request = backend.render(seen, gang, port=port, networks=base.networks, program=program)
     _write(layout, number, {"request": request.to_json(), "cluster": cluster.to_json(), "gang": gang.to_json()})
     gone = [host for host in base.gang.hosts if host not in gang.hosts]
@@ -110,9 +118,18 @@ def prepare(
         "attempt": base.attempt,
         "left": [host for host in gone if host in base.left],
         "away": [host for host in gone if host not in base.left],
+        "micro_batch": base.micro_batch,
     }
     write_json(layout.attempt(number) / BASE_FILE, said)
     return request
+
+
+def _in_smaller(layout: RunLayout, base: Base) -> Gang:
+    """The gang of the base with the micro-batches of now."""
+    if base.micro_batch is None:
+        return base.gang
+    before = base.gang.micro_batch or Job.load(layout.job).micro_batch
+    return base.gang.in_smaller(base.micro_batch, before=before)
 
 
 def move_head(layout: RunLayout, places: Places, *, before: str, now: str) -> bool:
@@ -129,12 +146,26 @@ def _work_folder(place: Place) -> Spot:
     return Spot(host=place.host, transport=place.transport, path=PurePath(place.host.workdir))
 
 
-def failures_of(layout: RunLayout) -> FailureJob | None:
-    """What the job says about failures; None for a program of the user's own, which alone knows how it goes on."""
+def failures_of(layout: RunLayout, attempt: int) -> FailureJob | None:
+    """What the job says about failures, or the user of a program of his own; None: the first one ends the run."""
     try:
         return Job.load(layout.job).failures
     except FileNotFoundError:
+        again = _again(layout, int(_said(layout, attempt)["attempt"]))
+    if again is None:
         return None
+    return FailureJob(restarts=again.restarts, wait_s=COMMAND_WAIT_S, without=False, take_back=False)
+
+
+def _said(layout: RunLayout, attempt: int) -> dict[str, Any]:
+    path = layout.attempt(attempt) / BASE_FILE
+    found: dict[str, Any] = read_json(path) if path.exists() else {"attempt": attempt}
+    return found
+
+
+def _again(layout: RunLayout, attempt: int) -> Again | None:
+    path = layout.attempt(attempt) / AGAIN_FILE
+    return Again.from_json(read_json(path)) if path.exists() else None
 
 
 def _write(layout: RunLayout, number: int, documents: Mapping[str, Any]) -> None:

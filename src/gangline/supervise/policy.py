@@ -30,6 +30,8 @@ class Tried:
     """Optimizer step that it went on from; 0: the beginning."""
     reached: int
     """The newest step from which the run can go on, once it had ended."""
+    starts: int | None = None
+    """Of a program whose steps nobody knows: how often it was started so far. None: steps are known."""
 
     @property
     def has_advanced(self) -> bool:
@@ -40,7 +42,9 @@ class Tried:
     def cause(self) -> str:
         """What ended it, so that the same cause reads the same: without numbers that differ, as those of processes."""
         error = self.error or {}
-        return NUMBER.sub("#", f"{error.get('host', '')} {error.get('rank', '')} {error.get('what', '')}")
+        what = NUMBER.sub("#", f"{error.get('host', '')} {error.get('rank', '')} {error.get('what', '')}")
+        # memory may suffice for the next size of a micro-batch
+        return f"{what} {error.get('micro_batch') or ''}".rstrip()
 
 
 def why_not(tried: Sequence[Tried], failures: FailureJob) -> str | None:
@@ -50,6 +54,16 @@ def why_not(tried: Sequence[Tried], failures: FailureJob) -> str | None:
     last = tried[-1]
     if (last.error or {}).get("kind") in NOT_AGAIN:
         return "the next attempt would meet the same"
+    return _why_not_unseen(last, failures) if last.starts is not None else _why_not_followed(tried, failures)
+
+
+def _why_not_unseen(last: Tried, failures: FailureJob) -> str | None:
+    starts = last.starts or 0
+    return None if starts <= failures.restarts else f"it was started {starts} times"
+
+
+def _why_not_followed(tried: Sequence[Tried], failures: FailureJob) -> str | None:
+    last = tried[-1]
     if last.has_advanced:
         return None
     if len(tried) > 1 and tried[-2].cause == last.cause and not tried[-2].has_advanced:

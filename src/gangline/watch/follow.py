@@ -17,6 +17,7 @@ from gangline.watch.board import Board, read_board
 from gangline.watch.tail import JsonTail
 
 POLL_S = 0.25
+NO_SUPERVISOR = "its supervisor is gone, and another one is about to start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class View:
     """Says where the run stands; None: the records on this computer do."""
     head_of: Callable[[int], tuple[Transport, RunLayout]] | None = None
     """The head of an attempt; None: it is always the same."""
+    patience_s: float = 0.0
+    """How long a run whose supervisor is gone may take to get another one by itself, before it counts as lost."""
 
     def at(self, attempt: int) -> View:
         """The view of an attempt: after a failure another host may be the head."""
@@ -83,12 +86,14 @@ class Update:
         return self.run.ended and not self.more
 
 
-def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterator[Update]:
+def follow(
+    view: View, *, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Update]:
     """Yield what there is, then what comes, over all attempts, until the run has ended; the last update says how."""
-    reader = _Reader(view)
+    reader, patience = _Reader(view), _Patience(view.patience_s, clock)
     while True:
         # read before the files: what was written before the end is then part of the last update
-        run = view.record()
+        run = patience.judge(view.record())
         records = reader.new(run.state.attempt if run.state else None)
         more = reader.is_behind
         update = Update(records=records, run=run, board=view.board(run), more=more)
@@ -97,6 +102,24 @@ def follow(view: View, *, wait: Callable[[float], None] = time.sleep) -> Iterato
             return
         if not more:
             wait(POLL_S)
+
+
+class _Patience:
+    """Whether a run without a supervisor is lost, or about to get another one."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._since: float | None = None
+
+    def judge(self, run: RunRecord) -> RunRecord:
+        """The record to show and to go by."""
+        if not run.lost:
+            self._since = None
+            return run
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        return run if now - self._since >= self._patience_s else replace(run, lost=False, silent=NO_SUPERVISOR)
 
 
 class _Reader:

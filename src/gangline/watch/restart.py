@@ -23,7 +23,8 @@ def restart_line(record: Mapping[str, Any]) -> str:
     where = f" on {in_words(hosts)}" if hosts else ""
     less = f", without {in_words(without)}" if without else ""
     missing = f"missing: {record['missing']}" if record.get("missing") else ""
-    parts = [what, f"going on from {_step(record)}", missing]
+    smaller = f" with micro_batch {record['micro_batch']}" if type(record.get("micro_batch")) is int else ""
+    parts = [what, f"going on from {_step(record)}{smaller}", missing]
     return f"attempt {started_attempt(record)}{where}{less}: {'; '.join(part for part in parts if part)}"
 
 

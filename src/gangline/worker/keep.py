@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline.errors import CheckpointError
+from gangline.runs.cadence import FIRST_MIN, minutes_between
 from gangline.worker.agree import StepReport
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut
@@ -93,9 +94,18 @@ class Keeper:
 
     @property
     def minutes_are_up(self) -> bool:
-        """Whether the job's minutes between two saves have passed."""
-        minutes = self._session.job.checkpoint.every_minutes
+        """Whether the minutes between two saves have passed."""
+        minutes = self._minutes
         return minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
+
+    @property
+    def _minutes(self) -> float | None:
+        asked, saver = self._session.job.checkpoint.every_minutes, self._out.saver
+        if asked != "auto":
+            return asked
+        if saver is None:
+            return None  # those that save know when
+        return FIRST_MIN if saver.saved is None else minutes_between(saver.stall_s, saver.saved.write_s)
 
     @property
     def failed(self) -> bool:

@@ -209,6 +209,7 @@ class Synchronous:
         else:
             self._out.event("spike", step=progress.step + 1, **dataclasses.asdict(spike), what=what, samples=names)
         if progress.skipped_in_a_row > self._session.job.max_skipped_steps:
+            self.vouch()  # one replica that is damaged spoils every step of all: then that is the cause
             raise _hopeless(progress, what, names)
 
     def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import time
@@ -96,6 +97,8 @@ class Ending:
 
 def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoReturn:
     gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
+    if gang.micro_batch is not None:
+        job = dataclasses.replace(job, micro_batch=gang.micro_batch)
     phase.enter("joining", step=0)
     world = join(gang)
     phase.enter("joined", step=0)

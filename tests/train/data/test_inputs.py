@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -301,54 +299,36 @@ class TestFingerprint:
         assert before.train == after.train
 
 
-SCRIPT = """
-import os, resource, signal, sys
-from pathlib import Path
-from gangline.runs.job import Job
-from gangline.worker.data import inputs as inputs_module, writer
-from gangline.worker.data.inputs import prepare_inputs
-inputs_module.PROGRESS_INTERVAL_S = 0
-def progress(done_bytes, total_bytes, rows):
-    if sys.argv[3] == "tokenise" and rows:
-        os.kill(os.getpid(), signal.SIGKILL)
-def die(*arguments):
-    os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[3] == "index":
-    writer.pack = die
-if sys.argv[3] == "manifest":
-    writer.write_json = die
-inputs = prepare_inputs(Job.load(Path(sys.argv[1])), Path(sys.argv[2]), progress=progress)
-print("reused" if inputs.train_counts.reused else "made", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
+CASES = "tests.train.data.cases_inputs"
+ONE_S = 60.0
 
 
 class TestProcesses:
-    def start(self, job, root, death="never"):
+    def start(self, zygote, job, root, death="never"):
         job.save(root / "job.json")
-        command = [sys.executable, "-c", SCRIPT, str(root / "job.json"), str(root), death]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return zygote.fork(f"{CASES}:prepare", job=str(root / "job.json"), root=str(root), death=death)
 
-    def test_two_that_ask_at_once_tokenise_once(self, make_job, write_rows, tmp_path):
+    def test_two_that_ask_at_once_tokenise_once(self, zygote, make_job, write_rows, tmp_path):
         job = make_job(write_rows(rows_of(3000)))
-        both = [self.start(job, tmp_path) for _ in range(2)]
-        assert sorted(process.communicate()[0].split()[0] for process in both) == ["made", "reused"]
+        both = [self.start(zygote, job, tmp_path) for _ in range(2)]
+        assert sorted(process.result() for process in both) == ["made", "reused"]
 
     @pytest.mark.parametrize("death", ["tokenise", "index", "manifest"])
     def test_a_kill_in_the_middle_leaves_nothing_usable_and_the_next_succeeds(
-        self, make_job, write_rows, tmp_path, death
+        self, zygote, make_job, write_rows, tmp_path, death
     ):
         job = make_job(write_rows(rows_of(3000)))
-        process = self.start(job, tmp_path, death)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        assert self.start(zygote, job, tmp_path, death).wait(timeout_s=ONE_S) == -signal.SIGKILL
         assert [path.suffix for path in (tmp_path / "data").iterdir() if path.is_dir()] == [".tmp"]
         inputs = prepare_inputs(job, tmp_path)
         assert not inputs.train_counts.reused
         assert len(verify(tmp_path / "data" / inputs.train)) > 0
         assert not list((tmp_path / "data").glob("*.tmp"))
 
-    def test_what_a_killed_process_left_goes_with_the_next_start_of_any_job(self, make_job, write_rows, tmp_path):
-        self.start(make_job(write_rows(rows_of(3000))), tmp_path, "index").communicate()
+    def test_what_a_killed_process_left_goes_with_the_next_start_of_any_job(
+        self, zygote, make_job, write_rows, tmp_path
+    ):
+        self.start(zygote, make_job(write_rows(rows_of(3000))), tmp_path, "index").wait(timeout_s=ONE_S)
         assert list((tmp_path / "data").glob("*.tmp"))
         prepare_inputs(make_job(write_rows(rows_of(5), "other.jsonl")), tmp_path)
         assert not list((tmp_path / "data").glob("*.tmp"))
@@ -358,18 +338,18 @@ class TestProcesses:
         documents = (Document(row=row, parts=(Part("x" * 100_000, learned=True),)) for _ in range(100))
         assert max(len(batch) for batch in _batches(documents)) * 100_000 < 2_000_000
 
-    def test_memory_does_not_grow_with_the_rows(self, make_job, tmp_path):
-        def peak(num_rows):
+    def test_memory_does_not_grow_with_the_rows(self, zygote, make_job, tmp_path):
+        def growth(num_rows):
             path = tmp_path / f"{num_rows}.jsonl"
             with path.open("w") as stream:
                 for index in range(num_rows):
                     stream.write(json.dumps({"text": f"{index} " + "dogs pull " * 200}) + "\n")
-            made, peak_kib = self.start(make_job(path), tmp_path).communicate()[0].split()
-            assert made == "made"
-            return int(peak_kib) * 1024, path.stat().st_size
+            make_job(path).save(tmp_path / "job.json")
+            process = zygote.fork(f"{CASES}:growth", job=str(tmp_path / "job.json"), root=str(tmp_path))
+            return process.result(timeout_s=ONE_S), path.stat().st_size
 
-        few_bytes, _ = peak(1000)
-        many_bytes, file_bytes = peak(6000)
+        few_bytes, _ = growth(1000)
+        many_bytes, file_bytes = growth(6000)
         assert many_bytes - few_bytes < file_bytes / 2, "the file must not be held in memory"
 
 

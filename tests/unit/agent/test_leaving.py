@@ -18,10 +18,14 @@ class Ranks:
         self.told = []
         self.ended = {}
         self.progress = 0
+        self.ended_stopped = False
 
     def terminate(self, number):
         if number not in self.told:
             self.told.append(number)
+
+    def end_stopped(self):
+        self.ended_stopped = True
 
     def signs(self, *, logs):
         del logs
@@ -71,6 +75,14 @@ def test_ranks_that_hang_after_the_gang_is_broken_are_killed_soon_and_the_launch
     assert (lab.wait(1), lab.ranks.told) == ("break", [signal.SIGUSR2, signal.SIGKILL])
     assert (lab.wait(LEAVE_S - 1), lab.launcher) == ("break", [])
     assert (lab.wait(1), lab.launcher) == ("kill", [])
+
+
+@pytest.mark.parametrize(("word", "ends"), [("break", True), ("yield", False), ("stop", False)])
+def test_only_when_the_gang_is_broken_ranks_that_are_stopped_are_ended_at_once(lab, word, ends):
+    lab = lab()
+    lab.leaving.take(word)
+    lab.wait(0)
+    assert lab.ranks.ended_stopped == ends
 
 
 def test_ranks_that_still_save_are_waited_for(lab):

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from gangline.agent import ranks
+from gangline.agent.processes import find
 from gangline.agent.ranks import Ranks
 from gangline.runs.process import ProcessId
+from tests.unit.launch.gang import wait_until
 
 WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: None); print(flush=True); input()"
 
@@ -55,6 +57,19 @@ def test_a_rank_takes_the_place_of_the_process_that_stands_by_for_it(tmp_path, f
         files("rank-0.pid", known(child))
         assert not seen.scan(ordered=False)
         assert seen.processes[0].pid == child.pid
+
+
+def test_one_that_is_stopped_is_killed_and_one_that_runs_is_not(tmp_path, files, process):
+    seen = Ranks(tmp_path, {0, 1}, stand_by=False)
+    stopped, runs = process(), process()
+    for rank, child in enumerate((stopped, runs)):
+        files(f"rank-{rank}.pid", known(child))
+    seen.scan(ordered=False)
+    stopped.send_signal(signal.SIGSTOP)
+    wait_until(lambda: find(stopped.pid).state == "T", "it is stopped")
+    seen.end_stopped()
+    assert stopped.wait(timeout=20) == -signal.SIGKILL
+    assert runs.poll() is None
 
 
 def test_each_of_them_gets_a_signal_once(tmp_path, files, process, monkeypatch):

@@ -48,6 +48,14 @@ def test_the_choice_is_the_users(asked: list[app.Command], words: list[str], aft
     assert (order.stall_after_s, order.on_stall, order.words) == (after_s, action, ("train.py",))
 
 
+@pytest.mark.parametrize(("words", "restarts"), [([], 0), (["--restarts", "3"], 3)])
+def test_how_often_it_is_started_again_is_the_users_choice(
+    asked: list[app.Command], words: list[str], restarts: int
+) -> None:
+    assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
+    assert asked[0].restarts == restarts
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -68,6 +76,15 @@ def test_what_is_no_time_is_refused_before_anything_happens(
     assert main(["run", *words, "--", "train.py"]) == UsageError.exit_code
     assert asked == []
     assert "--stall-after" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["-1", "often", "1001"])
+def test_what_is_no_number_of_restarts_is_refused(
+    asked: list[app.Command], count: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--restarts", count, "--", "train.py"]) == UsageError.exit_code
+    assert asked == []
+    assert "--restarts" in capsys.readouterr().err
 
 
 def test_ps_says_since_when_a_run_is_quiet(

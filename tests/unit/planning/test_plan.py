@@ -66,7 +66,7 @@ def test_the_lines_name_what_will_happen_and_predict_nothing() -> None:
     lines = "\n".join(explain(make_plan(JOB, cluster(3, None))))
     assert "24 samples = 12 micro-batches of 2" in lines
     assert "pc1 9 (75 %), pc2 3 (25 %)" in lines
-    assert "every 10 min and at the end" in lines
+    assert "every 1 to 30 min (by what a save costs) and at the end" in lines
     assert "GiB" not in lines
     assert "tok/s" not in lines
 

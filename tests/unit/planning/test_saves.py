@@ -11,6 +11,7 @@ from gangline.planning.option import Option, weigh
 from gangline.planning.report import Length, report
 from gangline.planning.saves import DISK, Rate, Saving, save_cost
 from gangline.planning.training import Strategy
+from gangline.runs.cadence import minutes_between
 from tests.unit.planning.worlds import question, with_memory, world
 
 SLOW = Rate(low=1e6, likely=2e6, high=4e6, source="a stick")
@@ -29,6 +30,16 @@ def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_
     assert not cost.in_parts
     assert cost.write_s == pytest.approx([cost.num_bytes / rate for rate in (2e9, 0.4e9, 0.1e9)])
     assert cost.every_s == 600
+
+
+def test_left_to_us_the_minutes_follow_from_what_a_save_is_likely_to_cost() -> None:
+    way = option("ddp")
+    cost = save_cost(way, Saving(every_minutes="auto"))
+    assert cost.minutes == minutes_between(cost.hold_s[1], cost.write_s[1])
+    assert cost.every_s == pytest.approx(60 * cost.minutes)
+    waits = save_cost(way, Saving(every_minutes="auto", waits=True))
+    assert waits.minutes is not None
+    assert waits.minutes > cost.minutes
 
 
 def test_what_is_in_parts_is_written_in_parts() -> None:

@@ -79,7 +79,7 @@ schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
 checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
   on_failure: continue}
-failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false}
+failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: true}
 report: {tensorboard: false, wandb: my-project}
 max_skipped_steps: 0
 """.replace("COMMIT", "0123abcdef" * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from gangline.errors import UsageError
 from gangline.launch.backend import Request
 from gangline.launch.direct import DirectBackend
-from gangline.launch.program import StallWatch
+from gangline.launch.program import Again, StallWatch
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.steps.command import COMMAND_FILE, Command, CommandRecord, command_gang, draft, program_of
+from gangline.steps.command import COMMAND_FILE, Command, CommandRecord, again_of, command_gang, draft, program_of
 
 CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w", python="/p", slots=2),))
 
@@ -60,6 +61,18 @@ def test_what_is_done_about_a_stall_is_kept_for_every_attempt(tmp_path: Path) ->
         program = program_of(record, gang(attempt))
         request = DirectBackend(num_cpus=1).render(CLUSTER, gang(attempt), port=29511, program=program)
         assert Request.from_json(request.to_json()).stall == stall
+
+
+def test_it_is_started_again_by_itself_as_often_as_the_user_says_with_the_words_for_it(tmp_path: Path) -> None:
+    record = kept(tmp_path, draft(dataclasses.replace(order("--resume last"), restarts=3)).to_json())
+    again = again_of(record, gang(1))
+    assert again is not None
+    assert (again.restarts, again.program) == (3, program_of(record, gang(2)))
+    assert Again.from_json(json.loads(json.dumps(again.to_json()))) == again
+
+
+def test_by_default_it_is_not_started_again(tmp_path: Path) -> None:
+    assert again_of(kept(tmp_path, draft(order("--resume last")).to_json()), gang(1)) is None
 
 
 def test_nobody_looks_for_a_stall_where_the_user_said_so(tmp_path: Path) -> None:

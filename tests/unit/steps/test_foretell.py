@@ -86,7 +86,8 @@ def test_programs_read_what_checkpoints_cost(world: World) -> None:
     assert saves["num_bytes"] == saves["host_bytes"] > 0
     assert len(saves["write_s"]) == len(saves["hold_s"]) == 3
     assert 0 < saves["share"] < 1
-    assert saves["every_s"] == 600  # the default of checkpoint.every_minutes
+    assert saves["every_s"] == pytest.approx(60 * saves["minutes"])
+    assert saves["minutes"] == 1.0  # by what saving so little costs
 
 
 def test_how_the_job_saves_and_where_the_work_folders_are_decide_about_the_cost(

@@ -11,7 +11,7 @@ import pytest
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.backend import RankSigns, Request, StartSigns
 from gangline.launch.fake import FakeBackend
-from gangline.launch.program import Program
+from gangline.launch.program import Again, Program
 from gangline.remote.local import LocalTransport
 from gangline.runs import checkpoints as disk
 from gangline.runs.cluster import Cluster, Host
@@ -24,8 +24,13 @@ from gangline.runs.manifest import describe_part
 from gangline.runs.state import Outcome, RunState, write_leave, write_order
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import away as away_module
+from gangline.supervise import loop as loop_module
+from gangline.supervise import next_attempt, policy
+from gangline.supervise import reach as reach_module
 from gangline.supervise.attempts import Attempts
+from gangline.supervise.next_attempt import Base, failures_of
 from gangline.supervise.pace import Pace
+from gangline.supervise.reach import Cut
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import RUN_ID, create_run
 
@@ -76,7 +81,7 @@ class _Transport(LocalTransport):
 class Story:
     """A run on three hosts, and who looks after it in a thread."""
 
-    def __init__(self, folder, **failures):
+    def __init__(self, folder, *, micro_batch=1, **failures):
         self.folder = folder
         self.hosts = Hosts(folder)
         self.backend = FakeBackend()
@@ -91,9 +96,8 @@ class Story:
             write_json(self.layout.attempt(1) / f"{name}.json", value)
         data, model = DataJob(train=SourceJob(files=("/a.txt",))), ModelJob(path="m")
         how = {"wait_s": 0.0, **failures}
-        Job(name="tiny", model=model, data=data, batch=40, micro_batch=1, failures=FailureJob(**how)).save(
-            self.layout.job
-        )
+        job = Job(name="tiny", model=model, data=data, batch=40, micro_batch=micro_batch, failures=FailureJob(**how))
+        job.save(self.layout.job)
         self.tell(*NAMES)
 
     def tell(self, *names, step=40, phase="compute"):
@@ -187,6 +191,91 @@ def test_the_others_are_told_that_the_gang_is_broken_and_rest(story):
     story.finish()
 
 
+def run_out_of_memory(story, name):
+    story.kill_rank(name)
+    oom = {"line": None, "cgroup": "/lab", "limit_bytes": 1 << 30, "memory_bytes": 1 << 33}
+    (row,) = story.backend.statuses[name].failures
+    story.backend.change(name, failures=({**row, "oom": oom},))
+
+
+def test_where_the_job_allows_it_goes_on_with_smaller_micro_batches_if_memory_does_not_suffice(tmp_path):
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
+    story.hosts.save(39)
+    story.begin()
+    run_out_of_memory(story, "pc2")
+    story.joined(2)
+    gang = story.gang(2)
+    assert (gang.micro_batch, [rank.share for rank in gang.ranks]) == (1, [2 * share for share in SHARES])
+    assert story.last("restarting")["micro_batch"] == 1
+    story.kill_rank("pc3")
+    story.joined(3)
+    assert [rank.share for rank in story.gang(3).ranks] == [2 * share for share in SHARES]
+    story.finish()
+
+
+def test_another_supervisor_goes_on_with_the_smaller_micro_batches(tmp_path):
+    story = Story(tmp_path, micro_batch=2, smaller_micro_batch=True)
+    story.begin()
+    run_out_of_memory(story, "pc2")
+    story.joined(2)
+    assert Base.of(story.layout, 2).micro_batch == 1
+    story.finish()
+
+
+def test_else_it_goes_on_as_it_was(tmp_path):
+    story = Story(tmp_path, micro_batch=2)
+    story.begin()
+    run_out_of_memory(story, "pc2")
+    story.joined(2)
+    assert (story.gang(2).micro_batch, [rank.share for rank in story.gang(2).ranks]) == (None, list(SHARES))
+    assert "ran out of memory" in story.last("restarting")["what"]
+    story.finish()
+
+
+class OwnProgram(Story):
+    """The same with a program of the user's own."""
+
+    def __init__(self, folder, *, restarts):
+        super().__init__(folder)
+        self.layout.job.unlink()
+        program = Program(kind="command", argv=("train.py", "--resume"), cwd="runs/calm-otter-7/project")
+        write_json(self.layout.attempt(1) / "again.json", Again(restarts=restarts, program=program).to_json())
+
+
+def test_a_program_of_the_users_own_is_started_again_as_often_as_he_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(policy, "PAUSE_S", 0.0)
+    story = OwnProgram(tmp_path, restarts=2)
+    story.begin()
+    for number in (2, 3):
+        story.kill_rank("pc2")
+        story.joined(number)
+        assert story.gang(number).hosts == NAMES
+        assert story.request().hosts[0].argv[2:] == ("train.py", "--resume")
+    story.kill_rank("pc2")
+    assert story.end().result == "failed"
+    assert story.last("failed")["why"] == "it was started 3 times"
+
+
+def test_another_supervisor_knows_how_it_goes_on(tmp_path):
+    story = OwnProgram(tmp_path, restarts=1)
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert failures_of(story.layout, 2).restarts == 1
+    assert Base.of(story.layout, 2).again.program.argv == ("train.py", "--resume")
+    story.kill_rank("pc2")
+    assert story.end().result == "failed"
+
+
+def test_a_program_of_the_users_own_does_not_go_on_without_a_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(next_attempt, "COMMAND_WAIT_S", 0.0)
+    story = OwnProgram(tmp_path, restarts=2)
+    story.begin()
+    lose(story, "pc2")
+    assert story.end().result == "failed"
+    assert story.last("failed")["why"] == "it does not go on without a host"
+
+
 def test_where_nothing_was_saved_it_begins_anew(story):
     story.begin()
     story.kill_rank("pc2")
@@ -241,6 +330,68 @@ def test_without_the_head_the_next_host_is_the_head(story):
     assert story.gang(2).hosts == ("pc2", "pc3")
     assert Cluster.of_attempt(story.layout, 2).head.name == "pc2"
     assert Cluster.from_json(read_json(story.layout.cluster)).head.name == "pc2"
+    story.finish()
+
+
+def cut_off(story, monkeypatch, *names):
+    """Ranks lose each other, and their hosts say who is cut off; an empty tuple: nobody any more."""
+    said = [Cut(hosts=hosts, what=f"{hosts[0]} is cut off", seen="timed out") if hosts else None for hosts in names]
+    asked = []
+
+    def find(hosts, cluster, transports, *, port):
+        asked.append([host.name for host in hosts])
+        return said[min(len(asked), len(said)) - 1]
+
+    for module in (attempts_module, loop_module):
+        monkeypatch.setattr(module, "find_cut", find)
+    for name in NAMES:
+        failure = {"rank": NAMES.index(name), "pid": 1, "time": 0.0, "ordered": False, "exit": 5}
+        error = {"kind": "RunFailed", "what": "Connection reset by peer", "seen": "", "fix": "", "exit_code": 5}
+        story.backend.change(name, failures=({**failure, "error": error, "log": "l", "log_tail": []},))
+        story.backend.end(name, returncode=1, reason="finished", rests=True)
+    return asked
+
+
+def test_a_host_that_the_others_do_not_reach_is_left_out_though_it_answers_us(story, monkeypatch):
+    story.hosts.save(39)
+    story.begin()
+    asked = cut_off(story, monkeypatch, ("pc1",))
+    story.joined(2)
+    assert story.gang(2).hosts == ("pc2", "pc3")
+    assert story.last("restarting")["what"] == "pc1 is cut off"
+    outcome = Outcome.load(story.layout.attempt(1) / "outcome.json")
+    assert (outcome.error["what"], outcome.error["host"], outcome.error["seen"]) == (
+        "pc1 is cut off",
+        "pc1",
+        "timed out",
+    )
+    assert asked[0] == list(NAMES)
+    story.finish()
+
+
+def test_a_host_that_is_reached_again_in_time_goes_on_with_the_others(tmp_path, monkeypatch):
+    story = Story(tmp_path, wait_s=30.0)
+    story.hosts.save(39)
+    story.begin()
+    cut_off(story, monkeypatch, ("pc1",), ("pc1",), ())
+    story.joined(2)
+    assert story.gang(2).hosts == NAMES
+    story.finish()
+
+
+def test_a_host_that_answers_us_again_does_not_join_before_the_others_reach_it(story, monkeypatch):
+    monkeypatch.setattr(away_module, "BACK_S", 0.05)
+    monkeypatch.setattr(away_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(reach_module, "FRESH_S", 0.0)
+    story.hosts.save(39)
+    story.begin()
+    asked = cut_off(story, monkeypatch, ("pc3",), *[("pc3",)] * 5, ())
+    story.joined(2)
+    assert story.gang(2).hosts == ("pc1", "pc2")
+    wait_until(lambda: "yield" in story.backend.orders, "it is back")
+    assert len(asked) > 6
+    story.joined(3)
+    assert story.gang(3).hosts == NAMES
     story.finish()
 
 
@@ -380,7 +531,7 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     lose(story, "pc2")
     story.joined(3)
     said = read_json(story.layout.attempt(3) / "base.json")
-    assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"]}
+    assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None}
     connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
     again = Attempts(story.layout, 3, backend=story.backend, connect=connect)
     assert (again._left, again._away.silent) == ({"pc3"}, {"pc2"})

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, Request
-from gangline.supervise.cause import first_cause, gather_failures
+from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
 
 
 def request():
@@ -216,3 +216,22 @@ def test_an_interface_that_a_host_does_not_have_is_named_with_it():
     error = cause(ended("pc1", reason="killed"), ended("pc2", bad))
     assert error["what"] == "rank 1 on pc2: pc2 has no network interface enp5s0 with an address"
     assert "GLOO_SOCKET_IFNAME" in error["fix"]
+
+
+def test_ranks_that_only_lost_each_other_leave_a_doubt():
+    assert leaves_doubt([ended("pc1", failure(0, what=GLOO[0])), ended("pc2", failure(1, what=GLOO[2]))])
+    assert leaves_doubt([ended("pc1", reason="late"), ended("pc2", reason="broken")])
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        ended("pc2", failure(1, what="CUDA out of memory")),
+        ended("pc2", failure(1, code=-9)),
+        ended("pc2", reason="signalled", returncode=-9),
+        HostStatus(host="pc2", phase="lost"),
+        HostStatus(host="pc2", phase="unreachable"),
+    ],
+)
+def test_what_failed_by_itself_leaves_none(status):
+    assert not leaves_doubt([ended("pc1", failure(0, what=GLOO[0])), status])

@@ -61,6 +61,20 @@ def test_a_gpu_without_room_what_it_held_and_the_micro_batch_that_would_fit():
     assert "data.sequence_length: 512 (about 17.2 GiB)" in found.fix
 
 
+@pytest.mark.parametrize(("now", "smaller"), [(8, 4), (2, 1), (1, None)])
+def test_the_micro_batch_to_go_on_with_is_told_to_programs_as_well(now, smaller):
+    found = of_memory(failure(seen=CUDA), plan(), job(micro_batch=now))
+    assert found.to_json()["micro_batch"] == smaller
+    assert found.to_json()["kind"] == "OutOfMemory"
+
+
+def test_that_it_may_go_on_so_by_itself_is_said_unless_it_does():
+    assert "smaller_micro_batch: true" in of_memory(failure(seen=CUDA), plan(), job()).fix
+    allowed = job(failures={"smaller_micro_batch": True})
+    assert "smaller_micro_batch" not in of_memory(failure(seen=CUDA), plan(), allowed).fix
+    assert "smaller_micro_batch" not in of_memory(failure(seen=CUDA), plan(), job(micro_batch=1)).fix
+
+
 def test_the_kernel_killed_it():
     found = of_memory(failure(oom=oom(line=KERNEL, limit_bytes=10 * GIB)), plan(), job())
     assert found.what == "rank 1 on pc2 ran out of memory and was killed by its kernel"

@@ -32,6 +32,14 @@ def test_numbers_do_not_make_it_another_cause():
     assert why_not([tried(again), tried(other)], FailureJob()) is not None
 
 
+def test_less_memory_is_another_cause_as_long_as_micro_batches_get_smaller():
+    short = {**KILLED, "what": "rank 1 on pc2 ran out of GPU memory"}
+    sizes = [tried({**short, "micro_batch": size}) for size in (4, 2, 1)]
+    assert why_not(sizes, FailureJob()) is None
+    assert why_not([*sizes, tried({**short, "micro_batch": None})], FailureJob()) is None
+    assert "twice for the same cause" in why_not([tried({**short, "micro_batch": None})] * 2, FailureJob())
+
+
 def test_the_same_cause_after_some_progress_is_bad_luck():
     attempts = [tried(began_at=0, reached=30), tried(began_at=30, reached=60), tried(began_at=60, reached=90)]
     assert why_not(attempts, FailureJob(restarts=2)) is None
@@ -41,6 +49,12 @@ def test_other_causes_each_time_end_it_after_as_many_attempts_as_the_job_allows(
     attempts = [tried({**KILLED, "what": f"{name} failed"}, began_at=30, reached=30) for name in "abcde"]
     assert why_not(attempts[:4], FailureJob(restarts=5)) is None
     assert why_not(attempts, FailureJob(restarts=5)) == "5 attempts in a row did not get beyond step 30"
+
+
+def test_a_program_whose_steps_nobody_knows_is_started_as_often_as_its_user_says():
+    starts = [Tried(error=KILLED, began_at=0, reached=0, starts=number) for number in (1, 2, 3)]
+    assert why_not(starts[:2], FailureJob(restarts=2)) is None
+    assert why_not(starts, FailureJob(restarts=2)) == "it was started 3 times"
 
 
 def test_what_was_asked_for_wrongly_is_not_tried_again():

@@ -13,6 +13,10 @@ from tests.unit.watch.followed import RESTARTING
 LOST = {**RESTARTING, "step": 1240, "lost_steps": 0}
 
 
+def test_smaller_micro_batches_are_told():
+    assert "going on from step 1,240 with micro_batch 1" in event_line({**LOST, "micro_batch": 1})
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
