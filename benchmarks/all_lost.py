@@ -101,7 +101,8 @@ class Room(OwnWorld):
         self.lab.hosts[:] = [self._boot(host) for host in self.lab.hosts]
         for host in self.lab.hosts:
             found = kept[host.name]
-            argv = ["cp", "-a", f"{found.home}/.", str(inside(host, host.home))]
+            own = [str(path) for path in found.home.iterdir() if not self._is_shown(host, host.home / path.name)]
+            argv = ["cp", "-a", *own, str(inside(host, host.home))]
             subprocess.run(argv, check=True, pass_fds=[found.descriptor])
             for name, data in found.keys().items():
                 host.write(f"/etc/ssh/{name}", data, 0o600)
@@ -109,6 +110,10 @@ class Room(OwnWorld):
             found.close()
         for machine in (self.lab.user, *self.lab.hosts):  # a machine that boots has the card of before
             machine.check(["ip", "neigh", "flush", "dev", "eth0"], as_root=True)
+
+    def _is_shown(self, host: LabHost, path: Path) -> bool:
+        """Whether a folder of this computer is shown there, or below."""
+        return any(path in {bind, *bind.parents} for bind in map(Path, self.lab._kinds[host.name].binds))
 
     def _boot(self, host: LabHost) -> LabHost:
         """A new machine in the place of one that is off; what is in its home folder is brought afterwards."""
@@ -303,12 +308,14 @@ def main() -> int:
     """Do what the file does not have yet, and sum up."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--only", nargs="*", choices=sorted(set(KINDS)), default=sorted(set(KINDS)))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
     arguments = parser.parse_args()
     done = {(line["number"], line["seed"]) for line in read(arguments.out)}
-    wanted = [number for number in range(arguments.cases) if (number, arguments.seed) not in done]
+    mine = [number for number in range(arguments.cases) if kind_of(number) in arguments.only]
+    wanted = [number for number in mine if (number, arguments.seed) not in done]
     deadline = time.monotonic() + arguments.minutes * 60
     with tempfile.TemporaryDirectory() as folder:
         measure(wanted, arguments, model=make_model(Path(folder) / "model"), deadline=deadline)

@@ -275,12 +275,16 @@ def main() -> int:
     """Do what the file does not have yet, and sum up."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument(
+        "--keep", nargs="*", choices=PLACES, default=PLACES, help="only where the supervisor lives there"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
     arguments = parser.parse_args()
     done = {(line["number"], line["seed"]) for line in read(arguments.out)}
-    wanted = [number for number in range(arguments.cases) if (number, arguments.seed) not in done]
+    mine = [number for number in range(arguments.cases) if place_of(number, arguments.cases) in arguments.keep]
+    wanted = [number for number in mine if (number, arguments.seed) not in done]
     deadline = time.monotonic() + arguments.minutes * 60
     with tempfile.TemporaryDirectory() as folder:
         measure(wanted, arguments, model=make_model(Path(folder) / "model"), deadline=deadline)

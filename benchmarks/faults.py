@@ -39,6 +39,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -100,7 +101,8 @@ def _one(queue: list[int], world: World, out: Path, seed: int) -> bool:
     if not fits(kind, world):
         return False
     number = queue.pop(0)
-    line = {"number": number, "seed": seed, "kind": kind, "commit": commit(), **_play(world, kind)}
+    busy = round(os.getloadavg()[0], 1)
+    line = {"number": number, "seed": seed, "kind": kind, "commit": commit(), "load": busy, **_play(world, kind)}
     write(out, line)
     if line["wrong"]:
         with contextlib.suppress(*FAILED):
@@ -145,7 +147,9 @@ def report(lines: Sequence[Line]) -> int:
     bad = [line for line in lines if line["wrong"]]
     for line in bad:
         print(json.dumps(line))
-    print(f"\n{len(lines)} faults, {len(bad)} with something wrong")
+    loads = [line["load"] for line in lines if "load" in line]
+    busy = f"; load of the machine {statistics.median(loads):.0f} (median), {max(loads):.0f} (most)" if loads else ""
+    print(f"\n{len(lines)} faults, {len(bad)} with something wrong{busy}")
     return 1 if bad else 0
 
 

@@ -102,7 +102,7 @@ class Plug:
     def _one_way(self) -> None:
         for host in self.world.living:
             if host is not self.victim:
-                self.victim.faults.drop(peer=host.address)
+                self.victim.faults.deafen(host.address)
 
     def _flap(self) -> None:
         self.victim.faults.unplug()

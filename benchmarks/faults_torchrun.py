@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -155,7 +156,8 @@ def main() -> int:
         is_wanted = (kind, victim) not in done and kind in (arguments.only or KINDS)
         if is_wanted and time.monotonic() < deadline:
             try:
-                line = {"kind": kind, "commit": commit(), **play(kind, victim)}
+                busy = round(os.getloadavg()[0], 1)
+                line = {"kind": kind, "commit": commit(), "load": busy, **play(kind, victim)}
             except (AssertionError, LabFailed, OSError, LookupError, ValueError, subprocess.SubprocessError) as error:
                 print(kind, victim, f"was not played: {type(error).__name__}: {error}", flush=True)
                 continue
@@ -180,7 +182,9 @@ def report(lines: Sequence[Line], beside: Sequence[Line]) -> int:
         print(
             f"| {line['kind']}{where} | {line['did']} | {seconds} | {lost} | {' | '.join(_ours(ours, line['kind']))} |"
         )
-    print(f"\n{WITHOUT}.")
+    loads = [line["load"] for line in lines if "load" in line]
+    busy = f" Load of the machine {statistics.median(loads):.0f} (median), {max(loads):.0f} (most)." if loads else ""
+    print(f"\n{WITHOUT}.{busy}")
     missing = [case for case in CASES if case not in {(line["kind"], line["victim"]) for line in lines}]
     if missing:
         print(f"not played: {missing}")

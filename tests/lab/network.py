@@ -101,8 +101,12 @@ class Faults:
 
     def cut(self, peer: str) -> None:
         """Nothing goes between it and the peer with that address, in either direction."""
-        self._rule("in", f"ip saddr {peer} drop")
+        self.deafen(peer)
         self._rule("out", f"ip daddr {peer} drop")
+
+    def deafen(self, peer: str) -> None:
+        """Nothing from the peer with that address reaches it, not even answers; what it sends goes there."""
+        self._rule("in", f"ip saddr {peer} drop")
 
     def unplug(self, nic: int | None = None) -> None:
         """The cable is out, of one card or all: nothing comes, nothing goes, nobody is told."""

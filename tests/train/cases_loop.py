@@ -87,7 +87,9 @@ def full_disk(shares, *, on_failure: str):
         "result": result,
         "steps": len(captured.steps),
         "saves": saver.saves if saver else None,
-        "failed_saves": [event["step"] for event in captured.events if event["event"] == "save-failed"],
+        "failed_saves": [
+            [event["step"], event["what"]] for event in captured.events if event["event"] == "save-failed"
+        ],
     }
 
 

@@ -7,7 +7,16 @@ import pytest
 from tests.order import longest_first
 from tests.train.pool import Zygote
 
-LONG = ("test_story.py", "test_bad_input.py", "test_story_rounds.py", "test_gang.py", "test_scaling.py")
+LONG = (
+    "test_story.py",
+    "test_bad_input.py",
+    "test_story_rounds.py",
+    "test_local_sgd.py",
+    "test_gang.py",
+    "test_scaling.py",
+    "test_exact.py",
+    "test_moving.py",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -22,7 +22,7 @@ from tests.train.story import (
     write_job,
 )
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 ENDED = {"finished", "stopped", "failed"}
 FEW_STEPS = {"data": {"train": "corpus.jsonl", "sequence_length": 32}, "checkpoint": {"every_steps": 2}}

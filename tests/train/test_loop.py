@@ -39,14 +39,14 @@ def test_a_full_disk_on_one_host_stops_every_rank(pool):
     other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="stop")
     assert failing["error"]["what"] == "no room"
     assert failing["saves"] == [3, 6]
-    assert other == {"result": "failed", "steps": 7, "saves": None, "failed_saves": [7]}
+    assert other == {"result": "failed", "steps": 7, "saves": None, "failed_saves": [[7, "rank 1 on pc1: no room"]]}
 
 
 def test_a_job_may_go_on_without_a_save_that_failed(pool):
     other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="continue")
     assert (failing["result"], failing["steps"], failing["saves"]) == ("finished", 12, [3, 6, 9, 12])
     assert other["result"] == "finished"
-    assert other["failed_saves"] == [7]
+    assert other["failed_saves"] == [[7, "rank 1 on pc1: no room"]]
 
 
 @pytest.mark.parametrize("asked", [0, 2])

@@ -89,7 +89,7 @@ def _words(host: str, pairs: Sequence[Pair]) -> str:
     to, since = ({pair.source for pair in pairs} - {host}, {pair.target for pair in pairs} - {host})
     others = listed(sorted(to | since))
     if to == since:
-        return f"{host} and {others} do not reach each other"
+        return f"{host} does not reach {others}, and is not reached from there"
     if since:
         return f"{host} does not reach {others}"
     return f"{others} {'does' if len(to) == 1 else 'do'} not reach {host}"

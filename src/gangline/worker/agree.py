@@ -11,6 +11,7 @@ from gangline.worker.world import World
 
 _FLAGS = 10
 _PER_RANK = 4
+_WORDS_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +96,14 @@ def gather(value: float, world: World) -> list[float]:
     vector[world.rank] = value
     dist.all_reduce(vector)
     return vector.tolist()
+
+
+def gather_words(words: str, world: World) -> list[str]:
+    """A sentence of every rank, by rank; collective. Of a long one the first 400 bytes."""
+    if world.size == 1:
+        return [words]
+    table = torch.zeros(world.size, _WORDS_BYTES, dtype=torch.uint8)
+    own = list(words.encode()[:_WORDS_BYTES])
+    table[world.rank, : len(own)] = torch.tensor(own, dtype=torch.uint8)
+    dist.all_reduce(table)
+    return [bytes(row).rstrip(b"\0").decode("utf-8", "ignore") for row in table.tolist()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gangline.errors import CheckpointError
 from gangline.runs.cadence import FIRST_MIN, minutes_between
-from gangline.worker.agree import StepReport
+from gangline.worker.agree import StepReport, gather_words
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut
 from gangline.worker.dealer import Moved
@@ -145,13 +145,18 @@ class Keeper:
             self._out.saver.wait()
 
     def gives_up(self) -> bool:
-        """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave."""
-        saver, job = self._out.saver, self._session.job.checkpoint
+        """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave.
+
+        Collective.
+        """
+        saver, job, world = self._out.saver, self._session.job.checkpoint, self._session.world
         failure = saver.failure if saver is not None else None
+        told = gather_words(failure.what if failure is not None and self.failed else "", world)
         self._known_failure = failure
         if failure is not None:
             log.error("%s", failure)
-        what = failure.what if failure is not None else "on another host; see the logs of its first rank"
+        hosts = [rank.host for rank in world.gang.ranks]
+        what = "; ".join(f"rank {rank} on {hosts[rank]}: {words}" for rank, words in enumerate(told) if words)
         self._out.event("save-failed", step=self._progress.step, what=what)
         if job.on_failure == "continue":
             return False

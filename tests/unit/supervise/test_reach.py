@@ -36,7 +36,7 @@ def test_if_all_reach_each_other_nobody_is_cut_off():
 def test_a_host_that_none_of_the_others_reach_is_cut_off():
     cut = judge(pairs(*both("pc1", "pc2", "pc3", "pc4")), NAMES)
     assert cut.hosts == ("pc1",)
-    assert cut.what == "pc1 and pc2, pc3 and pc4 do not reach each other"
+    assert cut.what == "pc1 does not reach pc2, pc3 and pc4, and is not reached from there"
     assert "from pc1 to pc2: 10.77.0.11:4711 timed out after 3.8 s, 2 times" in cut.seen
     error = cut.to_json()
     assert (error["host"], error["kind"]) == ("pc1", "RunFailed")
@@ -63,7 +63,10 @@ def test_which_way_is_closed_is_said(closed, what):
 def test_two_hosts_may_be_cut_off():
     cut = judge(pairs(*both("pc2", "pc1", "pc3", "pc4"), *both("pc3", "pc1", "pc4")), NAMES)
     assert cut.hosts == ("pc3", "pc2")
-    assert cut.what == "pc3 and pc1, pc2 and pc4 do not reach each other; pc2 and pc1 and pc4 do not reach each other"
+    assert cut.what == (
+        "pc3 does not reach pc1, pc2 and pc4, and is not reached from there; "
+        "pc2 does not reach pc1 and pc4, and is not reached from there"
+    )
 
 
 def test_hosts_that_are_one_machine_are_not_asked(tmp_path):
