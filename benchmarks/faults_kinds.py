@@ -15,6 +15,7 @@ from benchmarks.faults_world import MOMENT_S, NotBack, Seen, World
 CUT_S = 60.0
 WATCHED_S, RIGHT_S = 20.0, 5.0
 """So long it is watched after the clock of a host was put forward or back by an hour; and once it is right."""
+STAGES_S = 10.0
 EVERY = 20
 """Steps between two checkpoints (faults_world.JOB)."""
 CUT = {"partition", "one-way"}
@@ -63,6 +64,7 @@ class Fault:
                 self._plug.heal(self.kind)
         if line["back_s"] is not None:
             self._follow(before)
+            self._await_stages()
         return line | self._judged() | self._extra | {"wrong": self._wrong}
 
     def _await_whole(self) -> None:
@@ -74,12 +76,10 @@ class Fault:
         self._epoch = self.world.state()["epoch"]
 
     def _is_back(self, seen: Seen, before: Seen) -> bool:
-        """Beyond where it stood; where another attempt is needed, in that; where it has to be told, after that."""
-        if seen.step <= before.step + 2:
-            return False
-        if self.kind in TOLD:
-            return self._has_told(seen)
-        return self.kind not in CAUSES or self.kind == "flap" or seen.attempt > before.attempt
+        """It trains: where another attempt is needed, in that; where it has to be told, after that; else further on."""
+        if self.kind in CAUSES and self.kind != "flap":
+            return seen.trained > before.attempt
+        return seen.step > before.step + 2 and (self.kind not in TOLD or self._has_told(seen))
 
     def _has_told(self, seen: Seen) -> bool:
         """Whether rank 0 has told of it, and it is over."""
@@ -128,6 +128,15 @@ class Fault:
                 self._wrong.append(f"{self.victim.name} can be reached again, and takes no part")
         elif self.kind == "clock":
             self._watch_clock(before)
+
+    def _await_stages(self) -> None:
+        """The supervisor writes how long the way back took, once it has seen a step."""
+        deadline = time.monotonic() + STAGES_S
+        while time.monotonic() < deadline:
+            names = [event["event"] for event in self._events()]
+            if names.count("returned") >= names.count("restarting"):
+                return
+            time.sleep(0.5)
 
     def _watch_clock(self, before: Seen) -> None:
         time.sleep(WATCHED_S)

@@ -50,7 +50,10 @@ class Seen:
     """Where a run stands, as its own files say."""
 
     step: int
+    trained: int
+    """The last attempt that has done a step."""
     attempt: int
+    """The one that state.json names; it may not have begun to train yet."""
     phase: str
     error: str
 
@@ -154,23 +157,25 @@ class World:
 
     def seen(self) -> Seen:
         """Where it stands now."""
-        state = self.state()
+        state, (step, trained) = self.state(), self._step()
         return Seen(
-            step=self._step(),
+            step=step,
+            trained=trained,
             attempt=state["attempt"],
             phase=state["phase"],
             error=(state["error"] or {}).get("what", ""),
         )
 
-    def _step(self) -> int:
-        """The last step that a head has written, whoever it was."""
-        steps = [0]
+    def _step(self) -> tuple[int, int]:
+        """The last step that a head has written, whoever it was; and the last attempt that has done one."""
+        found = [(0, 0)]
         for host in self.living:
             said = host.run(["tail", "-n", "3", f"{self.folder(host)}/metrics.jsonl"]).stdout
             for line in said.splitlines():
                 with suppress(ValueError, KeyError, TypeError):
-                    steps.append(int(json.loads(line)["step"]))
-        return max(steps)
+                    row = json.loads(line)
+                    found.append((int(row["step"]), int(row["attempt"])))
+        return max(step for step, _ in found), max(attempt for _, attempt in found)
 
     def until(self, condition: Callable[[Seen], bool], what: str, *, timeout_s: float = BACK_S) -> Seen:
         """Look until it is so; raises NotBack."""

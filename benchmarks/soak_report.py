@@ -11,8 +11,14 @@ from benchmarks.hangs_world import Line
 GOODPUT, LOSS_OFF = 0.8, 0.01
 MORE_PROCESSES, MORE_HANDLES, MORE_MIB, MORE_MEMORY = 1.0, 2.0, 2.0, 0.1
 """What is no growth: one more process of a kind; two more handles each; 2 MiB and a tenth more memory each."""
-WATCHED = {"guard", "supervisor"}
-"""Whose memory may not grow; the others are new after almost every fault, or share theirs with a rank."""
+WATCHED = {
+    "rss_mib": {"guard", "supervisor"},
+    "handles": {"guard", "supervisor", "sshd", "ssh", "stand-by", "other python"},
+}
+"""Of which kinds memory and handles may not grow. Ranks are new in every attempt, and of torchruns those of the first
+attempt, which meet, hold fewer than later ones: there single processes are looked at."""
+LASTING = ("guard", "supervisor", "torchrun", "stand-by")
+"""Processes that outlive attempts."""
 LONG = 10
 """Samples of one process that say something of it."""
 
@@ -29,9 +35,10 @@ def report(lines: Sequence[Line]) -> int:
     _print_faults([line for line in mine if line["kind"] == "fault"])
     grown = growth(samples)
     _print_growth(grown)
-    oldest = [row for host, kind in sorted(_kinds(samples)) if kind in WATCHED for row in _oldest(host, kind, samples)]
+    oldest = [row for host, kind in sorted(_kinds(samples)) if kind in LASTING for row in _oldest(host, kind, samples)]
     for row in oldest:
-        print(f"the {row['kind']} on {row['host']} that lived longest, {row['samples']} samples: MiB {row['mib']}")
+        who = f"the {row['kind']} on {row['host']} that lived longest, {row['samples']} samples"
+        print(f"{who}: MiB {row['mib']}, handles {row['handles']}")
     losses = next((line for line in lines[ends[-1] :] if line["kind"] == "losses"), {})
     print(f"\n{json.dumps(end)}\n{json.dumps(losses)}")
     missed = _missed(end, losses, [*grown, *oldest])
@@ -58,7 +65,7 @@ def _grown(host: str, kind: str, quarters: tuple[Sequence[Line], Sequence[Line]]
     ):
         before, after = (statistics.median(_each(host, kind, name, samples)) for samples in quarters)
         row[name] = [round(before, 1), round(after, 1)]
-        is_watched = name != "rss_mib" or kind in WATCHED
+        is_watched = name == "processes" or kind in WATCHED[name]
         if is_watched and after > before * (1 + part) + more:
             row["grows"].append(name)
     return row
@@ -74,19 +81,21 @@ def _each(host: str, kind: str, name: str, samples: Sequence[Line]) -> Iterator[
 
 
 def _oldest(host: str, kind: str, samples: Sequence[Line]) -> list[Line]:
-    """The memory of the process that was seen most often; [] where none lived long."""
-    series: dict[tuple[int, int], list[float]] = {}
+    """Memory and handles of the process that was seen most often; [] where none lived long."""
+    series: dict[tuple[int, int], list[tuple[float, int]]] = {}
     for sample in samples:
         row = sample["hosts"].get(host, {}).get(kind)
         if row:
-            pid, since, mib, _ = row["oldest"]
-            series.setdefault((pid, since), []).append(mib)
+            pid, since, mib, handles = row["oldest"]
+            series.setdefault((pid, since), []).append((mib, handles))
     longest = max(series.values(), key=len, default=[])
     if len(longest) < LONG:
         return []
     before, after = longest[1], longest[-1]  # not the first: it has just begun
-    grows = ["memory of one process"] if after > before * (1 + MORE_MEMORY) + MORE_MIB else []
-    return [{"host": host, "kind": kind, "samples": len(longest), "mib": [before, after], "grows": grows}]
+    grows = ["memory of one process"] if after[0] > before[0] * (1 + MORE_MEMORY) + MORE_MIB else []
+    grows += ["handles of one process"] if after[1] > before[1] + MORE_HANDLES else []
+    found = {"mib": [before[0], after[0]], "handles": [before[1], after[1]], "grows": grows}
+    return [{"host": host, "kind": kind, "samples": len(longest), **found}]
 
 
 def _missed(end: Line, losses: Line, grown: Sequence[Line]) -> list[str]:

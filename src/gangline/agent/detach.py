@@ -45,9 +45,13 @@ def own(folder: Path) -> Optional[int]:
     descriptor = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_new = not (folder / "guard.json").exists()
     except BlockingIOError:
-        return None
-    return None if (folder / "guard.json").exists() else descriptor
+        is_new = False
+    if is_new:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def log_to(folder: Path) -> None:

@@ -182,7 +182,8 @@ class Guard:
     def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
         """Go on as the guard of this part; False where that cannot be, and then nothing has changed."""
         folder = Path(request["folder"])
-        if self._seats is None or not self._all_stand() or own(folder) is None:
+        lock = own(folder) if self._all_stand() else None
+        if self._seats is None or lock is None:
             return False
         rest.end(self.part.folder)
         log_to(folder)
@@ -193,6 +194,7 @@ class Guard:
         )
         self._revive = self._reviver()
         self._stand()
+        os.close(lock)  # guard.json says the same from now on; one more for every attempt would be too many in the end
         self._seats.give(request)
         return True
 

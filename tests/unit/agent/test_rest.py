@@ -154,6 +154,14 @@ def test_a_guard_may_rest_again_and_again(hall):
     assert not hall.is_resting(third)
 
 
+def test_a_guard_holds_no_file_more_for_every_attempt_that_it_takes_over(hall):
+    hall.rested("0=orderly")
+    hall.rested("0=orderly", attempt=2)
+    third = hall.start("0=orderly", attempt=3)
+    held = [str(path.readlink()) for path in Path(f"/proc/{guard_record(third)['pid']}/fd").iterdir()]
+    assert len([name for name in held if name.endswith("guard.lock")]) == 1
+
+
 def test_where_launchers_never_meet_the_first_seat_is_told_too(hall):
     part = hall.rested("4=orderly", attempt=5)
     assert json.loads(Path(part.folder, "stand-by", "seat-1.json").read_text()) == {
