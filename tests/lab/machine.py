@@ -118,9 +118,13 @@ class LabHost:
         """Its sshd shows another key from now on, as after a new installation; which one."""
         script = (
             "cd /etc/ssh && rm ssh_host_ed25519_key* && ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key && "
-            "pkill -HUP -f 'sshd: /usr/sbin/ss[h]d .listener.' && cat ssh_host_ed25519_key.pub"
+            "pkill -HUP -f 'sshd: /usr/sbin/ss[h]d .listener.' && cat ssh_host_ed25519_key.pub && "
+            # it starts itself anew, and does not listen for a moment
+            'for _ in $(seq 100); do ssh-keyscan -t ed25519 -p "$0" "$1" 2>&1 | '
+            'grep -qF "$(cut -d " " -f 2 ssh_host_ed25519_key.pub)" && exit; sleep 0.1; done; exit 1'
         )
-        self.host_key = " ".join(self.check(["sh", "-c", script], as_root=True).split()[:2])
+        said = self.check(["sh", "-c", script, str(self.ssh_port), self.address], as_root=True)
+        self.host_key = " ".join(said.split()[:2])
         return self.host_key
 
     def processes(self) -> list[str]:
