@@ -27,7 +27,7 @@ def test_a_script_that_fails_is_started_again_with_the_words_for_it(tmp_path):
     user = make_user(tmp_path)
     (user.folder / "mine").mkdir()
     (user.folder / "mine" / "mine.py").write_text(SCRIPT)
-    write_cluster(user, "two", pc1={"workdir": str(tmp_path / "pc1")}, pc2={"workdir": str(tmp_path / "pc2")})
+    write_cluster(user, "two", pc1={}, pc2={})
     words = ("--dir", "mine", "--cluster", "two.yaml", "--restarts", "2", "--resume-flag=--resume", "--", "mine.py")
     said = user.gangline("run", *words, "--lr", "1")
     run = said.out.split()[0]
