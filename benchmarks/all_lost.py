@@ -38,6 +38,7 @@ from typing import Any
 
 from benchmarks.faults_world import MOMENT_S, NotBack
 from benchmarks.lab_runs import OwnWorld
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from gangline.runs import checkpoints as disk
 from tests.lab.hosts import LabHost
@@ -297,11 +298,6 @@ def report(lines: Sequence[Line]) -> int:
         print(json.dumps(line))
     print(f"\n{len(lines)} times all hosts lost, {len(bad)} with something wrong")
     return 1 if bad else 0
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> int:

@@ -36,6 +36,7 @@ from typing import Any
 
 from benchmarks.faults_world import MOMENT_S, NotBack
 from benchmarks.lab_runs import Gang, OwnWorld, Terminal, longest_gap_s
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from tests.lab.namespaces import LabFailed
 from tests.lab.user import make_model
@@ -264,11 +265,6 @@ def report(lines: Sequence[Line]) -> int:
         print(json.dumps(line))
     print(f"\n{len(lines)} kills, {len(bad)} with something wrong")
     return 1 if bad else 0
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> int:

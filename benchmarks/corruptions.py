@@ -45,6 +45,7 @@ from benchmarks.checkpoint_hosts import (
     resume,
     tensors_of,
 )
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
@@ -366,11 +367,6 @@ def report(lines: Sequence[Line]) -> int:
 def _where(line: Line) -> str:
     kind = str(line["damages"][0]["kind"])
     return "a whole part" if kind in WHOLE_PART else kind.rsplit(maxsplit=1)[-1]
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> int:

@@ -52,6 +52,7 @@ from pathlib import Path
 
 from benchmarks.faults_kinds import Fault, Line
 from benchmarks.faults_world import JOB, World
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from tests.lab.namespaces import LabFailed
 from tests.lab.user import make_model
@@ -171,11 +172,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         measure(wanted, arguments.out, seed=arguments.seed, model=make_model(Path(folder) / "model"), deadline=deadline)
     return report(read(arguments.out))
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from pathlib import Path
 from benchmarks.faults_kinds import CUT, CUT_S, Line
 from benchmarks.faults_plug import Plug
 from benchmarks.faults_trial import Mark, Trial
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from tests.lab.namespaces import LabFailed
 
@@ -205,11 +206,6 @@ def _ours(lines: Mapping[str, list[Line]], kind: str) -> tuple[str, str]:
         return "", ""
     back = [line["back_s"] for line in mine]
     return f"{statistics.median(back):.1f} ({max(back):.1f})", str(max(line.get("lost_steps", 0) for line in mine))
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

@@ -37,29 +37,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hangs_healthy
-from benchmarks.faults_world import MOMENT_S, NotBack
+from benchmarks.faults_world import JOB, MOMENT_S, NotBack
 from benchmarks.hangs_world import HangWorld, Line
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from tests.lab.machine import LabHost
 from tests.lab.namespaces import LabFailed
 from tests.lab.user import make_model
 
-JOB = """\
-name: hangs
-model: ./model
-data: {train: fox.txt, sequence_length: 64}
-method: full
-precision: fp32
-batch: 12
-micro_batch: 2
-steps: 1000000
-seed: 1
-optimizer: {learning_rate: 1e-4}
-schedule: constant
-evaluation: {at_start: false}
-checkpoint: {every_steps: 20, every_minutes: none, keep_last: 2}
-failures: {restarts: 6, wait: 15s}
-"""
 KINDS = ("stopped", "data", "busy", "native")
 """In this order again and again."""
 STEP_S, TIMES, WINDOW, SLACK_S = 30.0, 3.0, 20, 5.0
@@ -271,11 +256,6 @@ def main() -> int:
             measure(wanted, arguments, model=model, deadline=deadline)
     summary = hangs_healthy.report if arguments.healthy else report
     return summary(read(arguments.out))
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":

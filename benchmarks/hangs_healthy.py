@@ -17,25 +17,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.faults_world import JOB as RUN
 from benchmarks.hangs_world import HangWorld, Line, Tail, seconds_of
 from benchmarks.scaling import commit
 
-JOB = """\
-name: healthy
-model: ./model
-data: {train: fox.txt, eval: 0.04, sequence_length: 64}
-method: full
-precision: fp32
-batch: 12
-micro_batch: 2
-steps: 1000000
-seed: 1
-optimizer: {learning_rate: 1e-4}
-schedule: constant
-evaluation: {at_start: false, every_steps: 20}
-checkpoint: {every_steps: 10, every_minutes: none, keep_last: 2}
-failures: {restarts: 6, wait: 15s}
-"""
+JOB = RUN.replace("fox.txt,", "fox.txt, eval: 0.04,").replace("{at_start: false}", "{at_start: false, every_steps: 20}")
+JOB = JOB.replace("every_steps: 20, every_minutes", "every_steps: 10, every_minutes")
 ACCUSING = {"hanging", "failing", "restarting", "stalled", "unreachable", "leaving", "stopping", "failed", "stopped"}
 """Events that say of somebody that something is wrong, or end an attempt."""
 PAUSES = {0.2: ("evaluation", 45), 0.45: ("save", 45), 0.7: ("evaluations", 35)}

@@ -36,6 +36,7 @@ from typing import Any
 
 from benchmarks.faults_world import NotBack
 from benchmarks.lab_runs import OwnWorld
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from tests.lab.hosts import ROOT
 from tests.lab.namespaces import LabFailed
@@ -322,11 +323,6 @@ def make_model(folder: Path) -> Path:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", MAKE_MODEL, str(folder)], check=True, env=env)
     return folder
-
-
-def read(path: Path) -> list[Line]:
-    """The lines of a file, none where there is none."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def main() -> int:

@@ -40,8 +40,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults_world import Seen
-from benchmarks.hangs import FAILURES, read
+from benchmarks.hangs import FAILURES
 from benchmarks.hangs_world import HangWorld, Line, Tail, intervals
+from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from benchmarks.soak_report import report
 from tests.lab.machine import LabHost

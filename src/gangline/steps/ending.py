@@ -126,7 +126,7 @@ def _require_ours(run: Opened) -> None:
     again = f"gangline resume {name} --cluster FILE" if can_resume else "gangline run --cluster FILE -- CMD"
     raise UsageError(
         f"{name} runs a command of yours, and only that knows whether it can go on with fewer ranks",
-        seen="gangline does not save its state, and does not start it again by itself",
+        seen="gangline does not save its state",
         fix=f"gangline stop {name}, then start it with the other hosts in FILE: {again}",
     )
 
