@@ -13,6 +13,7 @@ from gangline.cli.output import Terminal, print_data, raise_failure
 from gangline.errors import HostUnreachable, UsageError
 from gangline.runs.registry import RunRecord
 from gangline.watch.board import read_board
+from gangline.watch.follow import NO_SUPERVISOR, Patience
 from gangline.watch.restart import in_words
 
 SILENCE_S = 30.0
@@ -82,10 +83,11 @@ def _wait(run: app.Opened, doing: str, *, hint: str, until: Callable[[RunRecord]
     """Ctrl-C ends the waiting, not the order."""
     talk = Terminal()
     begun = time.monotonic()
+    patience = Patience(run.view().patience_s, time.monotonic)
     silent_since: float | None = None
-    while not until(record := run.record()):
+    while not until(record := patience.judge(run.record())):
         now = time.monotonic()
-        silent_since = None if record.silent is None else silent_since or now
+        silent_since = None if record.silent in {None, NO_SUPERVISOR} else silent_since or now
         if silent_since is not None and now - silent_since > SILENCE_S:
             talk.clear()
             raise HostUnreachable(

@@ -90,7 +90,7 @@ def follow(
     view: View, *, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Update]:
     """Yield what there is, then what comes, over all attempts, until the run has ended; the last update says how."""
-    reader, patience = _Reader(view), _Patience(view.patience_s, clock)
+    reader, patience = _Reader(view), Patience(view.patience_s, clock)
     while True:
         # read before the files: what was written before the end is then part of the last update
         run = patience.judge(view.record())
@@ -104,7 +104,7 @@ def follow(
             wait(POLL_S)
 
 
-class _Patience:
+class Patience:
     """Whether a run without a supervisor is lost, or about to get another one."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
