@@ -120,9 +120,14 @@ class Attempts:
         self._left |= _left_by_themselves(ended)
         if ended.outcome.result == "stopped":
             return None if ended.made_way or self._left else ""
-        if not ended.joined and not self._tried:
+        if not self._had_begun(ended) and not self._tried:
             return "it had not begun"
         return None
+
+    def _had_begun(self, ended: Ended) -> bool:
+        """A program of the user's own does not say that it has joined, and may fail before anybody has looked."""
+        is_own = self._base is not None and self._base.again is not None
+        return ended.joined or (is_own and bool(ended.outcome.failures))
 
     def _next(self, base: Base, ended: Ended) -> str | None:
         """Prepare and start the next attempt; why not. Raises GanglineError where a host does not do its part."""

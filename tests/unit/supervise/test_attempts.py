@@ -106,13 +106,20 @@ class Story:
             sign = RankSigns(rank=NAMES.index(name), phase=phase, has_torch=True, has_met=True, step=step)
             self.backend.signs[name] = StartSigns(launcher=True, met=True, ranks=(sign,))
 
-    def begin(self):
+    def begin(self, *, joins=True):
+        """joins: the ranks of the first attempt say that they have joined; else they only begin."""
+        if not joins:
+            said, silence = self.backend.signs, StartSigns(launcher=True, met=False, ranks=())
+            self.backend.signs = dict.fromkeys(NAMES, silence)
         pace = Pace(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
         connect = lambda cluster: {host.name: self.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
         attempts = Attempts(self.layout, 1, backend=self.backend, connect=connect, pace=pace)
         attempts.begin({"HF_TOKEN": "x"})
         self.thread = threading.Thread(target=self._watch, args=(attempts,), daemon=True)
         self.thread.start()
+        if not joins:
+            self.backend.signs = said
+            return
         self.joined()
 
     def _watch(self, attempts):
@@ -254,6 +261,22 @@ def test_a_program_of_the_users_own_is_started_again_as_often_as_he_says(tmp_pat
     story.kill_rank("pc2")
     assert story.end().result == "failed"
     assert story.last("failed")["why"] == "it was started 3 times"
+
+
+def test_it_is_started_again_though_it_failed_before_anybody_saw_its_ranks_meet(tmp_path):
+    story = OwnProgram(tmp_path, restarts=1)
+    story.begin(joins=False)
+    story.kill_rank("pc2")
+    story.joined(1)
+    assert (story.state().attempt, story.count("restarting")) == (2, 1)
+    story.finish()
+
+
+def test_ranks_of_our_own_trainer_say_when_they_have_joined(story):
+    story.begin(joins=False)
+    story.kill_rank("pc2")
+    assert story.end().result == "failed"
+    assert story.last("failed")["why"] == "it had not begun"
 
 
 def test_another_supervisor_knows_how_it_goes_on(tmp_path):
