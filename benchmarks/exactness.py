@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.pool import Zygote
+from tests.train.test_resume import sample_order
 
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
@@ -33,7 +34,8 @@ def main() -> None:
     done = _read(arguments.out)
     zygote = Zygote()
     try:
-        for name, bar, measure in [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]:
+        cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
+        for name, bar, measure in [*cases, *_strategy_cases(zygote), *_strategy_resume_cases(zygote)]:
             if name in done:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
@@ -90,6 +92,54 @@ def _resume_cases(zygote: Zygote, interruptions: int) -> Iterator[Case]:
             yield name, bar, lambda j=job, s=stops: _other_ranks(zygote, j, s)
 
 
+def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
+    """Every strategy that computes what one machine would, against one process; packed rows, recomputation."""
+    for strategy, shares in (("ddp", [5, 3, 2]), ("fsdp", [5, 3, 2]), ("fsdp", [7, 3]), ("hsdp", [1, 2, 3, 4])):
+        for method in ("full", "lora"):
+            words = {"shares": shares, "strategy": strategy, "method": method}
+            kinds = {"fp64": (False, 1e-9), "fp32": (True, 1e-5)}
+            for precision, (mixture, bar) in kinds.items():
+                name = f"gradient under {strategy} {precision}{' mixture of experts' if mixture else ''} {method}"
+                more = {**words, "mixture": mixture}
+                yield f"{name} {_text(shares)}", bar, lambda w=more: _contract(zygote, w)
+            for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+                more = {**words, "precision": precision, "warmup": warmup, "steps": 100}
+                more |= {"packed": True, "checkpointing": True}
+                name = f"losses of 100 packed steps under {strategy} {precision} {method} {_text(shares)}"
+                yield name, bar, lambda w=more: _losses(zygote, w)
+
+
+def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
+    """Saved under one strategy by 3 ranks (hsdp: 4), resumed under each by 2 and by 4."""
+    before = {"ddp": [5, 3, 2], "fsdp": [5, 3, 2], "hsdp": [1, 2, 3, 4]}
+    after = (("ddp", [7, 3]), ("ddp", [1, 2, 3, 4]), ("fsdp", [7, 3]), ("fsdp", [1, 2, 3, 4]), ("hsdp", [4, 3, 2, 1]))
+    for method in ("full", "lora"):
+        for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+            for one, shares in before.items():
+                for other, others in after:
+                    job = {"method": method, "precision": precision, "warmup": warmup}
+                    sizes = f"{len(shares)} to {len(others)} ranks"
+                    name = f"saved under {one}, resumed under {other} {precision} {method} {sizes}"
+                    yield name, bar, lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, j, s, o)
+
+
+def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
+    results = zygote.pool(len(words["shares"])).run("tests.train.cases_loop:contract", **words)
+    return max(max(result["error"], result["norm_error"]) for result in results)
+
+
+def _other_strategy(
+    zygote: Zygote, job: dict[str, Any], before: tuple[str, list[int]], after: tuple[str, list[int]]
+) -> float:
+    """Relative difference of losses; the samples of every step must be the same, in the same order."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole = _piece(zygote, f"{folder}/whole", [10], job)
+        first = _piece(zygote, f"{folder}/cut", before[1], job, stop_after=9, strategy=before[0])
+        second = _piece(zygote, f"{folder}/cut", after[1], job, resume_step=9, strategy=after[0])
+    assert sample_order(first, second) == sample_order(whole), "other samples"
+    return _worst(first[0]["losses"] + second[0]["losses"], whole[0]["losses"])
+
+
 def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
     results = zygote.pool(3).run("tests.train.cases_exact:gradient", **words)
     assert all(result["equal"] for result in results), "ranks hold different gradients"
@@ -97,7 +147,8 @@ def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
 
 
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
-    result = zygote.pool(3).run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
+    ranks = zygote.pool(len(words["shares"]))
+    result = ranks.run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
     return _worst(result["split"], result["alone"])
 
 

@@ -47,14 +47,30 @@ def _stir(session) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.02)
 
 
-def losses(shares, *, method: str = "full", precision: str = "fp64", steps: int = 200, warmup: int = 5):
-    """Losses of a whole run by rank 0, split and alone."""
+def losses(
+    shares,
+    *,
+    method: str = "full",
+    precision: str = "fp64",
+    steps: int = 200,
+    warmup: int = 5,
+    strategy: str = "ddp",
+    checkpointing: bool = False,
+    packed: bool = False,
+):
+    """Losses and evaluations of a whole run by rank 0, split and alone."""
     job = make_job(method=method, precision=precision, steps=steps)
-    job = replace(job, schedule=replace(job.schedule, warmup_steps=warmup))
-    _, split = run_loop(make_session(job, make_world(shares, rank=dist.get_rank())))
+    job = replace(
+        job,
+        schedule=replace(job.schedule, warmup_steps=warmup),
+        evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)),
+        activation_checkpointing=checkpointing,
+    )
+    world = make_world(shares, rank=dist.get_rank(), strategy=strategy)
+    _, split = run_loop(make_session(job, world, packed=packed))
     if dist.get_rank() > 0:
         return None
-    _, alone = run_loop(make_session(job, make_world([sum(shares)], rank=0)))
+    _, alone = run_loop(make_session(job, make_world([sum(shares)], rank=0), packed=packed))
     return {"split": split.steps, "alone": alone.steps, "evaluations": [split.evaluations, alone.evaluations]}
 
 

@@ -7,15 +7,18 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError, GanglineError
 from gangline.worker.batch import collate
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
+from gangline.worker.optimizer import gradient_norm
 from gangline.worker.precision import agree_precision
 from gangline.worker.strategy.ddp import Ddp, agree_weights
+from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.single import Single
-from tests.train.small import MemorySet, make_job, make_session, make_world, run_loop
+from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
 
 
 def poisoned(shares, *, bad_samples: int, precision: str = "fp32"):
@@ -131,14 +134,15 @@ def one_rank_is_asked_to_leave(shares, *, asked: int):
     return [result, len(captured.steps)]
 
 
-def contract(shares, *, method: str, strategy: str):
+def contract(shares, *, method: str, strategy: str, mixture: bool = False):
     """Error of a strategy's gradient against plain autograd over all rows at once; twice, to see leftovers."""
     rank = dist.get_rank()
     job = make_job(method=method, dropout=0.0)
+    if mixture:  # torch multiplies groups of rows in fp32 at the most
+        job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
     precision = agree_precision(job, torch.device("cpu"), world_size=1)
     loss = CausalLoss(load_model(job, compute=precision.compute), compute=precision.compute)
-    kind = {"ddp": Ddp, "single": Single}[strategy]
-    made = kind(loss, precision=precision, device=torch.device("cpu"))
+    made = _strategy(strategy, loss, precision, shares)
     rows = MemorySet(sum(shares), seed=9)
     start = sum(shares[:rank])
     mine = range(start, start + shares[rank])
@@ -146,22 +150,37 @@ def contract(shares, *, method: str, strategy: str):
     for _ in range(2):
         for parameter in trainable(loss).values():
             parameter.grad = None
+        empty = max(shares) - len(mine) if made.in_step else int(not mine)
         summed = [
-            float(made.forward_backward(collate([rows.sample(row)]), scale=0.25, last=row == mine[-1])) for row in mine
+            float(made.forward_backward(collate([rows.sample(row)]), scale=0.25, last=row == mine[-1] and not empty))
+            for row in mine
         ]
-        if not mine:
-            made.join()
+        for number in range(empty):
+            made.join(last=number == empty - 1)
     total = sum(reference(*collate([rows.sample(row)]).tensors) for row in range(sum(shares)))
     (total * 0.25).backward()
     ours, wanted = _gradient(loss), _gradient(reference)
+    norm = gradient_norm(trainable(loss).values(), parts=made.parts)
     return {
         "error": float((ours - wanted).norm() / wanted.norm()),
+        "norm_error": float(abs(norm - wanted.norm()) / wanted.norm()),
         "loss": sum(summed),
+        "divided": sum(type(module).__name__.startswith("FSDP") for module in loss.modules()),
+        "held": sum(parameter.to_local().numel() for parameter in loss.parameters() if isinstance(parameter, DTensor)),
+        "all": sum(parameter.numel() for parameter in loss.parameters() if isinstance(parameter, DTensor)),
     }
 
 
+def _strategy(name: str, loss, precision, shares):
+    if name in ("fsdp", "hsdp"):
+        world = make_world(shares, rank=dist.get_rank(), strategy=name)
+        return Fsdp(loss, precision=precision, world=world)
+    return {"ddp": Ddp, "single": Single}[name](loss, precision=precision, device=torch.device("cpu"))
+
+
 def _gradient(loss) -> torch.Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in trainable(loss).values()])
+    gradients = [parameter.grad for parameter in trainable(loss).values()]
+    return torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).flatten() for each in gradients])
 
 
 def weights_agree():

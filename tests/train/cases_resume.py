@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.manifest import PART_FILE, commit_record
@@ -17,31 +18,44 @@ from gangline.worker.progress import restore
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 
-def piece(folder: str, *, shares, steps: int, resume_step: int | None, stop_after: int | None, job: dict):
+def piece(
+    folder: str,
+    *,
+    shares,
+    steps: int,
+    resume_step: int | None,
+    stop_after: int | None,
+    job: dict,
+    strategy: str = "ddp",
+):
     """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights."""
     rank = dist.get_rank()
-    hosts = [f"pc{index}" for index in range(len(shares))]
-    world = make_world(shares, rank=rank, resume_step=resume_step)
+    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy)
+    hosts = world.gang.hosts
     words = dict(job)
     warmup = words.pop("warmup", 5)
     made = make_job(steps=steps, **words)
     made = replace(made, schedule=replace(made.schedule, warmup_steps=warmup))
     session = make_session(made, world, num_evaluation=0)
     checkpoints = Path(folder)
-    description = {"attempt": 1, "hosts": tuple(hosts), "num_ranks": len(shares), "fingerprints": {"train": "t"}}
-    saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
+    description = {"attempt": 1, "hosts": hosts, "num_ranks": len(shares), "fingerprints": {"train": "t"}}
+    saver = None
+    if world.is_first_of_host:
+        saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
     progress = restore(session, checkpoints)
     # reads a sample to see how long backward takes, which belongs to no step
     settle_exchange(session, progress, session.order.micro_batches(0)[0])
     read = _listen(session, progress)
     result, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)
-    saver.wait()
+    if saver is not None:
+        saver.wait()
     dist.barrier()
     if rank == 0:
         parts = {host: (part_folder(checkpoints, progress.step, host) / PART_FILE).read_bytes() for host in hosts}
         place_commit(checkpoints, commit_record(parts))
     dist.barrier()
-    weights = torch.cat([parameter.detach().flatten() for parameter in trainable(session.model).values()])
+    trained = [parameter.detach() for parameter in trainable(session.model).values()]
+    weights = torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).flatten() for each in trained])
     return {
         "result": result,
         "step": progress.step,

@@ -33,11 +33,16 @@ VOCABULARY = 96
 
 
 class MemorySet:
-    """Rows of a counting language: learnable, of unequal lengths and numbers of trained tokens; the last token is unused."""
+    """Rows of a counting language: learnable, of unequal lengths and numbers of trained tokens; the last token is unused.
 
-    def __init__(self, num_samples: int, *, seed: int = 0, longest: int = 20) -> None:
+    packed: every sample is two of them, which must not see each other.
+    """
+
+    def __init__(self, num_samples: int, *, seed: int = 0, longest: int = 20, packed: bool = False) -> None:
         draw = np.random.default_rng(seed)
         self._samples = [self._row(draw, longest) for _ in range(num_samples)]
+        if packed:
+            self._samples = [self._join(sample, self._row(draw, longest)) for sample in self._samples]
         self.label_counts = np.array([(row.targets != -100).sum() for row in self._samples])
         self.lengths = np.array([len(row.input_ids) for row in self._samples])
 
@@ -48,6 +53,11 @@ class MemorySet:
         targets = np.append(tokens[1:], -100)
         targets[: int(draw.integers(0, length // 2))] = -100
         return SimpleNamespace(input_ids=tokens, targets=targets, position_ids=np.arange(length))
+
+    @staticmethod
+    def _join(*rows):
+        arrays = ("input_ids", "targets", "position_ids")
+        return SimpleNamespace(**{name: np.concatenate([getattr(row, name) for row in rows]) for name in arrays})
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -74,7 +84,30 @@ def model_folder() -> str:
     return _FOLDERS[0].name
 
 
+def mixture_folder() -> str:
+    """The same of a mixture of experts: 4 of them, fused into two tensors, of which each token takes 2."""
+    if not _MIXTURES:
+        from transformers import Qwen3MoeConfig
+
+        _MIXTURES.append(tempfile.TemporaryDirectory())
+        Qwen3MoeConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            moe_intermediate_size=24,
+            num_experts=4,
+            num_experts_per_tok=2,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+        ).save_pretrained(_MIXTURES[0].name)
+    return _MIXTURES[0].name
+
+
 _FOLDERS: list[tempfile.TemporaryDirectory] = []
+_MIXTURES: list[tempfile.TemporaryDirectory] = []
 
 
 def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 0.1, **changes) -> Job:
@@ -98,20 +131,29 @@ def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 
     return replace(job, **changes)
 
 
-def make_world(shares, *, rank: int, hosts=None, resume_step: int | None = None, attempt: int = 1) -> World:
-    """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more."""
-    hosts = hosts or [f"pc{index}" for index in range(len(shares))]
+def make_world(
+    shares, *, rank: int, hosts=None, resume_step: int | None = None, attempt: int = 1, strategy: str = "ddp"
+) -> World:
+    """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
+
+    hsdp: two hosts, each with half of the ranks.
+    """
+    size = len(shares)
+    hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
     ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
-    gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=ranks, resume_step=resume_step)
+    gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=ranks, resume_step=resume_step, strategy=strategy)
     return World(gang=gang, rank=rank, device=torch.device("cpu"))
 
 
-def make_session(job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23) -> Session:
+def make_session(
+    job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False
+) -> Session:
     """A built session over MemorySets. A job in fp64 computes its norms in fp64, too."""
     if job.precision == "fp64":
         norms_in_own_dtype()
     evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None
-    return build_session(job, world, train_set=MemorySet(num_samples), evaluation_set=evaluation_set)
+    train_set = MemorySet(num_samples, packed=packed)
+    return build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
 
 
 def norms_in_own_dtype() -> None:

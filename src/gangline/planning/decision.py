@@ -22,8 +22,14 @@ LEAST_CHANCE = 0.1
 """Below that a start is refused; what is foreseen of a process may be a quarter too much."""
 INNER_STEPS = StrategyJob().inner_steps
 """local-sgd: steps between two exchanges where the job says nothing; published: 50 to 500 (DiLoCo)."""
-IN_ROUNDS: tuple[Kind, ...] = ("single", "local-sgd")
-"""All that is weighed where the job asks for local-sgd."""
+ASKED: dict[str, tuple[Kind, ...]] = {
+    "auto": SIMPLEST,
+    "ddp": ("single", "ddp"),
+    "fsdp": ("single", "fsdp"),
+    "hsdp": ("single", "hsdp"),
+    "local-sgd": ("single", "local-sgd"),
+}
+"""All that is weighed, by what the job asks for."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
 FEW_HOSTS = 5
@@ -111,8 +117,7 @@ def _runnable(drafts: list[Draft]) -> Draft | None:
 def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
     """The best of every strategy that these seats allow, in the order of `SIMPLEST`. bench: see there."""
     possible = shifts(question, world, trainings(question), bench)
-    kinds = IN_ROUNDS if question.asks_for_rounds else SIMPLEST
-    return [_nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))]
+    return [_nearest(drafts) for kind in ASKED[question.strategy.kind] if (drafts := _drafts(possible, kind))]
 
 
 def _nearest(drafts: list[Draft]) -> Draft:
@@ -204,6 +209,8 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     elif kind == "hsdp":
         if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
             yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
+        elif shift.question.strategy.kind == "hsdp":  # one copy inside every host is one copy in all, or none
+            yield Strategy(kind="fsdp", world_size=size, shard_size=size)
     elif kind == "fsdp":
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)

@@ -17,6 +17,7 @@ from gangline.planning.states import (
     outer_bytes,
     quantised_bytes,
     shards,
+    trained_shards,
     weight_bytes,
 )
 from gangline.planning.training import BYTES, Strategy, Training
@@ -95,17 +96,21 @@ class Step:
     def persistent(self) -> tuple[Term, ...]:
         """What is there all the time."""
         share, training, strategy = self.share, self.training, self.strategy
-        parts = shards(strategy)
-        among = f" / {parts} ranks" if parts > 1 else ""
+        among, trained_among = (
+            f" / {parts} ranks" if parts > 1 else "" for parts in (shards(strategy), trained_shards(training, strategy))
+        )
         adapters = share.num_adapters(training)
-        held = adapters * BYTES[training.parameters] // (parts if strategy.kind in SHARDED else 1)
+        parts = trained_shards(training, strategy) if strategy.kind in SHARDED else 1
+        held = adapters * BYTES[training.parameters] // parts
         return _filled(
             Term(name="weights", num_bytes=weight_bytes(share, training, strategy), source=self._weights() + among),
-            Term(name="adapters", num_bytes=held, source=f"{adapters:,} numbers in {training.parameters}{among}"),
+            Term(
+                name="adapters", num_bytes=held, source=f"{adapters:,} numbers in {training.parameters}{trained_among}"
+            ),
             Term(
                 name="optimizer",
                 num_bytes=optimizer_bytes(share, training, strategy),
-                source=f"{training.optimizer}: two states per trained number{among}",
+                source=f"{training.optimizer}: two states per trained number{trained_among}",
             ),
             Term(
                 name="outer optimizer",
@@ -233,7 +238,8 @@ class Step:
             yield self._gradients()
         training = self.training
         if training.stack.foreach and training.optimizer == "adamw":
-            size = self.share.num_trained(training) // shards(self.strategy) * BYTES[training.parameters]
+            size = self.share.num_trained(training) // trained_shards(training, self.strategy)
+            size *= BYTES[training.parameters]
             yield Term(name="foreach copy", num_bytes=size, source="AdamW's square roots of all trained numbers")
         if self.strategy.kind in ("zero-1", "zero-2"):
             size = min(BUCKET_NUMBERS, self.share.num_trained(training)) * BYTES[training.compute]

@@ -28,7 +28,7 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp", "local-sgd")
+BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "local-sgd")
 BUILT_METHODS = ("full", "lora")
 """What gangline's own trainer does so far."""
 
@@ -398,7 +398,9 @@ def is_built(strategy: Strategy, training: Training) -> bool:
     """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
     taken = strategy.asked or strategy.kind != "local-sgd"
     built = strategy.kind in BUILT_STRATEGIES and training.method in BUILT_METHODS and training.optimizer == "adamw"
-    return built and taken
+    # no loss scale over gradients in parts
+    scaled = strategy.kind in IN_STEP and training.method == "full" and training.compute == "fp16"
+    return built and taken and not scaled
 
 
 def is_exact(strategy: Strategy) -> bool:

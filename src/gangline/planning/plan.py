@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
-from gangline.planning.option import Option
+from gangline.planning.option import IN_STEP, Option
 from gangline.planning.shares import rank_hosts, rank_shares
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
@@ -89,7 +89,7 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp", "local-sgd"]
+    strategy: Literal["ddp", "fsdp", "hsdp", "local-sgd"]
     reason: str
     """Why this strategy."""
     method: str
@@ -109,6 +109,8 @@ class Plan:
     """Whether there is anything to evaluate on."""
     evaluation_at_start: bool
     evaluation_every_steps: int | None
+    reshard: bool = True
+    """See `Gang.reshard`."""
     moving_shares: bool = False
     """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
     shares_gpus: bool = False
@@ -144,6 +146,7 @@ class Plan:
             ranks=ranks,
             resume_step=resume_step,
             strategy=self.strategy,
+            reshard=self.reshard,
             moving_shares=self.moving_shares,
             shares_gpus=self.shares_gpus,
         )
@@ -182,10 +185,12 @@ def make_plan(
     devices = devices_of(cluster, gpus)
     shares = rank_shares(cluster, job.batch // job.micro_batch) if option is None else option.shares
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
+    strategy = _strategy(job, option)
     return Plan(
         job=job.name,
-        strategy="local-sgd" if job.strategy.kind == "local-sgd" else "ddp",
-        reason=_reason(job, ranks),
+        strategy=strategy,
+        reshard=option is None or option.strategy.reshard,
+        reason=_reason(job, strategy, ranks),
         method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,
         batch=job.batch,
@@ -199,7 +204,7 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        moving_shares=len(ranks) > 1 and all(host.share is None for host in cluster.hosts),
+        moving_shares=len(ranks) > 1 and strategy not in IN_STEP and all(host.share is None for host in cluster.hosts),
         shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
         divides=divides,
@@ -274,7 +279,17 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-def _reason(job: Job, ranks: Sequence[PlannedRank]) -> str:
+Kind = Literal["ddp", "fsdp", "hsdp", "local-sgd"]
+
+
+def _strategy(job: Job, option: Option | None) -> Kind:
+    """What was weighed, or what the job asks for; with one rank all are one."""
+    weighed = job.strategy.kind if option is None else option.strategy.kind
+    kinds: dict[str, Kind] = {"fsdp": "fsdp", "hsdp": "hsdp"}
+    return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
+
+
+def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank]) -> str:
     num_ranks, asked = len(ranks), job.strategy
     if asked.kind == "local-sgd":
         hosts = len({rank.host for rank in ranks})
@@ -285,6 +300,9 @@ def _reason(job: Job, ranks: Sequence[PlannedRank]) -> str:
         )
     if num_ranks == 1:
         return "one rank holds the model and does the whole batch"
+    if strategy in IN_STEP:
+        among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
+        return f"{among} one copy of the model between them; its layers travel for every micro-batch"
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
 
 

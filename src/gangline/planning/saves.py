@@ -1,7 +1,8 @@
 """What checkpoints cost: bytes, seconds of each, and the part of a run that they hold up. Pure.
 
-A checkpoint holds trained weights and two states for each; frozen weights are never written. What every rank holds is
-written whole on every host, so that a lost disk loses nothing; what is in parts, in parts.
+A checkpoint holds trained weights and two states for each; frozen weights are never written. Our trainer writes it
+whole on every host, so that a lost disk loses nothing, and puts together before what is in parts; other trainers write
+parts.
 
 Training waits while the state is copied into the host's memory; a thread writes it while training goes on. With
 `checkpoint.asynchronous: false` training waits for the disk as well.
@@ -12,15 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.planning.option import Option
-from gangline.planning.traffic import trained_weights
+from gangline.planning.links import exchange_s
+from gangline.planning.option import BUILT_STRATEGIES, Option, fabric
+from gangline.planning.states import trained_shards
+from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 
 STATES = 3
 """Numbers for each trained one: itself, and AdamW's two moments."""
-WHOLE = frozenset({"single", "ddp", "local-sgd"})
-"""Strategies in which every rank holds all that is saved."""
+WHOLE = frozenset(BUILT_STRATEGIES)
+"""Strategies whose checkpoints are whole on every host."""
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""
 
@@ -107,7 +110,9 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     # of equal copies one rank of a host saves its own; parts are copied by all at once
     rank_bytes = host_bytes if whole else num_bytes / len(option.needs)
     written, copied = saving.disk.seconds(host_bytes), COPY.seconds(rank_bytes)
-    hold = written if saving.waits else copied
+    gather_s = _gather_s(option, num_bytes) if whole else 0.0
+    low, likely, high = written if saving.waits else copied
+    hold = (low + gather_s, likely + gather_s, high + gather_s)
     minutes = minutes_between(hold[1], written[1]) if saving.every_minutes == "auto" else saving.every_minutes
     turns = [60 * minutes] if minutes is not None else []
     turns += [saving.every_steps * option.time.total_s] if saving.every_steps and option.time is not None else []
@@ -120,3 +125,21 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
         every_s=min(turns, default=None),
         source=saving.disk.source,
     )
+
+
+def _gather_s(option: Option, num_bytes: int) -> float:
+    """For what ranks have in parts to come together on every host."""
+    ranks = trained_shards(option.training, option.strategy)
+    if ranks == 1:
+        return 0.0
+    among: Among = "shard" if option.strategy.kind == "hsdp" else "world"
+    gather = Exchange(
+        what="state to be saved",
+        operation="all_gather",
+        num_bytes=num_bytes,
+        times=1,
+        ranks=ranks,
+        number=option.training.parameters,
+        among=among,
+    )
+    return exchange_s(gather, fabric(option.world), shard_size=option.strategy.shard_size)

@@ -122,6 +122,12 @@ def shards(strategy: Strategy) -> int:
     return strategy.shard_size if strategy.kind == "hsdp" else strategy.world_size
 
 
+def trained_shards(training: Training, strategy: Strategy) -> int:
+    """Ranks among which what is trained is cut, and the optimizer's states of it."""
+    whole = training.method != "full" and training.stack.whole_adapters and strategy.kind in ("fsdp", "hsdp")
+    return 1 if whole else shards(strategy)
+
+
 def weight_width(training: Training, strategy: Strategy) -> int:
     """Bytes per trained weight as the model holds it: ZeRO keeps `compute` weights, and the fp32 ones as a state."""
     if training.method == "full" and strategy.kind.startswith("zero"):
@@ -156,13 +162,13 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
 
 def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
     """Gradients of all trained weights, as this rank keeps them."""
-    parts = shards(strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
+    parts = trained_shards(training, strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
     return _ceil(share.num_trained(training) * weight_width(training, strategy), parts)
 
 
 def optimizer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
     """States of the optimizer; paged ones lie in memory that the driver may move away, and count 0."""
-    parts = shards(strategy)
+    parts = trained_shards(training, strategy)
     numbers, stored = share.num_trained(training), BYTES[training.parameters]
     master = stored if weight_width(training, strategy) < stored else 0
     each = {"adamw": 2 * stored, "adamw-8bit": ADAM8_BYTES, "paged-adamw-8bit": 0}[training.optimizer]

@@ -279,18 +279,18 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
 
 def _sharded(ask: _Ask) -> Iterator[Exchange]:
     """fsdp, hsdp, zero-3: weights are put together layer by layer, gradients summed into parts, every micro-batch."""
+    whole = _has_whole_adapters(ask)
     for layer in ask.architecture.layers:
-        trained = (
-            layer.num_parameters
-            if ask.training.method == "full"
-            else layer_adapters(layer, ask.training.rank, ask.training.targets)
-        )
-        yield from _unit(ask, _gathered_bytes(layer, ask.training), trained, count=layer.count)
+        adapters = 0 if whole else layer_adapters(layer, ask.training.rank, ask.training.targets)
+        trained = layer.num_parameters if ask.training.method == "full" else adapters
+        yield from _unit(ask, _gathered_bytes(layer, ask.training, adapters=adapters), trained, count=layer.count)
     outside = ask.architecture.embedding_weights + ask.architecture.head_weights + ask.architecture.vectors
     trained = outside if ask.training.method == "full" else 0
     yield from _unit(ask, outside * _plain_bytes(ask.training), trained, count=0)
-    if ask.strategy.kind == "hsdp":
-        kept = ask.training.parameters
+    if whole:
+        yield from _whole_adapters(ask)
+    elif ask.strategy.kind == "hsdp":
+        kept = ask.training.exchange or ask.training.parameters
         shard = trained_weights(ask.architecture, ask.training) * BYTES[kept] / ask.strategy.shard_size
         yield Exchange(
             what="gradients between copies",
@@ -307,7 +307,7 @@ def _sharded(ask: _Ask) -> Iterator[Exchange]:
 def _unit(ask: _Ask, gathered: float, trained: int, *, count: int) -> Iterator[Exchange]:
     """The exchanges of `count` layers of one shape; 0: of what is outside layers, which hides behind nothing."""
     training = ask.training
-    kept = training.compute if ask.strategy.kind == "zero-3" else training.parameters
+    kept = training.compute if ask.strategy.kind == "zero-3" else training.exchange or training.parameters
     gather = Exchange(
         what="weights for forward",
         operation="all_gather",
@@ -326,12 +326,44 @@ def _unit(ask: _Ask, gathered: float, trained: int, *, count: int) -> Iterator[E
     yield replace(gather, what="gradients", operation="reduce_scatter", num_bytes=num_bytes, number=kept, hides=late)
 
 
-def _gathered_bytes(layer: Layer, training: Training) -> float:
-    """Of one layer's weights as they travel: in the format of computation, or in 4 bits where they are kept so."""
+def _has_whole_adapters(ask: _Ask) -> bool:
+    """Whether every rank has all adapters, while the frozen weights are in parts."""
+    sharded = ask.strategy.kind in {"fsdp", "hsdp"}
+    return sharded and ask.training.method != "full" and ask.training.stack.whole_adapters
+
+
+def _whole_adapters(ask: _Ask) -> Iterator[Exchange]:
+    """Their gradients, once a step, when nothing is left to hide them; hsdp: first among the ranks of every host."""
+    number, inside = ask.training.exchange or ask.training.parameters, ask.strategy.shard_size
+    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[number]
+    summed = Exchange(
+        what="gradients", operation="all_reduce", num_bytes=num_bytes, times=1, ranks=ask.size, number=number
+    )
+    if ask.strategy.kind == "fsdp":
+        yield summed
+        return
+    part = replace(summed, ranks=inside, among="shard")
+    yield replace(part, operation="reduce_scatter")
+    across = ask.size // inside
+    yield replace(
+        summed,
+        what="gradients between copies",
+        num_bytes=round(num_bytes / inside),
+        ranks=across,
+        among="replicas",
+    )
+    yield replace(part, what="their sums", operation="all_gather")
+
+
+def _gathered_bytes(layer: Layer, training: Training, *, adapters: int) -> float:
+    """Of one layer's weights as they travel: in the format of computation, or in 4 bits where they are kept so.
+
+    adapters: numbers in those that travel with it.
+    """
     plain, each = _plain_bytes(training), BYTES[training.compute]
     if training.method == "full":
         return layer.num_parameters * each
-    adapters = layer_adapters(layer, training.rank, training.targets) * each
+    adapters *= each
     if training.method == "lora":
         return layer.num_parameters * each + adapters
     return layer.linear_weights * NF4_BYTES + (layer.num_parameters - layer.linear_weights) * plain + adapters

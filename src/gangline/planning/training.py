@@ -59,6 +59,8 @@ class Stack:
     the adapter computed (queries and values, where one matrix makes queries, keys and values)."""
     widens_norms: bool = True
     """Whether autocast computes layer norms in fp32 (CUDA's list of operations; that of CPUs leaves them)."""
+    whole_adapters: bool = False
+    """Whether every rank has all adapters where the frozen weights are in parts (fsdp, hsdp)."""
     reduces: Number = "fp32"
     """In which width sharded gradients are summed over ranks."""
     foreach: bool = False
@@ -71,7 +73,7 @@ class Stack:
     """Whether autocast holds the copies that it makes until forward ends."""
 
 
-GANGLINE = Stack(name="gangline", caches_casts=False)
+GANGLINE = Stack(name="gangline", caches_casts=False, whole_adapters=True)
 """Our own trainer: cross-entropy fused with the head, fused AdamW, sdpa."""
 GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, widens_norms=False)
 """The same on ranks without a GPU: chunks that stay in a CPU's caches."""

@@ -164,8 +164,10 @@ class OuterJob:
 class StrategyJob:
     """How ranks train together."""
 
-    kind: Literal["auto", "ddp", "local-sgd"] = "auto"
-    """auto: gradients are exchanged in every step. local-sgd: hosts train apart and exchange what has changed."""
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "local-sgd"] = "auto"
+    """auto: what the plan finds best of those that compute what one big machine would. ddp: every rank holds the model.
+    fsdp: it lies in parts over all ranks; hsdp: over those of each host. local-sgd: hosts train apart and exchange what
+    has changed."""
     inner_steps: int = 50
     """local-sgd: optimizer steps of the run between two exchanges."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"

@@ -48,6 +48,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_lengths(checked)
     _check_method(checked)
     _check_strategy(checked)
+    _check_parts(checked)
     _check_exchange(checked)
     _check_schedule(checked)
     _check_evaluation(checked)
@@ -187,6 +188,19 @@ def _check_strategy(checked: Checked[JobWords]) -> None:
             "product of two means is not the mean of products",
             fix="delete it, or write `method: full`",
             reads=(("method", "kind"),),
+        )
+
+
+def _check_parts(checked: Checked[JobWords]) -> None:
+    """Strategies that keep every trained weight in parts have no loss scale."""
+    words = checked.words
+    if words.strategy.kind in ("fsdp", "hsdp") and words.method.kind == "full" and words.precision.compute == "fp16":
+        checked.report(
+            ("precision", "compute"),
+            seen=f"fp16 for every weight in parts (strategy: {words.strategy.kind})",
+            expected="bf16 or fp32: gradients in parts have no loss scale, without which fp16 loses small ones",
+            fix="write `precision: bf16` or `precision: fp32`",
+            reads=(("strategy", "kind"), ("method", "kind")),
         )
 
 

@@ -12,7 +12,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import BUILT_METHODS, Option, Question
+from gangline.planning.option import BUILT_METHODS, IN_STEP, Option, Question
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
@@ -162,10 +162,15 @@ def ways_of(outlook: Outlook) -> list[Way]:
     return ways_out(verdict.question, verdict.world)
 
 
+DEAR = 0.5
+"""Of a step that waits for weights of other machines: more is taken only where the job asks for it."""
+
+
 def require_startable(job: Job, outlook: Outlook) -> None:
     """Raise where gangline's own trainer cannot do the job, or has no room for it.
 
-    UsageError for what is not built yet, DoesNotFit where memory is short or one machine alone is faster.
+    UsageError for what is not built yet, DoesNotFit where memory is short, one machine alone is faster, or most of a
+    step would be waiting for weights.
     """
     if job.method.kind not in BUILT_METHODS:
         raise UsageError(
@@ -180,6 +185,8 @@ def require_startable(job: Job, outlook: Outlook) -> None:
         _refuse_size(verdict)
     if all(seat.weight is None for seat in verdict.world.seats):
         _refuse_slowness(verdict)
+    if job.strategy.kind == "auto":
+        _refuse_price(verdict)
 
 
 def _refuse_size(verdict: Verdict) -> None:
@@ -190,12 +197,11 @@ def _refuse_size(verdict: Verdict) -> None:
     if need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
     better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do yet"
-    ways = ways_lines(ways_out(verdict.question, verdict.world))
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
         f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free{better}",
-        fix="\n        ".join(line.removeprefix("instead").strip() for line in ways),
+        fix=_listed(_ways(verdict)),
     )
 
 
@@ -213,6 +219,31 @@ def _refuse_slowness(verdict: Verdict) -> None:
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
         f"with a share at each host in the cluster file it is started as it is{_apart(verdict, fewer)}",
     )
+
+
+def _refuse_price(verdict: Verdict) -> None:
+    """Weights that travel for every micro-batch may cost most of a step: whoever wants that has to say so."""
+    option = verdict.runnable
+    if option is None or option.time is None or option.strategy.kind not in IN_STEP:
+        return
+    waiting = option.time.exposed_s / option.time.total_s
+    if waiting <= DEAR:
+        return
+    raise DoesNotFit(
+        f"with the model in parts {100 * waiting:.0f} % of every step is waiting for the network",
+        seen=f"no device holds it whole; {option.strategy.kind} takes {option.time.total_s:.3g} s a step here, of "
+        f"which {option.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
+        fix=_listed([f"write strategy: {option.strategy.kind} to do it all the same", *_ways(verdict)]),
+    )
+
+
+def _ways(verdict: Verdict) -> list[str]:
+    return [line.removeprefix("instead").strip() for line in ways_lines(ways_out(verdict.question, verdict.world))]
+
+
+def _listed(lines: list[str]) -> str:
+    """One below the other, where an error says what to do."""
+    return "\n        ".join(lines)
 
 
 def _apart(verdict: Verdict, fewer: Option) -> str:

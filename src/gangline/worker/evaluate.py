@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gangline.worker.batch import pick
+from gangline.worker.batch import empty_batch, pick
 from gangline.worker.order import deal
 from gangline.worker.session import Session
 
@@ -46,12 +46,18 @@ def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None
     sums = torch.zeros(2, dtype=torch.float64)
     was_training = loss.training
     loss.eval()
-    for index in deal(len(starts), shares)[world.rank]:
+    dealt = deal(len(starts), shares)
+    for index in dealt[world.rank]:
         beat()
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
         with session.precision.autocast(world.device):
             sums[0] += loss(*batch.to(world.device).tensors).double().cpu()
         sums[1] += float(source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum())
+    for _ in range(max(map(len, dealt)) - len(dealt[world.rank]) if session.strategy.in_step else 0):
+        beat()
+        with session.precision.autocast(world.device):
+            loss(*empty_batch().to(world.device).tensors)
+    session.strategy.put_away()
     loss.train(was_training)
     if world.size > 1:
         dist.all_reduce(sums)

@@ -142,7 +142,7 @@ class Inner:
             tally.told.tokens += batch.input_ids.numel()
         if not mine:
             self._out.enter("compute", step=step + 1)
-            self._strategy.join()
+            self._strategy.join(last=True)
         return float(loss_sum.item())
 
     def _update(self, norm: torch.Tensor, *, step: int, sound: bool) -> None:

@@ -133,16 +133,25 @@ class Keeper:
 
     def save(self, *, wait: bool) -> None:
         """Save this step, unless that was done; `wait` until it is on the disk."""
-        session, progress = self._session, self._progress
-        if progress.step != self._saved_step and self._out.saver is not None:
-            self._out.enter("save", step=progress.step + 1)
-            log.info("saving step %d", progress.step)
-            tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
-            self._out.saver.save(progress.step, tensors, progress.to_json(session.scaler), wait=wait)
-            self._out.event("saving", step=progress.step)
+        progress = self._progress
+        if progress.step != self._saved_step:
+            self._write(wait=wait)
         self._saved_step, self._saved_s, self._waits = progress.step, time.monotonic(), False
         if wait and self._out.saver is not None:
             self._out.saver.wait()
+
+    def _write(self, *, wait: bool) -> None:
+        """Hand this step to the saver; what is in parts is put together by all ranks, though few of them save."""
+        session, progress, saver = self._session, self._progress, self._out.saver
+        if saver is None and session.strategy.parts is None:
+            return
+        self._out.enter("save", step=progress.step + 1)
+        tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+        whole = session.strategy.whole(tensors, wanted=saver is not None)
+        if saver is not None:
+            log.info("saving step %d", progress.step)
+            saver.save(progress.step, whole, progress.to_json(session.scaler), wait=wait)
+            self._out.event("saving", step=progress.step)
 
     def gives_up(self) -> bool:
         """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave.

@@ -3,7 +3,8 @@
 Between two steps every rank of a replicated strategy holds the whole state, and has it to itself: nothing of a save
 needs the others. It is an ordinary part, of whatever step this host has completed; one whole part of one host is enough
 to go on from. Not so with local SGD: within a round hosts have moved apart, and what they agree on is the round before,
-which nobody holds any more. Such a run goes back to its last checkpoint.
+which nobody holds any more; nor where the trained weights are in parts (fsdp), of which some have gone. Such a run goes
+back to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
-from gangline.worker.strategy.ddp import Ddp
-from gangline.worker.strategy.single import Single
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,7 @@ class LastStep:
     def _is_whole(self) -> bool:
         """Whether this rank holds the whole state of its last step, and of no other."""
         halfway = self._phase.where == ("update", self._progress.step + 1)
-        replicated = isinstance(self._session.strategy, (Ddp, Single))
-        return replicated and not halfway
+        return self._session.strategy.replicated and not halfway
 
     def _is_new(self) -> bool:
         return self._progress.step > (self._session.world.gang.resume_step or 0)

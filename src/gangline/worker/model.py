@@ -88,6 +88,19 @@ def base_of(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
+def layers_of(core: nn.Module) -> nn.ModuleList:
+    """The stack of decoder layers of a transformers model. Raises ModelError."""
+    depth = core.config.get_text_config().num_hidden_layers  # type: ignore[union-attr, operator]
+    for part in core.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == depth:
+            return part
+    raise ModelError(
+        f"{type(core).__name__} keeps its layers in no list of {depth}",
+        seen="expected one nn.ModuleList with an entry per layer",
+        fix="use strategy: ddp, and plan this model by the closed form",
+    )
+
+
 def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 

@@ -17,6 +17,8 @@ gradients are common to all.) So
 Under local-sgd every rank applies the very same bits at the end of a round (strategy/outer.py), whatever its kind:
 there bits are compared among all.
 
+Weights that are in parts (fsdp under full fine-tuning) are nobody's replica, and not compared.
+
 What is not seen: a wrong gradient, which is summed and moves all replicas alike (worker/spikes.py may), and damage of
 weights that are not trained. A digest is an exclusive or, so two flips of the same bit in one tensor cancel.
 """
@@ -78,7 +80,7 @@ class Replicas:
 
     def begin(self, *, step: int) -> None:
         """Find out who can be compared with whom, and compare what the attempt begins with; collective."""
-        if self._world.size == 1:
+        if self._world.size == 1 or self._session.strategy.parts is not None:
             return
         mark = 0
         if not self._exact:

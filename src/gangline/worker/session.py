@@ -20,6 +20,7 @@ from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.strategy.base import Strategy
 from gangline.worker.strategy.ddp import Ddp, agree_weights
+from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.single import Single
 from gangline.worker.world import World
@@ -50,7 +51,9 @@ class Session:
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
-    loss = CausalLoss(load_model(job, device=world.device, compute=precision.compute), compute=precision.compute)
+    # what no single device holds is divided layer by layer on its way there
+    device = torch.device("cpu") if world.gang.strategy in ("fsdp", "hsdp") and world.size > 1 else world.device
+    loss = CausalLoss(load_model(job, device=device, compute=precision.compute), compute=precision.compute)
     if job.data.packing:
         _require_isolation(loss, job, precision, world)
     return assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
@@ -116,6 +119,8 @@ def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: Worl
     if world.size == 1:
         return Single(loss, precision=precision, device=world.device)
     sent_as = torch.bfloat16 if job.exchange == "bf16" else None
+    if world.gang.strategy in ("fsdp", "hsdp"):
+        return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
 
 

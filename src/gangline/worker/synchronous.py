@@ -115,7 +115,9 @@ class Synchronous:
         session, world = self._session, self._session.world
         micro_batches = session.order.micro_batches(step)
         label_tokens = int(session.train_set.label_counts[session.order.samples(step)].sum())
-        mine = self._dealer.deal(len(micro_batches))[world.rank]
+        dealt = self._dealer.deal(len(micro_batches))
+        mine = dealt[world.rank]
+        empty = max(map(len, dealt)) - len(mine) if session.strategy.in_step else int(not mine)
         tally = _Tally(torch.zeros((), dtype=torch.float64, device=world.device))
         scale = (session.scaler.get_scale() if session.scaler else 1.0) / max(1, label_tokens)
         for index in mine:
@@ -125,21 +127,21 @@ class Synchronous:
             # not the copy to the device: it may wait for what the device still computes
             tally.data_s += time.perf_counter() - started
             batch = batch.to(world.device)
-            last = index == mine[-1]
-            self._enter("exchange" if last else "compute")
+            last = index == mine[-1] and not empty
+            self._enter("exchange" if last or session.strategy.in_step else "compute")
             self._pace.simulate_slowness(batch)
             torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
             tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
             tally.micro_batches += 1
-        if not mine:
+        for number in range(empty):
             self._enter("exchange")
-            session.strategy.join()
+            session.strategy.join(last=number == empty - 1)
         return tally
 
     def _gradient_norm(self) -> torch.Tensor:
         if self._session.scaler is not None:
             self._session.scaler.unscale_(self._session.optimizer)
-        return gradient_norm(self._parameters)
+        return gradient_norm(self._parameters, parts=self._session.strategy.parts)
 
     def _report(self, tally: _Tally, norm: torch.Tensor, started: float) -> StepReport:
         session, keeper = self._session, self._keeper

@@ -70,7 +70,8 @@ def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
     assert roomy.best is not None
     assert roomy.best.strategy.kind == "pipeline"
     assert sum(roomy.best.strategy.stages) == 40
-    assert roomy.runnable is None
+    assert roomy.runnable is not None
+    assert roomy.runnable.strategy.kind == "fsdp"
     assert "pipeline" in next(line for line in report(roomy, Length(None)) if line.startswith("today"))
 
 
@@ -122,8 +123,24 @@ def test_a_start_is_not_refused_because_something_that_is_not_built_fits_better(
     cards = world("rtx4090,rtx4090", wire="10gbit")
     for gib in (x / 4 for x in range(20, 80)):
         verdict = decide(job, with_memory(cards, gib, gib))
-        ddp = kind(verdict, "ddp")
-        assert (verdict.runnable is not None) == (ddp.chance >= 0.1)
+        chance = max(kind(verdict, each).chance for each in ("ddp", "fsdp"))
+        assert (verdict.runnable is not None) == (chance >= 0.1)
+
+
+@pytest.mark.parametrize("asked", ["ddp", "fsdp", "hsdp"])
+def test_a_strategy_that_the_job_names_is_taken_whatever_is_faster(asked: str) -> None:
+    for cards, taken in (
+        ("2xa100-80gb,2xa100-80gb", asked),
+        ("a100-80gb,2xa100-80gb", "fsdp" if asked == "hsdp" else asked),
+    ):
+        job = dataclasses.replace(question(method="lora"), strategy=StrategyJob(kind=asked))  # type: ignore[arg-type]
+        verdict = decide(job, world(cards, wire="hdr"))
+        assert verdict.best is not None
+        assert verdict.best.strategy.kind == taken
+        assert verdict.runnable == verdict.best
+    alone = decide(job, world("a100-80gb"))
+    assert alone.best is not None
+    assert alone.best.strategy.kind == "single"
 
 
 def test_local_steps_are_never_taken_by_themselves_and_said_to_be_other_numbers() -> None:

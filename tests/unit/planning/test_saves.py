@@ -42,8 +42,21 @@ def test_left_to_us_the_minutes_follow_from_what_a_save_is_likely_to_cost() -> N
     assert waits.minutes > cost.minutes
 
 
+def test_what_our_trainer_has_in_parts_comes_together_before_it_is_written() -> None:
+    whole, inside, parts = (
+        save_cost(option(kind, "full", shard_size=size), MINUTES)
+        for kind, size in (("ddp", 1), ("hsdp", 2), ("fsdp", 4))
+    )
+    assert whole.num_bytes == inside.host_bytes == parts.host_bytes
+    assert whole.hold_s[1] < inside.hold_s[1] < parts.hold_s[1]
+    assert parts.hold_s[1] > 0.75 * parts.num_bytes / 12.5e9  # three quarters of it over 100 Gbit/s
+    for kind in ("fsdp", "hsdp"):  # every rank has all adapters
+        lora = save_cost(option(kind, shard_size=2 if kind == "hsdp" else 4), MINUTES)
+        assert lora.hold_s == save_cost(option("ddp"), MINUTES).hold_s
+
+
 def test_what_is_in_parts_is_written_in_parts() -> None:
-    whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "fsdp"))
+    whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "zero-3"))
     assert parts.num_bytes == whole.num_bytes
     assert parts.in_parts
     assert parts.host_bytes == -(-whole.num_bytes // 2)

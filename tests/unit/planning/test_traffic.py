@@ -131,8 +131,17 @@ def test_local_sgd_leaves_a_host_once_however_many_ranks_it_has():
 def test_accumulation_changes_what_sharded_weights_send_and_not_what_ddp_sends():
     for kind in ("ddp", "zero-1", "local-sgd"):
         assert sent(LLAMA_2_7B, LORA, kind, k=1) == sent(LLAMA_2_7B, LORA, kind, k=16)
-    for kind in ("fsdp", "zero-3", "pipeline"):
+    for kind in ("zero-3", "pipeline"):
         assert sent(LLAMA_2_7B, LORA, kind, k=16) == pytest.approx(16 * sent(LLAMA_2_7B, LORA, kind, k=1))
+    assert sent(LLAMA_2_7B, FULL, "fsdp", k=16) == pytest.approx(16 * sent(LLAMA_2_7B, FULL, "fsdp", k=1))
+
+
+def test_where_every_rank_has_all_adapters_their_gradients_travel_once_a_step():
+    once = sent(LLAMA_2_7B, LORA, "ddp")
+    several, one = (sent(LLAMA_2_7B, LORA, "fsdp", k=k) - once for k in (16, 1))
+    assert several == pytest.approx(16 * one)
+    cut = dataclasses.replace(LORA, stack=dataclasses.replace(LORA.stack, whole_adapters=False))
+    assert sent(LLAMA_2_7B, cut, "fsdp", k=16) == pytest.approx(16 * sent(LLAMA_2_7B, cut, "fsdp", k=1))
 
 
 def test_frozen_weights_travel_where_they_are_sharded():

@@ -128,6 +128,18 @@ def test_further_machines_that_only_slow_the_first_down_are_refused(means: Means
     require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), means))
 
 
+def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(means: Means) -> None:
+    job = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-13b-hf"), activation_checkpointing=True)
+    at_home = with_memory(world("rtx4090,rtx4090,rtx4090", wire="1gbit"), 16, 16, 16)
+    with pytest.raises(DoesNotFit, match="of every step is waiting for the network") as caught:
+        require_startable(job, foresee_job(job, at_home, means))
+    assert "write strategy: fsdp" in caught.value.fix
+    asked = dataclasses.replace(job, strategy=StrategyJob(kind="fsdp"))
+    require_startable(asked, foresee_job(asked, at_home, means))
+    together = with_memory(world("2xa100-80gb", inside="nvlink-a100"), 20, 20)
+    require_startable(job, foresee_job(job, together, means))
+
+
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
     means: Means, monkeypatch
 ) -> None:

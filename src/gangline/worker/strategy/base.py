@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from gangline.worker.batch import Batch
 
@@ -13,24 +15,64 @@ class Strategy(Protocol):
     """Turns micro-batches into the gradient of the whole batch, left in `.grad` of every trainable parameter.
 
     The contract test in tests/train/test_strategies.py says what every strategy promises: the gradient is the sum
-    of `scale * loss` over all micro-batches of all ranks, the same on every rank.
+    of `scale * loss` over all micro-batches of all ranks: the same on every rank, or each rank's part of it.
     """
 
     keeps_gradients: bool
     """Whether the tensors of gradients stay from step to step: they are set to zero then, not let go."""
+    in_step: bool
+    """Whether every pass through the model is a collective: then all ranks make equally many of them."""
+    replicated: bool
+    """Whether every rank has the whole trained state between two steps, the same as all others have."""
+    parts: dist.ProcessGroup | None
+    """The ranks that have a part of every trained weight each; None where weights are whole."""
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
         ...
 
-    def join(self) -> None:
-        """Take part in a step without any work of one's own."""
+    def join(self, *, last: bool) -> None:
+        """Take part in a step without work of one's own: once (`last`), or, `in_step`, as often as others have more."""
         ...
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name."""
         ...
 
+    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """Such tensors as one rank alone would have them, for a checkpoint. wanted: by this rank; else it gives {}.
+
+        Collective where anything is in parts.
+        """
+        ...
+
+    def put_away(self) -> None:
+        """Let go of what passes without a gradient have put together."""
+        ...
+
     def waited_s(self) -> float:
         """Seconds of the last step in which this rank had computed everything and waited for the exchange."""
         ...
+
+
+class Whole:
+    """What holds of every strategy whose ranks have all weights, and nothing to save but these and the optimizer."""
+
+    in_step = False
+    replicated = True
+    parts: dist.ProcessGroup | None = None
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer are all there is."""
+        return {}
+
+    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """The tensors themselves."""
+        return dict(tensors) if wanted else {}
+
+    def put_away(self) -> None:
+        """Nothing is in parts."""
+
+    def waited_s(self) -> float:
+        """Nobody to wait for."""
+        return 0.0

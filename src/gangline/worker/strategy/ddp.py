@@ -18,6 +18,7 @@ from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.base import Whole
 
 MIB = 1 << 20
 # torch 2.13 renamed the option and warns of the old name; earlier ones know only that.
@@ -124,7 +125,7 @@ def _sum_hook(state: _Exchange, bucket: dist.GradBucket) -> torch.futures.Future
     return state.send(bucket)
 
 
-class Ddp:
+class Ddp(Whole):
     """DDP over a process group, the default one unless told otherwise.
 
     Gradients are views of its buckets, and stay that: let go after a step, those of all micro-batches but the last
@@ -187,13 +188,10 @@ class Ddp:
             self._exchange.finish(self._device)
         return loss.detach()
 
-    def join(self) -> None:
+    def join(self, *, last: bool = True) -> None:
         """Add zero: one token without a target through the model."""
+        assert last, "a rank without work takes part in the exchange alone"
         self.forward_backward(empty_batch().to(self._device), scale=0.0, last=True)
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer are all there is."""
-        return {}
 
     def waited_s(self) -> float:
         """From this rank's last bucket being ready to the end of the exchange."""

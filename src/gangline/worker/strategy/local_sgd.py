@@ -19,6 +19,7 @@ from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.base import Whole
 from gangline.worker.strategy.ddp import Ddp
 from gangline.worker.strategy.outer import Hosts, Outer
 from gangline.worker.strategy.roll import ANSWER_S, Roll
@@ -31,11 +32,14 @@ LATE = 4.0
 """Rounds that a host may take while another takes one, before it counts as hung."""
 
 
-class LocalSgd:
+class LocalSgd(Whole):
     """The gradient of a host's own batch, and the exchange of hosts.
 
     A `Strategy` for the ranks of one host: what `forward_backward` leaves is the sum over these only.
     """
+
+    replicated = False
+    """Within a round hosts have moved apart."""
 
     def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: StrategyJob) -> None:
         self._world = world
@@ -57,9 +61,9 @@ class LocalSgd:
         """Add one micro-batch; `last` of a rank completes the exchange inside its host."""
         return self._inner.forward_backward(batch, scale=scale, last=last)
 
-    def join(self) -> None:
+    def join(self, *, last: bool = True) -> None:
         """Take part in a step of this host without any work of one's own."""
-        self._inner.join()
+        self._inner.join(last=last)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The outer momentum."""

@@ -7,9 +7,10 @@ import torch
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.base import Whole
 
 
-class Single:
+class Single(Whole):
     """Plain backward passes."""
 
     keeps_gradients = False
@@ -27,13 +28,5 @@ class Single:
         (loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def join(self) -> None:
+    def join(self, *, last: bool) -> None:
         """A rank alone always has work."""
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer are all there is."""
-        return {}
-
-    def waited_s(self) -> float:
-        """Nobody to wait for."""
-        return 0.0

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from gangline.runs.job import MethodJob
-from gangline.worker.model import base_of, trainable
+from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.trace.build import build_model
 from gangline.worker.trace.configs import num_layers, read_config
 from gangline.worker.trace.order import TraceOrder
-from gangline.worker.trace.steps import layers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

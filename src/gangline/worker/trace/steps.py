@@ -14,11 +14,11 @@ from gangline.errors import ModelError
 from gangline.worker.batch import Batch
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
-from gangline.worker.model import base_of, trainable
+from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import Strategy
+from gangline.worker.strategy.base import Strategy, Whole
 from gangline.worker.trace.buckets import fill_buckets
 from gangline.worker.trace.build import build_model, build_session
 from gangline.worker.trace.configs import at_depth
@@ -80,7 +80,7 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
     )
 
 
-class _Marked:
+class _Marked(Whole):
     """A strategy that tells the tracker where a step stands."""
 
     def __init__(self, inner: Strategy, *, tracker: ByteTracker, buckets: bool, as_on_gpu: bool) -> None:
@@ -99,16 +99,8 @@ class _Marked:
             self._tracker.instant("clip")
         return loss
 
-    def join(self) -> None:
+    def join(self, *, last: bool) -> None:
         """A traced rank always has work."""
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Nothing is saved."""
-        return {}
-
-    def waited_s(self) -> float:
-        """Nobody to wait for."""
-        return 0.0
 
 
 def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
@@ -155,19 +147,6 @@ def _before_layers(tracker: ByteTracker) -> Any:
             tensor.register_hook(lambda _: tracker.instant("backward-rest"))
 
     return hook
-
-
-def layers_of(core: nn.Module) -> nn.ModuleList:
-    """The stack of decoder layers. Raises ModelError."""
-    depth = core.config.get_text_config().num_hidden_layers  # type: ignore[union-attr, operator]
-    stacks = [part for part in core.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
-    if not stacks:
-        raise ModelError(
-            f"trace: {type(core).__name__} keeps its layers in no list of {depth}",
-            seen="expected one nn.ModuleList with an entry per layer",
-            fix="plan this model by the closed form",
-        )
-    return stacks[0]
 
 
 def _persistent(session: Session, tracker: ByteTracker) -> dict[str, int]:

@@ -1,0 +1,185 @@
+"""FSDP2: the model lies in parts on several ranks, and a layer is put together for as long as it is computed.
+
+fsdp: one copy of the model over all ranks. hsdp: one copy over the ranks of every host, so that weights never leave it.
+
+Under LoRA only the frozen weights are in parts. Adapters are small: every rank has all of them, and their gradients are
+summed once a step, not for every micro-batch; so checkpoints, the last step of survivors and the comparison of replicas
+are those of DDP (docs/decisions/0014). Under full fine-tuning weights, gradients and optimizer states are in parts.
+
+Every pass through the model is a collective, so all ranks make equally many: those with less work send an empty one.
+Gradients are summed, not averaged, because the loss is already divided by the tokens of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from gangline.errors import UsageError
+from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import base_of, layers_of, trainable
+from gangline.worker.precision import Precision
+from gangline.worker.world import World
+
+AT_ONCE_BYTES = 32 << 20
+"""Gradients of adapters that travel in one exchange."""
+
+
+class Fsdp:
+    """One rank's part of a model that lies on several; collective to make."""
+
+    keeps_gradients = False
+    in_step = True
+
+    def __init__(
+        self,
+        loss: CausalLoss,
+        *,
+        precision: Precision,
+        world: World,
+        sent_as: torch.dtype | None = None,
+    ) -> None:
+        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
+
+        Raises ModelError for a model whose layers cannot be found, UsageError for a precision that needs a loss scale.
+        """
+        self._loss = loss
+        self._precision = precision
+        self._device = world.device
+        trained = list(trainable(loss).values())
+        self.replicated = any(not each.requires_grad for each in loss.parameters())
+        self._whole = trained if self.replicated else []
+        self._sent_as = sent_as if sent_as is not None and sent_as.itemsize < trained[0].element_size() else None
+        if not self.replicated and precision.scaled:
+            raise _needs_scale(world.gang.strategy)
+        self._mesh = _mesh(world)
+        self.parts = None if self.replicated else self._mesh.get_group("shard")
+        self._divided = self._shard(reshard=world.gang.reshard)
+
+    def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
+        """Add one micro-batch, as every other rank does now; `last`: of all of them."""
+        with self._precision.autocast(self._device):
+            loss: torch.Tensor = self._loss(*batch.tensors)
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        if last and self._whole:
+            self._sum_up()
+        return loss.detach()
+
+    def join(self, *, last: bool) -> None:
+        """Add zero while others add a micro-batch: one token without a target through the model."""
+        self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer are all there is."""
+        return {}
+
+    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """Put together what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
+        found = {}
+        for name, tensor in tensors.items():
+            value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if wanted:
+                found[name] = value.cpu() if value is not tensor else value
+        return found
+
+    def put_away(self) -> None:
+        """Without `reshard` weights wait for the backward pass, which does not come."""
+        for module in self._divided:
+            module.reshard()
+
+    def waited_s(self) -> float:
+        """Exchange and computation alternate in every layer: not told apart."""
+        return 0.0
+
+    def _shard(self, *, reshard: bool) -> list[FSDPModule]:
+        """Divide layer by layer, so that no more than one of them is whole on the device."""
+        ignored = set(self._whole)
+        for parameter in ignored:
+            parameter.data = parameter.data.to(self._device)
+        made: list[FSDPModule] = []
+        for module in [*layers_of(base_of(self._loss.model)), self._loss]:
+            divided = fully_shard(
+                module,
+                mesh=self._mesh,
+                reshard_after_forward=reshard,
+                mp_policy=self._policy(),
+                ignored_params=ignored,
+            )
+            # of this module alone; gloo has no sum that divides on the way
+            divided.set_gradient_divide_factor(1.0)
+            divided.set_force_sum_reduction_for_comms(True)
+            made.append(divided)
+        return made
+
+    @torch.no_grad()
+    def _sum_up(self) -> None:
+        """Add up the adapters' gradients of all ranks, as many as are AT_ONCE_BYTES at a time."""
+        for parameter in self._whole:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for several in _in_lots(self._whole):
+            flat = torch.cat([each.flatten() for each in several])
+            sent = flat if self._sent_as is None else flat.to(self._sent_as)
+            _all_reduce(sent, self._mesh)
+            for gradient, part in zip(several, sent.split([each.numel() for each in several]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        """Weights travel in the format of computation, gradients as they are kept unless the job says otherwise."""
+        if self.replicated or not self._precision.mixed:
+            return MixedPrecisionPolicy(reduce_dtype=self._sent_as, cast_forward_inputs=False)
+        reduced = self._sent_as or self._precision.parameters
+        return MixedPrecisionPolicy(
+            param_dtype=self._precision.compute, reduce_dtype=reduced, cast_forward_inputs=False
+        )
+
+
+def _mesh(world: World) -> DeviceMesh:
+    """Ranks by who has which part. hsdp: [hosts, ranks of each]; where hosts have unlike numbers of them, as fsdp."""
+    counts = {world.gang.num_ranks(host) for host in world.gang.hosts}
+    device = world.device.type
+    if world.gang.strategy == "hsdp" and len(counts) == 1 and counts != {1} and len(world.gang.hosts) > 1:
+        ranks = torch.arange(world.size).view(len(world.gang.hosts), -1)
+        return DeviceMesh(device, ranks, mesh_dim_names=("replicate", "shard"))
+    return DeviceMesh(device, torch.arange(world.size), mesh_dim_names=("shard",))
+
+
+def _all_reduce(flat: torch.Tensor, mesh: DeviceMesh) -> None:
+    """In place, over all ranks. hsdp: each rank of a host sums a part of it across hosts, so that it leaves once."""
+    if mesh.ndim == 1:
+        dist.all_reduce(flat, group=mesh.get_group())
+        return
+    inside, size = mesh.get_group("shard"), mesh.size(1)
+    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+    part = torch.empty_like(padded[: len(padded) // size])
+    dist.reduce_scatter_tensor(part, padded, group=inside)
+    dist.all_reduce(part, group=mesh.get_group("replicate"))
+    dist.all_gather_into_tensor(padded, part, group=inside)
+    flat.copy_(padded[: len(flat)])
+
+
+def _in_lots(parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    lot: list[torch.Tensor] = []
+    for gradient in (parameter.grad for parameter in parameters):
+        assert gradient is not None
+        lot.append(gradient)
+        if sum(each.nbytes for each in lot) >= AT_ONCE_BYTES:
+            yield lot
+            lot = []
+    if lot:
+        yield lot
+
+
+def _needs_scale(kind: str) -> UsageError:
+    return UsageError(
+        f"strategy: {kind} cannot train every weight in fp16",
+        seen="full fine-tuning with products in fp16, which need a loss scale; expected bf16 or fp32",
+        fix="set precision: fp32 (or bf16 where every card can), or train adapters (method: lora)",
+    )

@@ -1,0 +1,57 @@
+"""A model in parts computes what one process computes, and goes on from what any other strategy has saved."""
+
+import pytest
+
+from tests.train.test_resume import run, sample_order
+
+GANGS = {"ddp": [5, 3, 2], "fsdp": [7, 3], "hsdp": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(("strategy", "method"), [("fsdp", "full"), ("fsdp", "lora"), ("hsdp", "full")])
+def test_many_steps_have_the_losses_of_one_process(pool, strategy, method):
+    """All of 100 steps, and all ways to go on: benchmarks/exactness.py."""
+    shares = GANGS[strategy]
+    ask = {"shares": shares, "strategy": strategy, "method": method, "steps": 30, "checkpointing": True}
+    result = pool(len(shares)).run("tests.train.cases_exact:losses", **ask, packed=strategy == "fsdp")[0]
+    assert len(result["split"]) == 30
+    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
+        assert split == pytest.approx(alone, rel=1e-9)
+        assert norm == pytest.approx(norm_alone, rel=1e-9)
+    evaluations, expected = result["evaluations"]
+    assert [step for step, _ in evaluations] == [0, 15, 30]
+    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
+
+
+def test_in_fp32_they_are_off_by_rounding_only(pool):
+    ask = {"shares": [5, 3, 2], "strategy": "fsdp", "precision": "fp32", "warmup": 50, "steps": 40}
+    result = pool(3).run("tests.train.cases_exact:losses", **ask)[0]
+    for split, alone in zip(result["split"], result["alone"], strict=True):
+        assert split[1] == pytest.approx(alone[1], rel=1e-4)
+
+
+def test_in_bf16_layers_travel_as_they_are_computed(pool):
+    ask = {"shares": [5, 5], "strategy": "fsdp", "precision": "bf16", "steps": 20}
+    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    for split, alone in zip(result["split"], result["alone"], strict=True):
+        assert split[1] == pytest.approx(alone[1], rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "method"),
+    [("ddp", "fsdp", "full"), ("fsdp", "hsdp", "full"), ("hsdp", "ddp", "full"), ("fsdp", "ddp", "lora")],
+)
+def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
+    job = {"precision": "fp64", "method": method}
+    whole = run(pool, tmp_path / "whole", [10], job=job, steps=12)
+    first = run(pool, tmp_path / "cut", GANGS[before], job=job, steps=12, stop_after=5, strategy=before)
+    second = run(pool, tmp_path / "cut", GANGS[after], job=job, steps=12, resume_step=5, strategy=after)
+    pieces = first[0]["losses"] + second[0]["losses"]
+    assert [step for step, _, _ in pieces] == list(range(1, 13))
+    for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-9)
+    assert sample_order(first, second) == sample_order(whole)
+
+
+def test_it_does_not_train_every_weight_in_fp16(pool):
+    results = pool(2).run("tests.train.cases_fsdp:refused", precision="fp16", method="full")
+    assert all("strategy: fsdp cannot train every weight in fp16" in text for text in results)

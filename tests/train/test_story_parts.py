@@ -1,0 +1,54 @@
+"""`strategy: hsdp` through the real command: a model in parts loses a rank, goes on by itself, elsewhere, and leaves."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.train.story import copy_world, make_user, write_cluster, write_job
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def user(world, tmp_path):
+    """Somebody whose job trains every weight in parts, on two hosts with two ranks each."""
+    user = make_user(tmp_path)
+    copy_world(world, user)
+    write_job(user, strategy="hsdp", steps=40)
+    write_cluster(user, "first", pc1={"slots": 2}, pc2={"slots": 2})
+    write_cluster(user, "second", pc4={})
+    yield user
+    for row in user.runs():
+        if row["phase"] not in {"finished", "stopped", "failed"}:
+            user.gangline("stop", "--now", row["id"], code=None)
+
+
+def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 12)
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-3.pid").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    user.wait_for_step(run, 22)
+    user.gangline("stop", run)
+    told = watching.communicate()[1]
+    assert "the ranks of every host have one copy of the model between them" in told
+    assert "rank 3 on pc2 was killed by SIGKILL" in told
+    assert "resumed" in {each["event"] for each in events(user, "pc1", run)}
+    user.gangline("resume", run, "--cluster", "second.yaml")
+    assert user.wait_for_end(run) == "finished"
+    metrics = user.metrics("pc4", run)
+    assert sorted({line["step"] for line in metrics}) == list(range(1, 41))
+    assert {line["attempt"] for line in metrics} == {1, 2, 3}
+    again = [line["step"] for line in metrics if line["attempt"] == 2]
+    before = [line["step"] for line in metrics if line["attempt"] == 1]
+    assert 0 <= before[-1] + 1 - again[0] <= 5  # checkpoint.every_steps: what survivors hold is in parts
+    out = user.gangline("export", run, "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
+def events(user, host, run):
+    lines = (user.at_host(host, run) / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
