@@ -108,8 +108,8 @@ def main() -> int:
     parser.add_argument("--payload", choices=("int8", "bf16", "fp32"), default="int8")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--base-steps", type=int, default=1500)
-    parser.add_argument("--outer-rate", type=float, default=0.7)
-    parser.add_argument("--outer-momentum", type=float, default=0.9)
+    parser.add_argument("--outer-rate", type=float, default=1.0)
+    parser.add_argument("--outer-momentum", type=float, default=0.6)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.rank:

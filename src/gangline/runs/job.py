@@ -155,8 +155,8 @@ class ReportJob:
 class OuterJob:
     """local-sgd: what moves all hosts together, at the end of a round: SGD with Nesterov momentum."""
 
-    learning_rate: float = 0.7
-    momentum: float = 0.9
+    learning_rate: float = 1.0
+    momentum: float = 0.6
     """Both as published for DiLoCo (arXiv 2311.08105)."""
 
 

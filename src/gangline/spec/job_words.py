@@ -122,10 +122,10 @@ class BatchWords(Section):
 class OuterWords(Section):
     """What moves all hosts together at the end of a round of local SGD: SGD with Nesterov momentum."""
 
-    learning_rate: Positive = 0.7
+    learning_rate: Positive = 1.0
     """1 with a momentum of 0 is the plain mean of hosts."""
-    momentum: Probability = 0.9
-    """Decay of the mean of changes."""
+    momentum: Probability = 0.6
+    """Decay of the mean of changes: 0.9 for hundreds of rounds, less for fewer."""
 
 
 class StrategyWords(Section):
