@@ -27,10 +27,14 @@ def piece(
     stop_after: int | None,
     job: dict,
     strategy: str = "ddp",
+    lacking=(),
 ):
-    """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights."""
+    """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights.
+
+    lacking: hosts whose checkpoints are not looked at.
+    """
     rank = dist.get_rank()
-    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy)
+    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy, lacking=lacking)
     hosts = world.gang.hosts
     words = dict(job)
     warmup = words.pop("warmup", 5)
@@ -42,7 +46,7 @@ def piece(
     saver = None
     if world.is_first_of_host:
         saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
-    progress = restore(session, checkpoints)
+    progress = restore(session, checkpoints / "nothing" if world.host in lacking else checkpoints)
     # reads a sample to see how long backward takes, which belongs to no step
     settle_exchange(session, progress, session.order.micro_batches(0)[0])
     read = _listen(session, progress)

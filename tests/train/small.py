@@ -132,7 +132,14 @@ def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 
 
 
 def make_world(
-    shares, *, rank: int, hosts=None, resume_step: int | None = None, attempt: int = 1, strategy: str = "ddp"
+    shares,
+    *,
+    rank: int,
+    hosts=None,
+    resume_step: int | None = None,
+    attempt: int = 1,
+    strategy: str = "ddp",
+    lacking=(),
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
@@ -141,7 +148,14 @@ def make_world(
     size = len(shares)
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
     ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
-    gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=ranks, resume_step=resume_step, strategy=strategy)
+    gang = Gang(
+        run_id="calm-otter-7",
+        attempt=attempt,
+        ranks=ranks,
+        resume_step=resume_step,
+        strategy=strategy,
+        lacking=tuple(lacking),
+    )
     return World(gang=gang, rank=rank, device=torch.device("cpu"))
 
 

@@ -33,6 +33,19 @@ def test_stopped_at_any_step_it_goes_on_bit_equal_on_the_same_ranks(pool, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("job", "lacking"),
+    [({"precision": "fp16"}, ["pc0", "pc2"]), ({"method": "lora", "precision": "fp32"}, ["pc1"])],
+)
+def test_ranks_whose_hosts_lack_the_step_get_it_from_the_others_to_the_bit(pool, tmp_path, job, lacking):
+    whole = run(pool, tmp_path / "whole", [5, 3, 2], job=job)
+    run(pool, tmp_path / "cut", [5, 3, 2], job=job, stop_after=9)
+    second = run(pool, tmp_path / "cut", [5, 3, 2], job=job, resume_step=9, stop_after=14, lacking=lacking)
+    for rank in range(3):
+        assert second[rank]["losses"] == whole[rank]["losses"][9:14]
+    assert len({rank["digest"] for rank in second}) == 1
+
+
+@pytest.mark.parametrize(
     ("job", "tolerance"),
     [
         ({"precision": "fp64"}, 1e-9),

@@ -7,7 +7,9 @@
     checkpoints/aside-00000090-step-00000100/       passed over when the run went on from step 90
 
 A checkpoint is valid if a commit record and one whole part that it lists are found anywhere. "The latest" is
-computed from that and never from names. On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify]`.
+computed from that and never from names.
+
+On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]`.
 """
 
 from __future__ import annotations
@@ -122,12 +124,14 @@ def find_part(checkpoints: Path, step: int, *, host: str) -> tuple[Path, str]:
     )
 
 
-def survey(checkpoints: Path, *, verify: bool = True) -> list[dict[str, Any]]:
-    """Everything that this host has, step by step, as JSON data; `verify` reads and hashes every file.
+def survey(checkpoints: Path, *, verify: bool = True, newest_only: bool = False) -> list[dict[str, Any]]:
+    """Everything that this host has, step by step, as JSON data; `verify` reads and hashes every file, `newest_only`
+    of the newest step.
 
     [{"step", "record": text or null, "parts": [{"host", "text": of part.json or null, "problems": [...]}]}]
     """
-    return [_survey_step(checkpoints, step, verify=verify) for step in saved_steps(checkpoints)]
+    steps = saved_steps(checkpoints)
+    return [_survey_step(checkpoints, step, verify=verify and (not newest_only or step == steps[-1])) for step in steps]
 
 
 def _survey_step(checkpoints: Path, step: int, *, verify: bool) -> dict[str, Any]:
@@ -296,12 +300,14 @@ def _part_rejection(step: int, host: str, part: str, problem: str) -> Rejection:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`survey FOLDER [--verify]`: the survey of this host as one line of JSON on stdout."""
-    words = [word for word in argv if word != "--verify"]
+    """`survey FOLDER [--verify | --verify-newest]`: the survey of this host as one line of JSON on stdout."""
+    options = {"--verify", "--verify-newest"} & set(argv)
+    words = [word for word in argv if word not in options]
     if len(words) != 2 or words[0] != "survey":
-        sys.stderr.write("usage: python -m gangline.runs.checkpoints survey FOLDER [--verify]\n")
+        sys.stderr.write("usage: python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]\n")
         return 2
-    sys.stdout.write(json.dumps(survey(Path(words[1]), verify="--verify" in argv)) + "\n")
+    found = survey(Path(words[1]), verify=bool(options), newest_only="--verify" not in options)
+    sys.stdout.write(json.dumps(found) + "\n")
     return 0
 
 

@@ -37,6 +37,8 @@ class Gang:
     ranks: tuple[GangRank, ...]
     resume_step: int | None = None
     """Optimizer step of the committed checkpoint to start from; None: from the beginning."""
+    lacking: tuple[str, ...] = ()
+    """Hosts that do not have that checkpoint: their ranks get the state from one whose host has it."""
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
@@ -66,7 +68,9 @@ class Gang:
         """Ranks of one host."""
         return sum(rank.host == host for rank in self.ranks)
 
-    def on(self, hosts: Collection[str], *, attempt: int, resume_step: int | None) -> Gang:
+    def on(
+        self, hosts: Collection[str], *, attempt: int, resume_step: int | None, lacking: tuple[str, ...] = ()
+    ) -> Gang:
         """The gang of a later attempt on some of these hosts, who share the others' work in proportion to their own."""
         ranks = [rank for rank in self.ranks if rank.host in hosts]
         total = sum(rank.share for rank in self.ranks)
@@ -75,7 +79,7 @@ class Gang:
             dataclasses.replace(rank, share=share)
             for rank, share in zip(ranks, split_whole(total, weights), strict=True)
         ]
-        return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step)
+        return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step, lacking=lacking)
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""

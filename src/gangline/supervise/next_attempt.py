@@ -30,6 +30,8 @@ BASE_FILE = "base.json"
 AGAIN_FILE = "again.json"
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
+PASSED_ON = ("ddp", "local-sgd")
+"""Strategies whose ranks have all of the state."""
 REST_S = 600.0
 """How long guards rest between two attempts: longer than anybody waits for a host."""
 
@@ -99,10 +101,11 @@ def prepare(
     Raises GanglineError where a host does not do its part.
     """
     places, choice = checkpoint
+    lacking = _lacking(base.gang, choice, hosts)
     if choice.step is not None:
-        bring(places, layout.run_id, choice, targets=hosts)
+        bring(places, layout.run_id, choice, targets=hosts, bare=lacking)
     transports = {name: place.transport for name, place in places.items()}
-    gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=choice.step)
+    gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=choice.step, lacking=lacking)
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
     others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
@@ -122,6 +125,15 @@ def prepare(
     }
     write_json(layout.attempt(number) / BASE_FILE, said)
     return request
+
+
+def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...]:
+    """Hosts whose ranks get the state from other ranks: that is sooner done than to copy files. None where every rank
+    has a part of the state, or no host that takes part has the checkpoint.
+    """
+    holders = {source.host for source in choice.sources} & set(hosts)
+    passed_on = gang.strategy in PASSED_ON and holders
+    return tuple(host for host in hosts if host not in holders) if passed_on else ()
 
 
 def _in_smaller(layout: RunLayout, base: Base) -> Gang:

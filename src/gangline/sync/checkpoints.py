@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,20 +47,33 @@ Places = Mapping[str, Place]
 """By label: the host's name, made unique where two clusters use one name for two places."""
 
 
-def survey_places(places: Places, run_id: str, *, strict: bool = False) -> dict[str, Survey]:
+def survey_places(places: Places, run_id: str, *, strict: bool = False, newest_only: bool = False) -> dict[str, Survey]:
     """What every place has, every file hashed, all places at once. One that does not answer has nothing.
 
+    newest_only: of older steps than the newest of a place sizes are looked at only.
     strict: raise HostKeyRefused where somebody else answers. Else that is one more place that has nothing: a host that
     was given up need not be trusted for the run to go on without it.
     """
     with ThreadPoolExecutor(max_workers=min(32, len(places))) as pool:
-        surveys = list(pool.map(lambda place: _survey(place, run_id, strict=strict), places.values()))
+        verify = "--verify-newest" if newest_only else "--verify"
+        surveys = list(pool.map(lambda place: _survey(place, run_id, verify, strict=strict), places.values()))
     return {label: survey for label, survey in zip(places, surveys, strict=True) if survey is not None}
 
 
 def find_checkpoint(places: Places, run_id: str) -> Choice:
-    """The newest valid checkpoint anywhere; whole ones that nobody lived to commit are committed first."""
-    surveys = survey_places(places, run_id)
+    """The newest valid checkpoint anywhere; whole ones that nobody lived to commit are committed first.
+
+    As a rule the newest of all is it, so older ones are hashed only where it is not.
+    """
+    surveys = survey_places(places, run_id, newest_only=True)
+    newest = max((entry["step"] for survey in surveys.values() for entry in survey), default=None)
+    choice = _choose_or_adopt(places, run_id, surveys)
+    if choice.step == newest:
+        return choice
+    return _choose_or_adopt(places, run_id, survey_places(places, run_id))
+
+
+def _choose_or_adopt(places: Places, run_id: str, surveys: Mapping[str, Survey]) -> Choice:
     choice = choose(surveys)
     if not choice.adoptable:
         return choice
@@ -74,15 +87,25 @@ def at_step(surveys: Mapping[str, Survey], step: int) -> Choice:
     return choose({label: [entry for entry in survey if entry["step"] == step] for label, survey in surveys.items()})
 
 
-def bring(places: Places, run_id: str, choice: Choice, *, targets: Sequence[str], tell: Tell = SILENT) -> list[str]:
+def bring(
+    places: Places,
+    run_id: str,
+    choice: Choice,
+    *,
+    targets: Sequence[str],
+    bare: Collection[str] = (),
+    tell: Tell = SILENT,
+) -> list[str]:
     """See to it that every target has the commit record and a whole part; the labels of those that got a part.
+
+    bare: targets that get the record only.
 
     Last, the steps newer than the choice are moved aside at every place that answers: the run writes them anew.
     """
     if choice.step is None or choice.record is None:
         return []
     holders = {source.host for source in choice.sources}
-    lacking = [label for label in targets if label not in holders]
+    lacking = [label for label in targets if label not in holders and label not in bare]
     for label in targets:
         place = places[label]
         place.transport.write(step_folder(place.checkpoints(run_id), choice.step) / COMMIT_FILE, choice.record)
@@ -103,9 +126,9 @@ def rejected_error(run_id: str, choice: Choice) -> CheckpointError:
     )
 
 
-def _survey(place: Place, run_id: str, *, strict: bool) -> Survey | None:
+def _survey(place: Place, run_id: str, verify: str, *, strict: bool) -> Survey | None:
     folder = str(place.checkpoints(run_id))
-    argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, "--verify")
+    argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, verify)
     try:
         result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
     except HostUnreachable as error:

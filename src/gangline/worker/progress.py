@@ -11,6 +11,7 @@ import torch
 
 from gangline.runs.checkpoints import find_part
 from gangline.worker.optimizer import state_tensors
+from gangline.worker.pass_on import give, lacks_state, receive
 from gangline.worker.restore import load_part
 from gangline.worker.session import Session
 
@@ -63,13 +64,20 @@ class Progress:
 
 
 def restore(session: Session, checkpoints: Path) -> Progress:
-    """Load the checkpoint that the controller chose for this attempt, if any. Raises CheckpointError."""
+    """Load the checkpoint that the controller chose for this attempt, if any; collective where hosts lack it.
+
+    Raises CheckpointError.
+    """
     step = session.world.gang.resume_step
     if step is None:
         return Progress()
-    folder, digest = find_part(checkpoints, step, host=session.world.host)
     tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
-    state = load_part(folder, tensors, digest=digest)
+    if lacks_state(session.world):
+        state = receive(tensors, session.world)
+    else:
+        folder, digest = find_part(checkpoints, step, host=session.world.host)
+        state = load_part(folder, tensors, digest=digest)
+        give(tensors, state, session.world)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:
         session.scaler.load_state_dict(scaler)

@@ -345,6 +345,10 @@ def test_a_host_tells_what_it_has_as_json_on_stdout(tmp_path):
     assert quick[0]["parts"][0]["problems"] == []
     assert full[0]["parts"][0]["problems"] == ["__0_0.distcp differs from its digest"]
     assert full == disk.survey(tmp_path / "pc1")
+    assert json.loads(subprocess.run([*argv, "--verify-newest"], capture_output=True, check=True).stdout) == full
+    save(tmp_path, 200)
+    newest = json.loads(subprocess.run([*argv, "--verify-newest"], capture_output=True, check=True).stdout)
+    assert [entry["parts"][0]["problems"] for entry in newest] == [[], []]
     assert disk.main(["survey"]) == 2
 
 

@@ -81,7 +81,7 @@ class _Transport(LocalTransport):
 class Story:
     """A run on three hosts, and who looks after it in a thread."""
 
-    def __init__(self, folder, *, micro_batch=1, **failures):
+    def __init__(self, folder, *, micro_batch=1, strategy="ddp", **failures):
         self.folder = folder
         self.hosts = Hosts(folder)
         self.backend = FakeBackend()
@@ -89,7 +89,7 @@ class Story:
         self.failed = None
         cluster = self.hosts.cluster
         ranks = tuple(GangRank(host=name, share=share) for name, share in zip(NAMES, SHARES, strict=True))
-        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks)
+        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks, strategy=strategy)
         request = self.backend.render(cluster, gang, port=1, program=Program(rest_s=600.0))
         self.layout = create_run(folder, cluster, request)
         for name, value in {"cluster": cluster.to_json(), "gang": gang.to_json(), "networks": {}}.items():
@@ -307,13 +307,30 @@ def test_where_nothing_was_saved_it_begins_anew(story):
     story.finish()
 
 
-def test_one_whole_part_is_enough_and_the_others_get_a_copy(story):
+def test_one_whole_part_is_enough_and_ranks_of_other_hosts_get_it_from_those_that_have_it(story):
     story.hosts.save(30)
     story.hosts.save(39, on=("pc3",))
     story.begin()
     story.kill_rank("pc2")
     story.joined(2)
-    assert story.gang(2).resume_step == 39
+    assert (story.gang(2).resume_step, story.gang(2).lacking) == (39, ("pc1", "pc2"))
+    for name in NAMES:
+        assert disk.read_commit(story.hosts.layout(name).checkpoints, 39)
+    story.hosts.save(45)
+    story.kill_rank("pc2")
+    story.joined(3)
+    assert (story.gang(3).resume_step, story.gang(3).lacking) == (45, ())
+    story.finish()
+
+
+def test_where_ranks_have_parts_of_the_state_every_host_gets_a_copy(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(30)
+    story.hosts.save(39, on=("pc3",))
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert (story.gang(2).resume_step, story.gang(2).lacking) == (39, ())
     for name in NAMES:
         assert disk.find_part(story.hosts.layout(name).checkpoints, 39, host=name)
     story.finish()

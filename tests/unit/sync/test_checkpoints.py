@@ -102,3 +102,21 @@ def test_a_part_is_brought_from_the_host_that_has_it_to_those_that_lack_it(tmp_p
     brought = disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc2")
     assert (brought / "weights").read_text() == "step 130"
     assert disk.find_part(places["pc1"].checkpoints(RUN), 130, host="pc1")[0] == brought
+
+
+def test_an_older_step_is_hashed_before_a_run_goes_on_from_it(places: Places) -> None:
+    save(places, 130)
+    (disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc1") / "weights").write_text("stoP 130")
+    save(places, 140, damaged=True)
+    choice = find_checkpoint(places, RUN)
+    assert choice.step == 130
+    assert [source.host for source in choice.sources] == ["pc2"]
+
+
+def test_a_host_may_get_the_record_only(places: Places) -> None:
+    save(places, 130)
+    (disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc1") / "weights").unlink()
+    choice = find_checkpoint(places, RUN)
+    assert bring(places, RUN, choice, targets=NAMES, bare=["pc1"]) == []
+    assert disk.read_commit(places["pc1"].checkpoints(RUN), 130) is not None
+    assert bring(places, RUN, choice, targets=NAMES) == ["pc1"]

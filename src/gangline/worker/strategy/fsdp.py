@@ -12,11 +12,10 @@ Gradients are summed, not averaged, because the loss is already divided by the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -24,12 +23,10 @@ from torch.distributed.tensor import DTensor
 from gangline.errors import UsageError
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
+from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.precision import Precision
 from gangline.worker.world import World
-
-AT_ONCE_BYTES = 32 << 20
-"""Gradients of adapters that travel in one exchange."""
 
 
 class Fsdp:
@@ -120,16 +117,15 @@ class Fsdp:
 
     @torch.no_grad()
     def _sum_up(self) -> None:
-        """Add up the adapters' gradients of all ranks, as many as are AT_ONCE_BYTES at a time."""
+        """Add up the adapters' gradients of all ranks."""
         for parameter in self._whole:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for several in _in_lots(self._whole):
-            flat = torch.cat([each.flatten() for each in several])
-            sent = flat if self._sent_as is None else flat.to(self._sent_as)
+        for lot in in_lots(parameter.grad for parameter in self._whole if parameter.grad is not None):
+            row = joined(lot)
+            sent = row if self._sent_as is None else row.to(self._sent_as)
             _all_reduce(sent, self._mesh)
-            for gradient, part in zip(several, sent.split([each.numel() for each in several]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+            spread(sent, lot)
 
     def _policy(self) -> MixedPrecisionPolicy:
         """Weights travel in the format of computation, gradients as they are kept unless the job says otherwise."""
@@ -163,18 +159,6 @@ def _all_reduce(flat: torch.Tensor, mesh: DeviceMesh) -> None:
     dist.all_reduce(part, group=mesh.get_group("replicate"))
     dist.all_gather_into_tensor(padded, part, group=inside)
     flat.copy_(padded[: len(flat)])
-
-
-def _in_lots(parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
-    lot: list[torch.Tensor] = []
-    for gradient in (parameter.grad for parameter in parameters):
-        assert gradient is not None
-        lot.append(gradient)
-        if sum(each.nbytes for each in lot) >= AT_ONCE_BYTES:
-            yield lot
-            lot = []
-    if lot:
-        yield lot
 
 
 def _needs_scale(kind: str) -> UsageError:

@@ -1,0 +1,35 @@
+"""Many tensors as few messages: neighbours of one format and device are joined, up to some megabytes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+AT_ONCE_BYTES = 32 << 20
+
+
+def in_lots(tensors: Iterable[torch.Tensor], *, at_once_bytes: int = AT_ONCE_BYTES) -> Iterator[list[torch.Tensor]]:
+    """The tensors in their order. A lot ends where it has that many bytes, or what follows has another format."""
+    lot: list[torch.Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        if lot and (num_bytes >= at_once_bytes or (tensor.dtype, tensor.device) != (lot[0].dtype, lot[0].device)):
+            yield lot
+            lot, num_bytes = [], 0
+        lot.append(tensor)
+        num_bytes += tensor.nbytes
+    if lot:
+        yield lot
+
+
+def joined(lot: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One lot as one row of numbers: a copy."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in lot])
+
+
+@torch.no_grad()
+def spread(row: torch.Tensor, lot: Sequence[torch.Tensor]) -> None:
+    """`joined` undone, in place."""
+    for tensor, part in zip(lot, row.split([tensor.numel() for tensor in lot]), strict=True):
+        tensor.copy_(part.view_as(tensor))
