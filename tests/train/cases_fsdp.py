@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gangline.errors import GanglineError
-from tests.train.small import make_job, make_session, make_world
+from gangline.runs.job import ModelJob
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import load_model
+from gangline.worker.stream import hollow
+from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
 
 
 def refused(*, precision: str, method: str):
@@ -17,3 +26,73 @@ def refused(*, precision: str, method: str):
     except GanglineError as error:
         return str(error)
     return "it was built"
+
+
+def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: bool):
+    """Whether a model that no rank has held has the weights, adapters and buffers of one that was loaded whole."""
+    job = make_job(method=method, precision="fp32", dropout=0.0 if mixture else 0.1)
+    job = replace(job, model=ModelJob(path=_saved_model(Path(folder), mixture=mixture)))
+    found = hollow(job, compute=torch.float32)
+    assert found is not None
+    assert all(parameter.is_meta for name, parameter in found[0].named_parameters() if ".lora_" not in name)
+    session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy=strategy), num_evaluation=0)
+    whole = load_model(job, compute=torch.float32)
+    ours, expected = dict(session.model.named_parameters()), dict(whole.named_parameters())
+    ours |= dict(session.model.named_buffers())
+    expected |= dict(whole.named_buffers())
+    assert ours.keys() == expected.keys()
+    differing = [name for name, tensor in ours.items() if not torch.equal(_whole(tensor), expected[name])]
+    return {
+        "differing": differing,
+        "divided": sum(isinstance(tensor, DTensor) for tensor in ours.values()),
+        "frozen": sum(".lora_" not in name for name in dict(whole.named_parameters())),
+        "fused": [session.loss.fused, CausalLoss(whole, compute=torch.float32).fused],
+    }
+
+
+def dropout_in_experts():
+    """Why adapters of a mixture of experts cannot have dropout."""
+    job = make_job(method="lora", dropout=0.1)
+    try:
+        load_model(replace(job, model=replace(job.model, path=mixture_folder())))
+    except GanglineError as error:
+        return str(error)
+    return "it was loaded"
+
+
+def _whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _saved_model(folder: Path, *, mixture: bool) -> str:
+    """A folder with weights in several files; a mixture has experts one by one, and a bias that is no weight."""
+    from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
+
+    if dist.get_rank() == 0:
+        config = AutoConfig.from_pretrained(model_folder())
+        if mixture:
+            config = Glm4MoeConfig(
+                hidden_size=32,
+                intermediate_size=64,
+                moe_intermediate_size=24,
+                n_routed_experts=6,
+                n_shared_experts=1,
+                num_experts_per_tok=2,
+                first_k_dense_replace=1,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                n_group=1,
+                topk_group=1,
+                vocab_size=VOCABULARY,
+                max_position_embeddings=64,
+            )
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(config)
+        for buffer in model.buffers():
+            if buffer.shape == (6,):
+                buffer.normal_()
+        model.save_pretrained(folder, max_shard_size="40KB")
+    dist.barrier()
+    return str(folder)

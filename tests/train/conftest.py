@@ -9,7 +9,9 @@ from tests.train.pool import Zygote
 
 LONG = (
     "test_story.py",
+    "test_fsdp.py",
     "test_bad_input.py",
+    "test_story_parts.py",
     "test_story_rounds.py",
     "test_local_sgd.py",
     "test_gang.py",

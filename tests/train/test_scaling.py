@@ -139,7 +139,8 @@ def test_one_host_has_nobody_to_be_compared_with(start):
     ("words", "what"),
     [
         (("batch=2",), "a step of this job has too little work for 3 ranks"),
-        (("strategy=local-sgd", "method=full"), "bench scaling measures hosts that exchange gradients in every step"),
+        (("strategy=fsdp",), "strategy: fsdp, in which the model lies in parts, and no host can do it alone"),
+        (("strategy=local-sgd", "method=full"), "bench scaling measures hosts that hold the model"),
     ],
 )
 def test_a_job_that_cannot_be_compared_is_refused_before_anything_starts(start, words, what):

@@ -130,6 +130,7 @@ class Plan:
 
     def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
         """The gang of one attempt under this plan."""
+        foreseen = self.forecast.ranks if self.forecast is not None else [None] * len(self.ranks)
         ranks = tuple(
             GangRank(
                 host=rank.host,
@@ -137,8 +138,9 @@ class Plan:
                 slowdown=rank.slowdown,
                 device=rank.device,
                 peak_flops=rank.peak_flops,
+                foreseen_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
             )
-            for rank in self.ranks
+            for rank, each in zip(self.ranks, foreseen, strict=True)
         )
         return Gang(
             run_id=run_id,

@@ -26,6 +26,8 @@ class GangRank:
     """Index of this rank's GPU on its machine, where there is any."""
     peak_flops: float | None = None
     """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
+    foreseen_bytes: int | None = None
+    """Of tensors on its GPU at the most, as the plan says; None: not known, or it has no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,9 @@ class Gang:
         ranks = [rank for rank in self.ranks if rank.host in hosts]
         total = sum(rank.share for rank in self.ranks)
         weights = [rank.share for rank in ranks] if any(rank.share for rank in ranks) else [1] * len(ranks)
+        same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was foreseen
         dealt = [
-            dataclasses.replace(rank, share=share)
+            dataclasses.replace(rank, share=share, foreseen_bytes=rank.foreseen_bytes if same else None)
             for rank, share in zip(ranks, split_whole(total, weights), strict=True)
         ]
         return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step, lacking=lacking)
@@ -84,7 +87,7 @@ class Gang:
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
         times = before // micro_batch
-        ranks = [dataclasses.replace(rank, share=rank.share * times) for rank in self.ranks]
+        ranks = [dataclasses.replace(rank, share=rank.share * times, foreseen_bytes=None) for rank in self.ranks]
         return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch)
 
     def save(self, path: Path) -> None:

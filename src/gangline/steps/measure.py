@@ -82,17 +82,26 @@ def _task(job: Job, sight: Sight, means: Means) -> Task:
     if outlook.runnable is None:
         require_startable(job, outlook)
     job = outlook.settled(job)
-    if job.strategy.kind == "local-sgd":
-        raise UsageError(
-            "bench scaling measures hosts that exchange gradients in every step",
-            seen="strategy: local-sgd, whose hosts train apart and hardly wait for each other",
-            fix="write strategy: ddp to see what that would reach on this network",
-        )
     _require_work(job, sight.cluster)
     gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
     plan = make_plan(job, sight.cluster, gpus, option=outlook.runnable)
+    _require_whole(plan.strategy)
     assert outlook.config is not None
     return Task(job=job, config=outlook.config, ranks=plan.gang("bench-scaling", 1))
+
+
+def _require_whole(strategy: str) -> None:
+    """Each host is measured alone, so each has to hold the model."""
+    if strategy == "ddp":
+        return
+    seen = "whose hosts train apart and hardly wait for each other"
+    if strategy != "local-sgd":
+        seen = "in which the model lies in parts, and no host can do it alone"
+    raise UsageError(
+        "bench scaling measures hosts that hold the model and exchange gradients in every step",
+        seen=f"strategy: {strategy}, {seen}",
+        fix="write strategy: ddp to see what that would reach on this network, if the model fits",
+    )
 
 
 def _require_work(job: Job, cluster: Cluster) -> None:

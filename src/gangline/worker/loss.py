@@ -105,10 +105,17 @@ class CausalLoss(nn.Module):
     positions in the flattened batch, gives the loss summed over these.
     """
 
-    def __init__(self, model: nn.Module, *, compute: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, *, compute: torch.dtype, is_hollow: bool = False) -> None:
+        """is_hollow: the model's weights are not there yet; `look` once they are."""
         super().__init__()
         self.model = model
         self.compute = compute
+        self.fused = False
+        if not is_hollow:
+            self.look()
+
+    def look(self) -> None:
+        """Find out how the loss of this model is computed; collective where the model is in parts."""
         self.fused = self._can_fuse()
 
     def forward(

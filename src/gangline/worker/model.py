@@ -50,17 +50,30 @@ def load_model(
     `compute`); frozen ones have `compute`. drawn: in which random ones are drawn, fp32 whatever a run computes in: an
     export draws the same weights again. Raises ModelError.
     """
-    full = job.method.kind == "full"
-    trained = compute if job.parameters == "compute" or compute is torch.float64 else torch.float32
-    model = _load_base(job, dtype=trained if full else compute, drawn=drawn)
+    model = _load_base(job, dtype=weights_dtype(job, compute), drawn=drawn)
     model.to(device)
-    if not full:
-        model = _attach_lora(model, job.method, trained=trained, seed=job.seed)
+    return finish_model(model, job, compute=compute)
+
+
+def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
+    """A base model made ready to be trained: adapters, recomputation, training mode. Raises ModelError."""
+    if job.method.kind != "full":
+        model = _attach_lora(model, job.method, trained=_trained(job, compute), seed=job.seed)
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    return model
+    whole: nn.Module = model
+    return whole
+
+
+def weights_dtype(job: Job, compute: torch.dtype) -> torch.dtype:
+    """Of the base model: frozen weights have `compute`."""
+    return _trained(job, compute) if job.method.kind == "full" else compute
+
+
+def _trained(job: Job, compute: torch.dtype) -> torch.dtype:
+    return compute if job.parameters == "compute" or compute is torch.float64 else torch.float32
 
 
 def load_config(model: ModelJob) -> Any:
@@ -149,6 +162,12 @@ def _attach_lora(model: Any, method: MethodJob, *, trained: torch.dtype, seed: i
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
             wrapped = get_peft_model(model, config)
     except ValueError as error:
+        if "lora_dropout" in str(error):
+            raise ModelError(
+                "method.dropout: adapters of experts take none",
+                seen=f"dropout {method.dropout:g} with targets that hold experts in one tensor; {_first_line(error)}",
+                fix="set method.dropout: 0, or name targets outside the experts, such as those of attention",
+            ) from error
         names = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
         raise ModelError(
             f"method.targets: {', '.join(method.targets)} matches nothing in this model",

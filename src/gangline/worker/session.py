@@ -23,6 +23,7 @@ from gangline.worker.strategy.ddp import Ddp, agree_weights
 from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.single import Single
+from gangline.worker.stream import hollow, read_parts
 from gangline.worker.world import World
 
 
@@ -51,12 +52,24 @@ class Session:
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
-    # what no single device holds is divided layer by layer on its way there
-    device = torch.device("cpu") if world.gang.strategy in ("fsdp", "hsdp") and world.size > 1 else world.device
-    loss = CausalLoss(load_model(job, device=device, compute=precision.compute), compute=precision.compute)
+    divided = world.gang.strategy in ("fsdp", "hsdp") and world.size > 1
+    found = hollow(job, compute=precision.compute) if divided else None
+    if found is None:
+        # what no single device holds is divided layer by layer on its way there
+        device = torch.device("cpu") if divided else world.device
+        model = load_model(job, device=device, compute=precision.compute)
+        loss = CausalLoss(model, compute=precision.compute)
+    else:
+        model, files = found
+        loss = CausalLoss(model, compute=precision.compute, is_hollow=True)
+    session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
+    if found is not None:
+        read_parts(model, files)
+        loss.look()
     if job.data.packing:
         _require_isolation(loss, job, precision, world)
-    return assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
+    session.strategy.put_away()
+    return session
 
 
 def assemble(

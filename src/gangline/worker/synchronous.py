@@ -16,6 +16,7 @@ from gangline.worker.batch import pick
 from gangline.worker.dealer import Dealer, Moved, padded_tokens
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.flops import session_utilisation
+from gangline.worker.foreseen import Foreseen
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.memory import memory_bytes
 from gangline.worker.model import trainable
@@ -54,6 +55,7 @@ class Synchronous:
         self._pace = Pace(session)
         self._stragglers = Stragglers(session.world, outlets)
         self._replicas = Replicas(session, outlets)
+        self._foreseen = Foreseen(session.world, outlets)
         self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
 
     @property
@@ -102,6 +104,7 @@ class Synchronous:
         progress.step += 1
         self._record(report, rate, samples=samples, skipped=skipped, step_s=time.perf_counter() - started)
         self._replicas.look(step=progress.step)
+        self._foreseen.look(report.times, step=progress.step)
         self._watch(report, micro_batches)
         self._learn(report, micro_batches)
         return report

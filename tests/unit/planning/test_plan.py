@@ -8,9 +8,12 @@ import json
 import pytest
 
 from gangline.planning.explain import explain
+from gangline.planning.option import weigh
 from gangline.planning.plan import DataCount, Plan, make_plan
+from gangline.planning.training import Strategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
+from tests.unit.planning.worlds import question, world
 
 JOB = Job(
     name="tiny",
@@ -90,6 +93,24 @@ def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
     assert "(int8); NOT the same numbers as one big machine" in lines
     assert "shares follow them, and numbers with these" in lines
     assert "the one host trains by itself" in "\n".join(explain(make_plan(job, cluster(None))))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("hsdp", 2), ("fsdp", 4)])
+def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foreseen(kind: str, size: int) -> None:
+    asked = question(method="lora")
+    strategy = Strategy(kind=kind, world_size=4, shard_size=size, reshard=kind == "hsdp")  # type: ignore[arg-type]
+    option = weigh(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
+    micro_batch = option.training.micro_batch
+    job = dataclasses.replace(JOB, micro_batch=micro_batch, batch=micro_batch * sum(option.shares))
+    hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
+    plan = make_plan(job, Cluster(name="two", hosts=hosts), option=option)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    gang = plan.gang("calm-otter-7", 1)
+    assert (gang.strategy, gang.reshard, gang.moving_shares) == (kind, kind == "hsdp", False)
+    needs = [need.memory.allocated_bytes for need in option.needs]
+    assert [rank.foreseen_bytes for rank in gang.ranks] == needs
+    assert [rank.foreseen_bytes for rank in gang.on(["pc1"], attempt=2, resume_step=3).ranks] == [None, None]
+    assert [rank.foreseen_bytes for rank in gang.on(gang.hosts, attempt=2, resume_step=3).ranks] == needs
 
 
 def test_equal_ranks_of_a_host_are_folded() -> None:

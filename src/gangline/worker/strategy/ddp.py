@@ -231,7 +231,9 @@ def agree_weights(loss: CausalLoss) -> None:
 
     Unlike machines may draw or convert weights with other last bits.
     """
-    parameters = list(trainable(loss).values())
+    parameters = [each for each in trainable(loss).values() if not each.is_meta]
+    if not parameters:  # every rank reads its part of the same files
+        return
     digests = torch.stack([_digest(parameter) for parameter in parameters])
     low, high = digests.clone(), digests.clone()
     dist.all_reduce(low, op=dist.ReduceOp.MIN)

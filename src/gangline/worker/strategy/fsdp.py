@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import UsageError
@@ -26,6 +26,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.precision import Precision
+from gangline.worker.stream import materialise
 from gangline.worker.world import World
 
 
@@ -45,7 +46,8 @@ class Fsdp:
     ) -> None:
         """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
 
-        Raises ModelError for a model whose layers cannot be found, UsageError for a precision that needs a loss scale.
+        Raises ModelError for a model whose layers cannot be found; UsageError for a precision that needs a loss scale,
+        and where ranks share a GPU.
         """
         self._loss = loss
         self._precision = precision
@@ -56,9 +58,14 @@ class Fsdp:
         self._sent_as = sent_as if sent_as is not None and sent_as.itemsize < trained[0].element_size() else None
         if not self.replicated and precision.scaled:
             raise _needs_scale(world.gang.strategy)
+        if world.gang.shares_gpus:
+            raise _shares_gpus(world.gang.strategy)
         self._mesh = _mesh(world)
         self.parts = None if self.replicated else self._mesh.get_group("shard")
         self._divided = self._shard(reshard=world.gang.reshard)
+        materialise(loss, world.device)
+        for method in ("look", "logits"):  # these pass through the model as `forward` does
+            register_fsdp_forward_method(loss, method)
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch, as every other rank does now; `last`: of all of them."""
@@ -159,6 +166,14 @@ def _all_reduce(flat: torch.Tensor, mesh: DeviceMesh) -> None:
     dist.all_reduce(part, group=mesh.get_group("replicate"))
     dist.all_gather_into_tensor(padded, part, group=inside)
     flat.copy_(padded[: len(flat)])
+
+
+def _shares_gpus(kind: str) -> UsageError:
+    return UsageError(
+        f"strategy: {kind} wants a GPU for every rank",
+        seen="several ranks on one GPU, whose exchanges go over gloo; weights of layers do not",
+        fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
+    )
 
 
 def _needs_scale(kind: str) -> UsageError:

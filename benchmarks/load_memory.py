@@ -1,0 +1,238 @@
+"""What memory a rank needs while it loads a model that no rank holds: its part, one layer, and a constant?
+
+    python -m benchmarks.load_memory --out load_memory.jsonl           # 5 GB of disk beside the file, about 5 minutes
+
+A Llama of 1.16 B random weights in fp32 (4.6 GB in 21 files) is loaded by three ranks on this machine, as a run loads
+it (`worker/session.py`), over gloo. Another process reads each rank's RssAnon every 5 ms: what the kernel could not
+take back, so mapped files do not count. Before the model is loaded everything is imported and the group has met.
+
+Bar: peak - before <= the rank's part of what is kept (weights; under full fine-tuning also AdamW's two states) + one
+layer + 64 MiB, until every rank has its part. Afterwards, without a bar: a few tokens go through the model, to see how
+its loss is computed, for which tables and head come together as in every step. Beside it the same model under ddp,
+which every rank holds whole. One JSON line per rank and case; a file that has lines already is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan_time import read
+from benchmarks.scaling import commit
+
+NUM_RANKS = 3
+LAYERS = 20
+CONFIG = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+CONSTANT_BYTES = 64 << 20
+LOOK_S = 0.005
+LOADED = "loaded\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to load it."""
+
+    strategy: str
+    method: str
+
+
+CASES = (Case("fsdp", "lora"), Case("fsdp", "full"), Case("ddp", "lora"))
+
+
+def main() -> int:
+    """Measure what is missing, then report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.rank:
+        return _rank(json.loads(words.rank))
+    model = words.out.with_name(f"{words.out.stem}-model")
+    if not (model / "model.safetensors.index.json").is_file():
+        subprocess.run([sys.executable, "-c", WRITE, str(model), json.dumps(CONFIG)], check=True)
+    done = {(line["strategy"], line["method"]) for line in read(words.out)}
+    for case in CASES:
+        if (case.strategy, case.method) not in done:
+            for line in _measure(case, model):
+                with words.out.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps({**asdict(case), **line, "commit": commit()}) + "\n")
+    return _report(read(words.out))
+
+
+WRITE = """
+import json, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+folder, config = Path(sys.argv[1]), LlamaConfig(**json.loads(sys.argv[2]))
+folder.mkdir(parents=True, exist_ok=True)
+config.save_pretrained(folder)
+with torch.device("meta"):
+    shapes = {name: value.shape for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()}
+lots = {}
+for name in shapes:
+    parts = name.split(".")
+    lots.setdefault(f"layer-{parts[2]}" if parts[1] == "layers" else "tables", []).append(name)
+where = {}
+for lot, names in lots.items():
+    tensors = {name: torch.randn(shapes[name]) * 0.02 for name in names}
+    save_file(tensors, folder / f"{lot}.safetensors", {"format": "pt"})
+    where |= dict.fromkeys(names, f"{lot}.safetensors")
+index = {"metadata": {}, "weight_map": where}
+(folder / "model.safetensors.index.json").write_text(json.dumps(index))
+"""
+
+
+def _measure(case: Case, model: Path) -> list[dict[str, Any]]:
+    """Start the ranks, watch their memory while they load, and end them."""
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(29500 + os.getpid() % 1000),
+        "WORLD_SIZE": str(NUM_RANKS),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    order = json.dumps({**asdict(case), "model": str(model)})
+    argv = [sys.executable, "-m", "benchmarks.load_memory", "--out", "-", "--rank", order]
+    ranks = [
+        subprocess.Popen(
+            argv, env={**environment, "RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    try:
+        return _watch(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _watch(ranks: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+    before = [_anonymous_bytes(rank.pid) for rank in ranks]
+    peak, loaded, begun = list(before), [0] * len(ranks), time.monotonic()
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said: list[dict[str, Any]] = []
+    for rank in ranks:
+        assert rank.stdout is not None
+        os.set_blocking(rank.stdout.fileno(), False)
+    texts = [""] * len(ranks)
+    while not all("}" in text for text in texts):
+        for number, rank in enumerate(ranks):
+            assert rank.stdout is not None
+            peak[number] = max(peak[number], _anonymous_bytes(rank.pid))
+            with suppress(BlockingIOError):
+                texts[number] += os.read(rank.stdout.fileno(), 1 << 16).decode()
+            if not loaded[number] and LOADED in texts[number]:
+                loaded[number] = peak[number]
+            if rank.poll() is not None:
+                raise SystemExit(f"rank {number} ended with {rank.returncode}")
+        time.sleep(LOOK_S)
+    for number, text in enumerate(texts):
+        told = {"rank": number, "before_bytes": before[number], "peak_bytes": peak[number]}
+        told["loaded_bytes"] = loaded[number] or peak[number]
+        kept = json.loads(text.removeprefix(LOADED))
+        said.append({**told, "seconds": round(time.monotonic() - begun, 1), **kept})
+    return said
+
+
+def _anonymous_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon")), 0)
+
+
+def _rank(order: dict[str, Any]) -> int:
+    """One rank: import, meet, wait for the word, load, say what it keeps."""
+    import peft  # noqa: F401  (a rank has imported it before)
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+    from transformers import LlamaForCausalLM  # noqa: F401
+
+    from gangline.runs.gang import Gang, GangRank
+    from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+    from gangline.worker import session as building
+    from gangline.worker.made_up import MadeUpSet
+    from gangline.worker.world import join
+
+    read_parts = building.read_parts
+
+    def read_and_tell(*words: Any) -> None:
+        read_parts(*words)
+        print(LOADED, end="", flush=True)
+        time.sleep(0.3)
+
+    building.read_parts = read_and_tell
+
+    ranks = tuple(GangRank(host=f"pc{number}", share=1) for number in range(NUM_RANKS))
+    world = join(Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, strategy=order["strategy"]))
+    job = Job(
+        name="load",
+        model=ModelJob(path=order["model"]),
+        method=MethodJob(kind=order["method"]),
+        data=DataJob(train=SourceJob(), sequence_length=128),
+        batch=NUM_RANKS,
+        micro_batch=1,
+        steps=1,
+        epochs=None,
+        precision="fp32",
+    )
+    rows = MadeUpSet(NUM_RANKS, length=128, vocabulary=CONFIG["vocab_size"])
+    dist.barrier()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    session = building.build_session(job, world, train_set=rows, evaluation_set=None)
+    tensors = [*session.model.parameters(), *session.model.buffers()]
+    for state in session.optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    kept = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
+    layer = 4 * (4 * 2048**2 + 3 * 2048 * 5632)
+    whole = sum(each.numel() * each.element_size() for each in session.model.parameters())
+    print(json.dumps({"kept_bytes": kept, "layer_bytes": layer, "model_bytes": whole}), flush=True)
+    time.sleep(60)  # until it is killed
+    return 0
+
+
+def _report(lines: list[dict[str, Any]]) -> int:
+    """A table; 1 if a rank of fsdp is over the bar."""
+    print(
+        "\n| | kept, GiB | one layer | peak while loading | over the bar by | peak in all |\n|---|---|---|---|---|---|"
+    )
+    wrong = 0
+    for line in lines:
+        extra, most = (line[name] - line["before_bytes"] for name in ("loaded_bytes", "peak_bytes"))
+        bar = line["kept_bytes"] + line["layer_bytes"] + CONSTANT_BYTES
+        wrong += line["strategy"] != "ddp" and extra > bar
+        figures = [line["kept_bytes"], line["layer_bytes"], extra, extra - bar, most]
+        name = f"{line['strategy']}, {line['method']}, rank {line['rank']}"
+        print(f"| {name} | {' | '.join(f'{figure / 2**30:.2f}' for figure in figures)} |")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

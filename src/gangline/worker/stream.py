@@ -1,0 +1,240 @@
+"""A model that no process ever holds: built without weights, divided among ranks, and then read by parts.
+
+`hollow` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank read
+its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth of it.
+
+That takes files whose names are those of the model, or of experts that it keeps in one tensor (transformers joins
+those when it loads them). Everything else is loaded whole by every rank, as for other strategies: see `Files.of`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from gangline.runs.job import Job
+from gangline.worker.model import base_of, finish_model, load_config, weights_dtype
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_WRAPPED = re.compile(r"\.base_layer(?=\.)")
+"""What peft puts into the name of a weight that it wraps; twice where it wraps two of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where a tensor of the model lies in the files."""
+
+    keys: tuple[tuple[str, ...], ...]
+    """One key: as it is. By expert: the tensors that are joined along their first dimension to its row."""
+    by_expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The safetensors files of a model folder, and what of the model lies where."""
+
+    folder: Path
+    file_of: Mapping[str, str]
+    """Key -> name of its file."""
+    rows: Mapping[str, Rows]
+    """Name in the model, without what peft adds -> where it lies."""
+
+    @staticmethod
+    def of(job: Job, model: nn.Module) -> Files | None:
+        """The files of a hollow model; None where it cannot be read by parts."""
+        folder = Path(job.model.path)
+        file_of = _keys(folder)
+        core: Any = base_of(model)
+        if file_of is None or _keeps_some_in_fp32(core):
+            return None
+        rows: dict[str, Rows] = {}
+        for name in _wanted(core):
+            found = Rows(((name,),)) if name in file_of else _experts(core, name, file_of)
+            if found is None:
+                return None
+            rows[name] = found
+        return Files(folder, file_of, rows)
+
+
+def hollow(job: Job, *, compute: torch.dtype) -> tuple[nn.Module, Files] | None:
+    """The model of a job in training mode with weights that take no memory, and its files; adapters are drawn as ever.
+
+    None where it cannot be read by parts. Raises ModelError.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    if job.model.start == "random" or not Path(job.model.path).is_dir():
+        return None
+    config = load_config(job.model)
+    config.use_cache = False
+    options: dict[str, Any] = {} if job.model.attention == "auto" else {"attn_implementation": job.model.attention}
+    full = job.method.kind == "full"
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(
+            config,
+            trust_remote_code=job.model.trust_remote_code,
+            dtype=weights_dtype(job, compute),
+            **options,
+        )
+    if not full:
+        _fill_in(model, _shadow)  # peft puts adapters where the weights are
+    model = finish_model(model, job, compute=compute)
+    if not full:
+        _fill_in(base_of(model), _meta)
+    files = Files.of(job, model)
+    return None if files is None else (model, files)
+
+
+@torch.no_grad()
+def materialise(loss: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device memory on this one: after division, that is a rank's part."""
+    loss._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+
+
+@torch.no_grad()
+def read_parts(model: nn.Module, files: Files) -> None:
+    """Read this rank's part of every weight that was hollow, and the buffers that are saved with them."""
+    from safetensors import safe_open
+
+    core = base_of(model)
+    targets = {_plain(name): tensor for name, tensor in _tensors(core)}
+    by_file: dict[str, list[str]] = {}
+    for name, rows in files.rows.items():
+        by_file.setdefault(files.file_of[rows.keys[0][0]], []).append(name)
+    for first, names in by_file.items():
+        with safe_open(files.folder / first, framework="pt") as stream:
+            for name in names:
+                _read(name, targets[name], files, first, stream)
+
+
+def _read(name: str, tensor: torch.Tensor, files: Files, file: str, stream: Any) -> None:
+    """One tensor: the rows that are this rank's."""
+    rows = files.rows[name]
+    local, start = _local(tensor)
+    if not rows.by_expert:
+        if local.ndim == 0:
+            local.copy_(stream.get_tensor(name))
+        elif len(local):
+            local.copy_(stream.get_slice(name)[start : start + len(local)])
+        return
+    for index in range(len(local)):
+        parts = [_get(key, files, file, stream) for key in rows.keys[start + index]]
+        local[index].copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+
+def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:
+    """A whole tensor, which may lie in another file than the one that is open."""
+    from safetensors import safe_open
+
+    elsewhere = files.file_of[key] != file
+    with safe_open(files.folder / files.file_of[key], framework="pt") if elsewhere else nullcontext(stream) as source:
+        found: torch.Tensor = source.get_tensor(key)
+    return found
+
+
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """This rank's rows of a tensor, and the number of the first: `torch.chunk` has cut it along its first dimension."""
+    if not isinstance(tensor, DTensor):
+        return tensor, 0
+    mesh = tensor.device_mesh
+    (place,) = [number for number, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
+    rows = -(-tensor.shape[0] // mesh.size(place))
+    return tensor.to_local(), min(tensor.shape[0], rows * mesh.get_local_rank(place))
+
+
+def _keys(folder: Path) -> dict[str, str] | None:
+    """Every key of the files, and in which it is; None for weights of another kind."""
+    from safetensors import safe_open
+
+    if (folder / _INDEX).is_file():
+        index: dict[str, str] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return index
+    if not (folder / _SINGLE).is_file():
+        return None
+    with safe_open(folder / _SINGLE, framework="pt") as stream:
+        return dict.fromkeys(stream.keys(), _SINGLE)
+
+
+def _keeps_some_in_fp32(core: Any) -> bool:
+    """Whether some weights are to be wider than the others. Buffers are as they were made, whatever the weights are."""
+    kept = {*core._keep_in_fp32_modules, *core._keep_in_fp32_modules_strict}
+    return any(kept & set(name.split(".")) for name, _ in core.named_parameters())
+
+
+def _wanted(core: nn.Module) -> list[str]:
+    """Names of what a folder has to have: weights, and the buffers that are saved with them."""
+    saved = core.state_dict().keys()
+    return [_plain(name) for name, _ in _tensors(core) if name in saved]
+
+
+def _tensors(core: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights and buffers of the base model, each once, without adapters."""
+    for name, tensor in (*core.named_parameters(), *core.named_buffers()):
+        if ".lora_" not in name:
+            yield name, tensor
+
+
+def _plain(name: str) -> str:
+    return _WRAPPED.sub("", name)
+
+
+def _experts(core: Any, name: str, file_of: Mapping[str, str]) -> Rows | None:
+    """The keys of experts that transformers joins to one tensor when it loads them, as its own list says; else None."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+
+    for each in get_model_conversion_mapping(core):
+        if not isinstance(each, WeightConverter) or len(each.target_patterns) != 1:
+            continue
+        kinds = [(type(operation), operation.dim) for operation in each.operations]
+        joins = [(MergeModulelist, 0), (Concatenate, 1)][: 2 if len(each.source_patterns) > 1 else 1]
+        if kinds != joins or not name.endswith(each.target_patterns[0]):
+            continue
+        prefix = name.removesuffix(each.target_patterns[0])
+        sources = [prefix + pattern for pattern in each.source_patterns]
+        count = _count(sources[0], file_of)
+        keys = tuple(tuple(source.replace("*", str(number)) for source in sources) for number in range(count))
+        if count and all(key in file_of for several in keys for key in several):
+            return Rows(keys, by_expert=True)
+    return None
+
+
+def _count(pattern: str, file_of: Mapping[str, str]) -> int:
+    """How many experts there are."""
+    compiled = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
+    return sum(compiled.fullmatch(key) is not None for key in file_of)
+
+
+def _fill_in(core: nn.Module, make: Any) -> None:
+    """Replace every weight that is not there yet by another such; tied ones stay tied."""
+    made: dict[int, nn.Parameter] = {}
+    for module in core.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and _is_empty(parameter):
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+
+
+def _is_empty(parameter: torch.Tensor) -> bool:
+    """Whether it stands for a weight that is not there yet."""
+    return parameter.is_meta or (parameter.numel() > 1 and not any(parameter.stride()))
+
+
+def _shadow(parameter: torch.Tensor) -> torch.Tensor:
+    """The same shape on the CPU, made of one number."""
+    return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+
+
+def _meta(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")

@@ -1,0 +1,23 @@
+"""What a rank does in test_foreseen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangline.worker.agree import NO_TIMES
+from gangline.worker.foreseen import Foreseen
+from gangline.worker.keep import Outlets
+from gangline.worker.signals import StopFlag
+from tests.train.small import Captured, make_world
+
+
+def told(*, foreseen, memory, steps: int):
+    """The events of an attempt whose ranks always need this memory."""
+    world = make_world([1] * len(foreseen), rank=0)
+    ranks = tuple(replace(rank, foreseen_bytes=each) for rank, each in zip(world.gang.ranks, foreseen, strict=True))
+    world = replace(world, gang=replace(world.gang, ranks=ranks))
+    captured = Captured([], [], [], [])
+    watch = Foreseen(world, Outlets(recorder=captured, saver=None, stop=StopFlag()))
+    for step in range(1, steps + 1):
+        watch.look([replace(NO_TIMES, memory_bytes=each) for each in memory], step=step)
+    return captured.events
