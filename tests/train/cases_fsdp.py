@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,24 @@ def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: b
         "frozen": sum(".lora_" not in name for name in dict(whole.named_parameters())),
         "fused": [session.loss.fused, CausalLoss(whole, compute=torch.float32).fused],
     }
+
+
+def read_damaged(folder: str, *, how: str):
+    """What a rank says of a file that is cut off, or of weights that are not those of config.json."""
+    path = Path(_saved_model(Path(folder), mixture=False))
+    if dist.get_rank() == 0 and how == "cut":
+        file = max(path.glob("*.safetensors"), key=lambda each: each.stat().st_size)
+        file.write_bytes(file.read_bytes()[:-100])
+    if dist.get_rank() == 0 and how == "shape":
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "vocab_size": VOCABULARY - 6}))
+    dist.barrier()
+    job = replace(make_job(precision="fp32"), model=ModelJob(path=str(path)))
+    try:
+        make_session(job, make_world([5, 5], rank=dist.get_rank(), strategy="fsdp"))
+    except GanglineError as error:
+        return [type(error).__name__, str(error)]
+    return ["", "it was built"]
 
 
 def dropout_in_experts():

@@ -72,3 +72,13 @@ def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path,
 def test_dropout_in_adapters_of_experts_is_refused_by_its_name(zygote):
     said = zygote.fork("tests.train.cases_fsdp:dropout_in_experts").result()
     assert "method.dropout: adapters of experts take none" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"), [("cut", "SafetensorError"), ("shape", "[96, 32] there, and [90, 32] by config")]
+)
+def test_files_that_do_not_fit_are_told_of_by_every_rank(pool, tmp_path, how, seen):
+    for kind, text in pool(2).run("tests.train.cases_fsdp:read_damaged", folder=str(tmp_path), how=how):
+        assert kind == "ModelError"
+        assert "cannot be loaded" in text
+        assert seen in text

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker.model import base_of, finish_model, load_config, weights_dtype
 
@@ -52,7 +53,8 @@ class Files:
     def of(job: Job, model: nn.Module) -> Files | None:
         """The files of a hollow model; None where it cannot be read by parts."""
         folder = Path(job.model.path)
-        file_of = _keys(folder)
+        with _readable(folder):
+            file_of = _keys(folder)
         core: Any = base_of(model)
         if file_of is None or _keeps_some_in_fp32(core):
             return None
@@ -103,7 +105,10 @@ def materialise(loss: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def read_parts(model: nn.Module, files: Files) -> None:
-    """Read this rank's part of every weight that was hollow, and the buffers that are saved with them."""
+    """Read this rank's part of every weight that was hollow, and the buffers that are saved with them.
+
+    Raises ModelError for files that cannot be read, or hold tensors of other shapes.
+    """
     from safetensors import safe_open
 
     core = base_of(model)
@@ -112,7 +117,7 @@ def read_parts(model: nn.Module, files: Files) -> None:
     for name, rows in files.rows.items():
         by_file.setdefault(files.file_of[rows.keys[0][0]], []).append(name)
     for first, names in by_file.items():
-        with safe_open(files.folder / first, framework="pt") as stream:
+        with _readable(files.folder), safe_open(files.folder / first, framework="pt") as stream:
             for name in names:
                 _read(name, targets[name], files, first, stream)
 
@@ -122,10 +127,13 @@ def _read(name: str, tensor: torch.Tensor, files: Files, file: str, stream: Any)
     rows = files.rows[name]
     local, start = _local(tensor)
     if not rows.by_expert:
+        source = stream.get_slice(name)
+        if source.get_shape() != list(tensor.shape):
+            raise ValueError(f"{name} is {source.get_shape()} there, and {list(tensor.shape)} by config.json")
         if local.ndim == 0:
             local.copy_(stream.get_tensor(name))
         elif len(local):
-            local.copy_(stream.get_slice(name)[start : start + len(local)])
+            local.copy_(source[start : start + len(local)])
         return
     for index in range(len(local)):
         parts = [_get(key, files, file, stream) for key in rows.keys[start + index]]
@@ -150,6 +158,21 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     (place,) = [number for number, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
     rows = -(-tensor.shape[0] // mesh.size(place))
     return tensor.to_local(), min(tensor.shape[0], rows * mesh.get_local_rank(place))
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with the files into one error for people."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"model.path: the weights in {folder} cannot be loaded",
+            seen=f"expected safetensors files that fit config.json; {type(error).__name__}: {str(error)[:300]}",
+            fix="copy the model folder again and compare its files with the source",
+        ) from error
 
 
 def _keys(folder: Path) -> dict[str, str] | None:

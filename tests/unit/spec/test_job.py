@@ -107,12 +107,20 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_every_weight_in_parts_has_no_fp16(folder, kind):
+    assert load(folder, MINIMAL, f"strategy={kind}").strategy == StrategyJob(kind=kind)
+    assert load(folder, MINIMAL, f"strategy={kind}", "precision=fp16", "method=lora").precision == "fp16"
+    with pytest.raises(SpecError, match="gradients in parts have no loss scale"):
+        load(folder, MINIMAL, f"strategy={kind}", "precision=fp16", "method=full")
+
+
 def test_hosts_may_train_apart(folder):
     assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
-    words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 1, momentum: 0}}\n"
+    words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 0.5, momentum: 0}}\n"
     job = load(folder, MINIMAL + words)
     assert fields_left_at_default(job.strategy, StrategyJob()) == []
-    assert job.strategy.outer == OuterJob(learning_rate=1.0, momentum=0.0)
+    assert job.strategy.outer == OuterJob(learning_rate=0.5, momentum=0.0)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
