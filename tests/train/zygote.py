@@ -54,7 +54,7 @@ def _read(channel: socket.socket, length: int) -> bytes:
 
 def main() -> None:
     """Import everything, then serve until the socket closes."""
-    _die_with_parent()
+    _die_with(os.getppid())
     control = socket.socket(fileno=int(sys.argv[1]))
     if sys.argv[2:] != ["plain"]:
         _import_everything()
@@ -78,8 +78,8 @@ def main() -> None:
             send(control, {"pid": _fork(control, descriptors[0], request)})
 
 
-def _die_with_parent() -> None:
-    parent = os.getppid()
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, which may be gone already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -101,6 +101,7 @@ def _import_everything() -> None:
 
 
 def _fork(control: socket.socket, descriptor: int, request) -> int:
+    own = os.getpid()
     pid = os.fork()
     if pid:
         os.close(descriptor)
@@ -108,7 +109,7 @@ def _fork(control: socket.socket, descriptor: int, request) -> int:
     code = 1
     try:
         control.close()
-        _die_with_parent()
+        _die_with(own)
         _redirect(request["log"])
         _serve(socket.socket(fileno=descriptor), request.get("group"))
         code = 0
