@@ -30,13 +30,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--interruptions", type=int, default=10, help="random stops per kind")
+    parser.add_argument("--only", default="", help="cases with this in their name, such as fsdp")
     arguments = parser.parse_args()
     done = _read(arguments.out)
     zygote = Zygote()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         for name, bar, measure in [*cases, *_strategy_cases(zygote), *_strategy_resume_cases(zygote)]:
-            if name in done:
+            if name in done or arguments.only not in name:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
             with arguments.out.open("a", encoding="utf-8") as stream:
