@@ -132,7 +132,7 @@ def test_closing_the_terminal_during_preparation_ends_the_tokeniser_and_is_writt
     command = [sys.executable, "-m", "gangline.cli.main", *train_words(world, returncode=0, slow=True)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     note = world.root / "places" / "a" / "tokeniser"
-    wait_until(lambda: note.exists() and note.read_text(encoding="utf-8"), "the tokeniser runs")
+    wait_until(lambda: note.exists() and note.read_text(encoding="utf-8"), "the tokeniser runs", timeout_s=30)
     process.send_signal(number)
     _output, words = process.communicate(timeout=30)
     assert process.returncode == 128 + number
