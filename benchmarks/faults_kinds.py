@@ -48,7 +48,10 @@ class Fault:
         before = world.seen()
         self._attempt = before.attempt
         begun = time.monotonic()
-        self._plug.pull(self.kind)
+        if self.kind == "supervisor":
+            world.keeper.check(["kill", "-9", str(world.state()["supervisor"]["pid"])])
+        else:
+            self._plug.pull(self.kind)
         healing = threading.Timer(CUT_S, self._plug.heal, [self.kind])
         healing.start()
         line: Line = {"victim": self.victim.name, "back_s": None, "step": before.step}

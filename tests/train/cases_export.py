@@ -37,7 +37,7 @@ def logits(model):
 def reference(base, job, tensors):
     """The trained model, put together here without any code of the project."""
     model = AutoModelForCausalLM.from_pretrained(base)
-    if job.method.kind == "lora":
+    if job.method.kind != "full":
         method = job.method
         targets = "all-linear" if method.targets == ("all-linear",) else list(method.targets)
         model = get_peft_model(

@@ -29,10 +29,10 @@ def refused(*, precision: str, method: str):
     return "it was built"
 
 
-def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: bool):
+def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: bool, stored: str = "float32"):
     """Whether a model that no rank has held has the weights, adapters and buffers of one that was loaded whole."""
     job = make_job(method=method, precision="fp32", dropout=0.0 if mixture else 0.1)
-    job = replace(job, model=ModelJob(path=_saved_model(Path(folder), mixture=mixture)))
+    job = replace(job, model=ModelJob(path=_saved_model(Path(folder), mixture=mixture, stored=stored)))
     found = hollow(job, compute=torch.float32)
     assert found is not None
     assert all(parameter.is_meta for name, parameter in found[0].named_parameters() if ".lora_" not in name)
@@ -83,7 +83,7 @@ def _whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _saved_model(folder: Path, *, mixture: bool) -> str:
+def _saved_model(folder: Path, *, mixture: bool, stored: str = "float32") -> str:
     """A folder with weights in several files; a mixture has experts one by one, and a bias that is no weight."""
     from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 
@@ -112,6 +112,6 @@ def _saved_model(folder: Path, *, mixture: bool) -> str:
         for buffer in model.buffers():
             if buffer.shape == (6,):
                 buffer.normal_()
-        model.save_pretrained(folder, max_shard_size="40KB")
+        model.to(getattr(torch, stored)).save_pretrained(folder, max_shard_size="40KB")
     dist.barrier()
     return str(folder)

@@ -47,7 +47,7 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, **setti
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
     closed, traced = peaks(pool, LLAMA, method=method, checkpointing=checkpointing)
     assert closed == pytest.approx(traced, rel=0.01)

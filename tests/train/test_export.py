@@ -32,6 +32,14 @@ def test_an_adapter_is_a_folder_in_pefts_format(pool, tmp_path):
     assert done["files"] == ["adapter_config.json", "adapter_model.safetensors", "gangline.json"]
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_after_qlora_the_adapter_is_over_the_base_models_own_weights(pool, tmp_path, merged):
+    done = run(pool, tmp_path, "exported", method="qlora", merged=merged)
+    assert done["difference"] <= 1e-4
+    assert done["max_logit_difference"] <= done["tolerance"] == 1e-4
+    assert any("rounded to 4 bits" in text for text in done["said"])
+
+
 def test_tied_embeddings_stay_tied(pool, tmp_path):
     done = run(pool, tmp_path, "exported", merged=True, model={"tie_word_embeddings": True})
     assert done["difference"] <= 1e-4

@@ -38,7 +38,13 @@ def test_in_bf16_layers_travel_as_they_are_computed(pool):
 
 @pytest.mark.parametrize(
     ("before", "after", "method"),
-    [("ddp", "fsdp", "full"), ("fsdp", "hsdp", "full"), ("hsdp", "ddp", "full"), ("fsdp", "ddp", "lora")],
+    [
+        ("ddp", "fsdp", "full"),
+        ("fsdp", "hsdp", "full"),
+        ("hsdp", "ddp", "full"),
+        ("fsdp", "ddp", "lora"),
+        ("ddp", "fsdp", "qlora"),
+    ],
 )
 def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
     job = {"precision": "fp64", "method": method}
@@ -50,6 +56,15 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
         assert loss == pytest.approx(expected, rel=1e-9)
     assert sample_order(first, second) == sample_order(whole)
+
+
+@pytest.mark.parametrize(("strategy", "stored"), [("fsdp", "float32"), ("hsdp", "bfloat16"), ("ddp", "bfloat16")])
+def test_what_is_read_tensor_by_tensor_has_the_4_bits_of_what_is_loaded_whole(pool, tmp_path, strategy, stored):
+    words = {"shares": GANGS[strategy], "strategy": strategy, "method": "qlora", "mixture": False, "stored": stored}
+    for result in pool(len(GANGS[strategy])).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
+        assert result["differing"] == []
+        assert result["divided"] == (0 if strategy == "ddp" else result["frozen"])
+        assert result["fused"] == [True, True]
 
 
 def test_it_does_not_train_every_weight_in_fp16(pool):

@@ -151,8 +151,8 @@ def exported(user, stopped, resumed):
 
 @pytest.fixture(scope="module")
 def tuned(user, exported):
-    """A LoRA on the exported model: the id of its run."""
-    write_job(user, "tune", model=str(exported), method={"kind": "lora", "rank": 4}, steps=4, evaluation={})
+    """A QLoRA on the exported model: the id of its run."""
+    write_job(user, "tune", model=str(exported), method={"kind": "qlora", "rank": 4}, steps=4, evaluation={})
     return user.gangline("train", "tune.yaml").out.strip()
 
 
@@ -310,7 +310,8 @@ def test_the_model_answers(user, exported):
     assert user.gangline("chat", exported, "--prompt", "the rope", "--max-tokens", "4").out.strip()
 
 
-def test_a_lora_is_exported_alone_or_merged(user, tuned):
+def test_an_adapter_is_exported_alone_or_merged(user, tuned):
+    assert user.gangline("chat", tuned, "--prompt", "the rope", "--max-tokens", "4").out.strip()
     adapter = Path(user.gangline("export", tuned, "--to", "adapter").out.strip())
     merged = Path(user.gangline("export", tuned, "--merged", "--to", "merged").out.strip())
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in adapter.iterdir()}

@@ -5,7 +5,7 @@ import pytest
 CASES = "tests.train.cases_loop"
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize(
     ("strategy", "shares"),
     [
@@ -34,7 +34,7 @@ def test_weights_that_differ_in_a_last_bit_are_made_equal_before_the_first_step(
 
 
 @pytest.mark.parametrize(("strategy", "shares", "copies"), [("fsdp", [3, 3, 0], 1), ("hsdp", [1, 1, 2, 2], 2)])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_the_model_really_lies_in_parts(pool, strategy, shares, copies, method):
     results = pool(len(shares)).run(f"{CASES}:contract", shares=shares, method=method, strategy=strategy)
     for result in results:

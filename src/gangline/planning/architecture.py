@@ -152,6 +152,11 @@ class Architecture:
         return sum(layer.count * layer.linear_weights for layer in self.layers)
 
     @property
+    def expert_weights(self) -> int:
+        """Numbers in expert tensors of three dimensions: what NF4 leaves as it is."""
+        return sum(layer.count * layer.fused_weights for layer in self.layers)
+
+    @property
     def num_parameters(self) -> int:
         """All numbers of the model."""
         inside = sum(layer.count * layer.num_parameters for layer in self.layers)

@@ -29,8 +29,7 @@ index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
 BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "local-sgd")
-BUILT_METHODS = ("full", "lora")
-"""What gangline's own trainer does so far."""
+"""What gangline's own trainer does so far; of methods see `builds_method`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class Option:
     @property
     def is_built(self) -> bool:
         """Whether gangline's own trainer can do it."""
-        return is_built(self.strategy, self.training)
+        return is_built(self.strategy, self.training, self.architecture)
 
     @property
     def is_exact(self) -> bool:
@@ -251,7 +250,7 @@ class Draft:
     @property
     def is_built(self) -> bool:
         """Whether gangline's own trainer can do it."""
-        return is_built(self.strategy, self.training)
+        return is_built(self.strategy, self.training, self.shift.question.architecture)
 
     @property
     def is_exact(self) -> bool:
@@ -394,10 +393,16 @@ def fabric(world: World) -> Fabric:
     return Fabric(slots=slots, wire=world.wire, inside=world.inside)
 
 
-def is_built(strategy: Strategy, training: Training) -> bool:
+def builds_method(training: Training, architecture: Architecture) -> bool:
+    """Whether gangline's own trainer can do it with such a model: it quantises linears, and experts are none."""
+    return training.method != "qlora" or not architecture.expert_weights
+
+
+def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
     """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
     taken = strategy.asked or strategy.kind != "local-sgd"
-    built = strategy.kind in BUILT_STRATEGIES and training.method in BUILT_METHODS and training.optimizer == "adamw"
+    built = strategy.kind in BUILT_STRATEGIES and training.optimizer == "adamw"
+    built = built and builds_method(training, architecture)
     # no loss scale over gradients in parts
     scaled = strategy.kind in IN_STEP and training.method == "full" and training.compute == "fp16"
     return built and taken and not scaled

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gangline.planning.decision import AS_FAST, Verdict
 from gangline.planning.instead import Way
-from gangline.planning.option import BUILT_METHODS, BUILT_STRATEGIES, Option
+from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
@@ -383,7 +383,7 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
     if today is not None:
         length = f": {_length(today, steps)}" if today.time is not None else ""
         yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
-    elif best.training.method in BUILT_METHODS:
+    elif builds_method(best.training, best.architecture):
         yield f"{lacking}, and there is no room for what it can do"
     else:
         yield lacking
@@ -392,7 +392,7 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
 def _missing(option: Option) -> str:
     """What of an option our trainer lacks."""
     words = [] if option.strategy.kind in BUILT_STRATEGIES else [name(option.strategy)]
-    words += [] if option.training.method in BUILT_METHODS else [option.training.method]
+    words += [] if builds_method(option.training, option.architecture) else [f"{option.training.method} of experts"]
     return " and ".join(words)
 
 

@@ -33,7 +33,7 @@ class ModelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodJob:
-    """What is trained: every weight, or low-rank adapters (LoRA) over frozen ones."""
+    """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have 4 bits (QLoRA)."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
     rank: int = 16

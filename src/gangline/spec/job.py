@@ -155,7 +155,7 @@ def _check_method(checked: Checked[JobWords]) -> None:
                 checked.report(
                     ("method", key),
                     seen=f"{key}, but every weight is trained (kind: full)",
-                    expected=f"{key} with kind: lora only",
+                    expected=f"{key} with kind: lora or kind: qlora only",
                     fix=f"{kind_fix}, or delete {key}",
                     reads=(("method", "kind"),),
                 )

@@ -47,16 +47,17 @@ class MethodWords(Section):
     """What is trained. `method: lora` is short for `method: {kind: lora}`."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
-    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 bits (`qlora`, which
-    `gangline plan` knows and `gangline train` does not yet)."""
+    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 bits (`qlora`: NF4 by
+    bitsandbytes, for a model whose weights alone would fill the card)."""
     rank: Count = 16
-    """Rank of the adapters (lora)."""
+    """Rank of the adapters (lora, qlora)."""
     alpha: Positive = 32.0
-    """The output of an adapter is scaled by alpha / rank (lora)."""
+    """The output of an adapter is scaled by alpha / rank (lora, qlora)."""
     dropout: Probability = 0.0
-    """Dropout before an adapter (lora)."""
+    """Dropout before an adapter (lora, qlora)."""
     targets: Annotated[Annotated[list[ModuleName], Field(min_length=1)], OneOrMore()] = Field(default=["all-linear"])
-    """Names of the modules that get an adapter; `all-linear` is every linear layer but the output head (lora)."""
+    """Names of the modules that get an adapter (lora, qlora); `all-linear` is every linear layer but the output
+    head."""
 
 
 class SourceWords(Section):

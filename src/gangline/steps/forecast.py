@@ -12,7 +12,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import BUILT_METHODS, IN_STEP, Option, Question
+from gangline.planning.option import IN_STEP, Option, Question, builds_method
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
@@ -172,21 +172,28 @@ def require_startable(job: Job, outlook: Outlook) -> None:
     UsageError for what is not built yet, DoesNotFit where memory is short, one machine alone is faster, or most of a
     step would be waiting for weights.
     """
-    if job.method.kind not in BUILT_METHODS:
-        raise UsageError(
-            f"method: gangline train cannot do {job.method.kind} yet",
-            seen=f"expected one of {', '.join(BUILT_METHODS)}",
-            fix="write method: lora; or run a trainer that can: gangline run -- ...",
-        )
     verdict = outlook.verdict
     if verdict is None:
         return
+    _require_method(verdict.question)
     if verdict.runnable is None:
         _refuse_size(verdict)
     if all(seat.weight is None for seat in verdict.world.seats):
         _refuse_slowness(verdict)
     if job.strategy.kind == "auto":
         _refuse_price(verdict)
+
+
+def _require_method(question: Question) -> None:
+    if builds_method(question.training, question.architecture):
+        return
+    experts, total = question.architecture.expert_weights, question.architecture.num_parameters
+    raise UsageError(
+        f"method: gangline train cannot do {question.training.method} with a mixture of experts",
+        seen=f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights, which would "
+        "stay as they are",
+        fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+    )
 
 
 def _refuse_size(verdict: Verdict) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import ModelError
-from gangline.planning.option import BUILT_METHODS, Option
+from gangline.planning.option import Option, builds_method
 from gangline.runs.job import Job
 from gangline.steps.counted import ask_trace
 from gangline.steps.foretell import Foretold
@@ -54,7 +54,8 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
         )
     finalists = _finalists(verdict.runnable, [option for option in verdict.by_kind if option.is_built])
     ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
-    if foretold.job.method.kind not in BUILT_METHODS or not ours:
+    question = verdict.question
+    if not builds_method(question.training, question.architecture) or not ours:
         raise ModelError(
             "gangline's own trainer has no code for this job, so there is nothing to trace",
             seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import Backend
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
+from gangline.runs.full_disk import full_disk
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob
 from gangline.runs.layout import RunLayout
@@ -96,7 +97,8 @@ class Attempts:
                 return self._next(self._base, ended)
             except Superseded:
                 raise
-            except GanglineError as error:
+            except (GanglineError, OSError) as problem:  # a disk that is full, most of all
+                error = _told(problem)
                 if self._current.ended not in (None, ended):  # it was begun, and what is left of it is ended
                     ended = self._current.ended or ended
                     continue
@@ -314,6 +316,17 @@ class Attempts:
         cluster = self._base.cluster
         chosen = [host for host in cluster.hosts if host.name in hosts]
         return find_cut(chosen, cluster, self._transports, port=self._current.request.port)
+
+
+def _told(problem: GanglineError | OSError) -> GanglineError:
+    """A file that could not be written, here or on a host, as an error for people."""
+    if isinstance(problem, GanglineError):
+        return problem
+    return full_disk(problem) or RunFailed(
+        "the next attempt could not be prepared",
+        seen=str(problem),
+        fix="gangline check says what is wrong with a host; then gangline resume",
+    )
 
 
 def _has_ended(layout: RunLayout, attempt: int) -> bool:

@@ -1,8 +1,9 @@
 """`python -m gangline.worker export RUN --checkpoint PART --to DIR [--merged]`: a trained model for others to use.
 
-LoRA gives an adapter in peft's format, or with --merged a whole model in the precision of the base model; full
-fine-tuning gives a whole model. Nothing is called done before the folder was loaded again by plain transformers and
-peft, every tensor was what it should be, and the logits were those of the trained model.
+LoRA and QLoRA give an adapter in peft's format, or with --merged a whole model in the precision of the base model,
+whose weights are its own and never those of 4 bits; full fine-tuning gives a whole model. Nothing is called done before
+the folder was loaded again by plain transformers and peft, every tensor was what it should be, and the logits were
+those of the trained model.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     trained = load_trained(run, part)
     _refuse_useless(trained, merged=merged)
     check_weights(trained.model)
-    lora = trained.job.method.kind == "lora" and not merged
+    if trained.job.method.kind == "qlora":
+        say("over the base model's own weights: in training they were rounded to 4 bits")
+    lora = trained.job.method.kind != "full" and not merged
     with _staged(to) as folder:
         say("writing")
         expected = write_adapter(trained, folder) if lora else write_model(trained, folder)
@@ -128,7 +131,7 @@ def write_adapter(trained: Trained, folder: Path) -> Expected:
 def write_model(trained: Trained, folder: Path) -> Expected:
     """Write a whole model in the dtype in which its base is stored, with the tokenizer."""
     logits = probe(trained.model)
-    lora = trained.job.method.kind == "lora"
+    lora = trained.job.method.kind != "full"
     rounded = trained.stored is not torch.float32
     base = merge_adapter(trained.model) if lora else trained.model.to(trained.stored)
     expected = Expected(
@@ -280,16 +283,16 @@ def _refuse_existing(to: Path) -> None:
 
 def _refuse_useless(trained: Trained, *, merged: bool) -> None:
     method, start = trained.job.method.kind, trained.job.model.start
-    if merged and method != "lora":
+    if merged and method == "full":
         raise UsageError(
             "--merged: there is no adapter to merge",
             seen="this run trained every weight, so its export is a whole model",
             fix="leave --merged out",
         )
-    if method == "lora" and start == "random" and not merged:
+    if method != "full" and start == "random" and not merged:
         raise UsageError(
             "an adapter over random weights is of no use without them",
-            seen="model.start: random with method: lora",
+            seen=f"model.start: random with method: {method}",
             fix="export with --merged",
         )
 

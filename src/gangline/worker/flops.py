@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from gangline.worker.model import base_of
+from gangline.worker.nf4 import num_weights
 from gangline.worker.session import Session
 
 
@@ -29,9 +30,7 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) 
         attention = 4.0 * config.num_hidden_layers * config.hidden_size * squares
     except AttributeError:
         return None
-    weights = sum(parameter.numel() for parameter in core.parameters()) - (
-        0 if embedding is head else embedding.numel()
-    )
+    weights = num_weights(core) - (0 if embedding is head else embedding.numel())
     passes = 3 if full else 2
     return passes * (2.0 * weights * float(lengths.sum()) + attention)
 

@@ -213,7 +213,7 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
 
 def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
     """The model of a checkpoint that was not exported. Raises UsageError, ModelError, CheckpointError."""
-    trained = load_trained(run, part)
+    trained = load_trained(run, part, packed=True)
     tokenizer = load_tokenizer(trained.job.model)
     return _speaker(trained.model, tokenizer, data_format=trained.job.data.format, plain=plain)
 

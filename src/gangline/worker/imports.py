@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def _import_of_job(job: Job) -> None:
     from gangline.worker.model import load_config
 
     if job.method.kind != "full":
-        importlib.import_module("peft")
+        with _hidden("bitsandbytes"):
+            importlib.import_module("peft")
     # code that comes with a model, or a talk with the hub, is for the rank
     if Path(job.model.path).is_dir() and not job.model.trust_remote_code:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(job.model))]
@@ -80,6 +82,19 @@ def _without_cuda() -> Iterator[None]:
     """Whoever asks whether there are GPUs is answered without waking the driver (torch.cuda.is_available)."""
     with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
         yield
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """It is not found. peft would import bitsandbytes, which opens the driver; `worker.nf4` needs nothing of peft's."""
+    absent = module not in sys.modules
+    if absent:
+        sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules[module]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from gangline.worker.strategy.ddp import Ddp, agree_weights
 from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.single import Single
-from gangline.worker.stream import hollow, read_parts
+from gangline.worker.stream import hollow, materialise, read_parts
 from gangline.worker.world import World
 
 
@@ -53,7 +53,7 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
     divided = world.gang.strategy in ("fsdp", "hsdp") and world.size > 1
-    found = hollow(job, compute=precision.compute) if divided else None
+    found = hollow(job, compute=precision.compute) if divided or job.method.kind == "qlora" else None
     if found is None:
         # what no single device holds is divided layer by layer on its way there
         device = torch.device("cpu") if divided else world.device
@@ -62,6 +62,8 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
     else:
         model, files = found
         loss = CausalLoss(model, compute=precision.compute, is_hollow=True)
+        if not divided:
+            materialise(loss, world.device)
     session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
     if found is not None:
         read_parts(model, files)

@@ -2,6 +2,7 @@
 
 `hollow` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank read
 its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth of it.
+What is to have 4 bits (QLoRA) is read whole, a tensor at a time, and quantised before the next one is read.
 
 That takes files whose names are those of the model, or of experts that it keeps in one tensor (transformers joins
 those when it loads them). Everything else is loaded whole by every rank, as for other strategies: see `Files.of`.
@@ -23,7 +24,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job
-from gangline.worker.model import base_of, finish_model, load_config, weights_dtype
+from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
+from gangline.worker.nf4 import Nf4Linear, make_room
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
@@ -94,6 +96,9 @@ def hollow(job: Job, *, compute: torch.dtype) -> tuple[nn.Module, Files] | None:
     if not full:
         _fill_in(base_of(model), _meta)
     files = Files.of(job, model)
+    if job.method.kind == "qlora":
+        core = base_of(model)
+        make_room(core, layers_of(core), compute=compute)
     return None if files is None else (model, files)
 
 
@@ -112,7 +117,10 @@ def read_parts(model: nn.Module, files: Files) -> None:
     from safetensors import safe_open
 
     core = base_of(model)
-    targets = {_plain(name): tensor for name, tensor in _tensors(core)}
+    targets: dict[str, torch.Tensor | Nf4Linear] = {_plain(name): tensor for name, tensor in _tensors(core)}
+    for name, module in core.named_modules():
+        if isinstance(module, Nf4Linear):
+            targets[_plain(f"{name}.weight")] = module
     by_file: dict[str, list[str]] = {}
     for name, rows in files.rows.items():
         by_file.setdefault(files.file_of[rows.keys[0][0]], []).append(name)
@@ -122,14 +130,19 @@ def read_parts(model: nn.Module, files: Files) -> None:
                 _read(name, targets[name], files, first, stream)
 
 
-def _read(name: str, tensor: torch.Tensor, files: Files, file: str, stream: Any) -> None:
+def _read(name: str, target: torch.Tensor | Nf4Linear, files: Files, file: str, stream: Any) -> None:
     """One tensor: the rows that are this rank's."""
     rows = files.rows[name]
-    local, start = _local(tensor)
+    shape = target.shape if isinstance(target, torch.Tensor) else (target.out_features, target.in_features)
     if not rows.by_expert:
         source = stream.get_slice(name)
-        if source.get_shape() != list(tensor.shape):
-            raise ValueError(f"{name} is {source.get_shape()} there, and {list(tensor.shape)} by config.json")
+        if source.get_shape() != list(shape):
+            raise ValueError(f"{name} is {source.get_shape()} there, and {list(shape)} by config.json")
+    if isinstance(target, Nf4Linear):
+        _pack(target, stream.get_tensor(name))
+        return
+    local, start = _local(target)
+    if not rows.by_expert:
         if local.ndim == 0:
             local.copy_(stream.get_tensor(name))
         elif len(local):
@@ -138,6 +151,14 @@ def _read(name: str, tensor: torch.Tensor, files: Files, file: str, stream: Any)
     for index in range(len(local)):
         parts = [_get(key, files, file, stream) for key in rows.keys[start + index]]
         local[index].copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+
+def _pack(layer: Nf4Linear, weight: torch.Tensor) -> None:
+    """Quantise a weight where the layer is, and keep what is this rank's of it."""
+    tensors = dict(layer.named_parameters()) | dict(layer.named_buffers())
+    for name, packed in layer.pack(weight.to(layer.mean_scale.device)).items():
+        local, start = _local(tensors[name])
+        local.copy_(packed[start : start + len(local)] if local.ndim else packed)
 
 
 def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:

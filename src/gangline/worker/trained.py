@@ -29,19 +29,21 @@ class Trained:
     stored: torch.dtype
     """The dtype in which the base model is stored; frozen weights have it here, too."""
     model: Any
-    """A peft model for LoRA; in evaluation mode."""
+    """A peft model for LoRA and QLoRA; in evaluation mode."""
 
 
-def load_trained(run: Path, part: Path) -> Trained:
+def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
     """Load the base model and the weights of a checkpoint's part.
 
     run: the run directory. part: the folder `checkpoints/step-<k>/part-<host>`, of that run or of a copy of it.
+    packed: frozen weights have 4 bits where they had them in training (QLoRA); otherwise they are those of the base.
     Raises UsageError, ModelError, CheckpointError.
     """
     job = _load_job(run)
     commit = _commit_of(part)
     stored = stored_dtype(job)
-    model = load_model(dataclasses.replace(job, activation_checkpointing=False), compute=stored)
+    method = job.method if packed or job.method.kind == "full" else dataclasses.replace(job.method, kind="lora")
+    model = load_model(dataclasses.replace(job, method=method, activation_checkpointing=False), compute=stored)
     saved = read_part(part, digest=commit.parts[_host_of(part)], prefix="model.")
     _fill(model, saved, part)
     model.eval()

@@ -104,13 +104,18 @@ def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(means: Means) ->
     assert caught.value.exit_code == 6
 
 
-def test_a_method_that_the_trainer_does_not_have_is_refused_by_train_and_planned_by_plan(means: Means) -> None:
-    job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
-    outlook = foresee_job(job, world("rtx4090"), means)
+def test_4_bits_of_experts_are_refused_by_train_with_their_part_and_planned_by_plan(means: Means) -> None:
+    dense = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
+    require_startable(dense, foresee_job(dense, world("rtx4090"), means))
+    method = MethodJob(kind="qlora", targets=("q_proj", "v_proj"))
+    job = dataclasses.replace(dense, model=ModelJob(path="zai-org/GLM-4.5-Air"), method=method)
+    outlook = foresee_job(job, world("8xa100-80gb"), means)
     assert outlook.verdict is not None
     assert outlook.verdict.best is not None
-    with pytest.raises(UsageError, match="cannot do qlora yet"):
+    assert outlook.runnable is None
+    with pytest.raises(UsageError, match="cannot do qlora with a mixture of experts") as caught:
         require_startable(job, outlook)
+    assert "93 % of its weights" in caught.value.seen
 
 
 def test_further_machines_that_only_slow_the_first_down_are_refused(means: Means, monkeypatch) -> None:

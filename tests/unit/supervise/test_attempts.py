@@ -1,5 +1,6 @@
 """A run over its attempts: hosts are played, what lies on them is real."""
 
+import errno
 import json
 import sys
 import threading
@@ -578,17 +579,45 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     story.finish()
 
 
-def test_a_host_that_cannot_do_its_part_again_and_again_ends_the_run(story, monkeypatch):
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (RunFailed("pc2: no room for the checkpoint"), "no room for the checkpoint"),
+        (OSError(errno.ENOSPC, "pc2: No space left on device", "/w/COMMITTED"), "pc2: No space left on device"),
+        (OSError(errno.EIO, "pc2: Input/output error"), "the next attempt could not be prepared"),
+    ],
+    ids=["said", "full", "broken"],
+)
+def test_a_host_that_cannot_do_its_part_again_and_again_ends_the_run(story, monkeypatch, problem, why):
     story.hosts.save(39)
     story.begin()
     tries = []
 
     def prepare(*_words, **_how):
         tries.append(1)
-        raise RunFailed("pc2: no room for the checkpoint")
+        raise problem
 
     monkeypatch.setattr(attempts_module, "prepare", prepare)
     story.kill_rank("pc2")
     assert story.end().result == "failed"
     assert len(tries) == 2
-    assert "no room for the checkpoint" in story.last("failed")["why"]
+    assert why in story.last("failed")["why"]
+
+
+def test_a_disk_that_has_room_again_is_tried_again(story, monkeypatch):
+    story.hosts.save(39)
+    story.begin()
+    real, tries = attempts_module.prepare, []
+
+    def prepare(*words, **how):
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "pc2: No space left on device", "/w/COMMITTED")
+        return real(*words, **how)
+
+    monkeypatch.setattr(attempts_module, "prepare", prepare)
+    story.tell(*NAMES, step=41)
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert len(tries) == 2
+    story.finish()

@@ -65,7 +65,7 @@ def count(order: TraceOrder) -> Count:
     shapes = _shapes(model)
     total = sum(groups.values())
     lora = 0
-    if order.method.kind == "lora":
+    if order.method.kind != "full":
         model, _, _ = build_model(config, replace(order, activation_checkpointing=False))
         lora = sum(parameter.numel() for parameter in trainable(model).values())
     return Count(

@@ -88,8 +88,8 @@ class TraceOrder:
     def _check(self) -> None:
         if (self.config is None) == (self.model is None):
             raise ValueError("give one of config and model")
-        if self.method.kind not in ("full", "lora"):
-            raise ValueError(f"method.kind is {self.method.kind!r}; this trainer knows full and lora")
+        if self.method.kind not in ("full", "lora", "qlora"):
+            raise ValueError(f"method.kind is {self.method.kind!r}; expected full, lora or qlora")
         if self.precision not in ("bf16", "fp16", "fp32"):
             raise ValueError(f"precision is {self.precision!r}; expected bf16, fp16 or fp32")
         if self.parameters not in ("auto", "compute", "fp32"):

@@ -1,0 +1,82 @@
+"""What the ranks do in test_nf4."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from gangline.errors import GanglineError
+from gangline.worker.flops import step_flops
+from gangline.worker.model import base_of, load_model
+from gangline.worker.nf4 import Nf4Linear, num_weights, quantise
+from tests.train.small import MemorySet, make_job, mixture_folder
+
+
+def layers(dtypes):
+    """A linear of 4 bits against bitsandbytes' own, and against a linear over the weights that it stands for."""
+    import bitsandbytes
+
+    found = []
+    for dtype in (getattr(torch, name) for name in dtypes):
+        torch.manual_seed(0)
+        stored = torch.float32 if dtype is torch.float64 else dtype
+        linear = nn.Linear(96, 40).to(stored)
+        own = bitsandbytes.nn.Linear4bit(96, 40, compute_dtype=dtype, quant_type="nf4").to(stored)
+        own.load_state_dict({"weight": linear.weight, "bias": linear.bias})
+        core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
+        kept = linear.weight.detach().clone()
+        quantise(core, core[0], compute=dtype, device="cpu")
+        ours = core[0][0][0]
+        value = torch.randn(3, 5, 96, dtype=dtype, requires_grad=True)
+        plain = value.detach().clone().requires_grad_()
+        weight = ours.unpack(ours.weight, ours.scales)
+        for product in (ours(value), nn.functional.linear(plain, weight, ours.bias.to(dtype))):
+            product.square().sum().backward()
+        own = own.to("cpu")  # that is where it quantises
+        found.append(
+            {
+                "as bitsandbytes": dtype is torch.float64 or torch.equal(ours(plain), own(plain)),
+                "forward": torch.equal(ours(value), nn.functional.linear(value, weight, ours.bias.to(dtype))),
+                "backward": torch.equal(value.grad, plain.grad),
+                "off": float((weight - kept).float().abs().mean() / kept.abs().mean()),
+                "bytes": sum(each.nbytes for name, each in ours.named_parameters() if name != "bias"),
+                "stands for": num_weights(core),
+            }
+        )
+    return found
+
+
+def what_is_packed(method: str):
+    """Names of layers of 4 bits, and of what a job of this method trains; FLOPs of a step."""
+    model = load_model(make_job(method=method, precision="fp32"))
+    lengths = MemorySet(4).lengths
+    return {
+        "packed": sorted(name for name, part in model.named_modules() if isinstance(part, Nf4Linear)),
+        "linears": sorted(name for name, part in model.named_modules() if type(part) is nn.Linear),
+        "trained": sorted(name for name, each in model.named_parameters() if each.requires_grad),
+        "flops": step_flops(model, lengths, full=False),
+        "head": type(base_of(model).get_output_embeddings()) is nn.Linear,
+    }
+
+
+def experts():
+    """Why a mixture of experts is refused."""
+    job = make_job(method="qlora", dropout=0.0)
+    try:
+        load_model(replace(job, model=replace(job.model, path=mixture_folder())))
+    except GanglineError as error:
+        return str(error)
+    return "it was loaded"
+
+
+def without_the_library():
+    """What is said where bitsandbytes is not installed."""
+    sys.modules["bitsandbytes"] = None
+    try:
+        load_model(make_job(method="qlora"))
+    except GanglineError as error:
+        return str(error)
+    return "it was loaded"

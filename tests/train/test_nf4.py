@@ -1,0 +1,50 @@
+"""Frozen weights of 4 bits: bitsandbytes' numbers, the products of a plain linear, and what is left as it is."""
+
+import pytest
+
+CASES = "tests.train.cases_nf4"
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def test_a_layer_computes_with_what_bitsandbytes_makes_of_the_weight(pool):
+    for layer in pool(1).run(f"{CASES}:layers", dtypes=["float32", "bfloat16", "float16", "float64"])[0]:
+        assert layer["as bitsandbytes"]
+        assert layer["forward"]
+        assert layer["backward"]
+        assert 0.05 < layer["off"] < 0.11  # normal float of 4 bits over weights that are spread evenly
+        assert layer["bytes"] == 40 * 96 // 2 + 40 * 96 // 64
+        assert layer["stands for"] == 40 * 96 + 40
+
+
+def test_linears_inside_layers_are_packed_and_nothing_else(pool):
+    quantised, plain = (pool(1).run(f"{CASES}:what_is_packed", method=method)[0] for method in ("qlora", "lora"))
+    assert len(quantised["packed"]) == 2 * len(PROJECTIONS)
+    assert {name.split(".")[-2] for name in quantised["packed"]} == set(PROJECTIONS)
+    assert sorted(quantised["linears"] + quantised["packed"]) == plain["linears"]
+    assert quantised["head"]
+    assert quantised["trained"] == plain["trained"]
+    assert all(".lora_" in name for name in quantised["trained"])
+    assert quantised["flops"] == plain["flops"]
+
+
+def test_experts_are_refused_with_their_part_of_the_weights(zygote):
+    said = zygote.fork(f"{CASES}:experts").result()
+    assert "method: qlora cannot quantise the experts of this model" in said
+    assert "% of the weights of all layers" in said
+    assert "method: lora" in said
+
+
+def test_a_python_without_bitsandbytes_is_told_what_to_install(zygote):
+    said = zygote.fork(f"{CASES}:without_the_library").result()
+    assert "needs bitsandbytes" in said
+    assert "pip install bitsandbytes" in said
+
+
+@pytest.mark.parametrize(("strategy", "shares"), [("ddp", [5, 3, 2]), ("fsdp", [7, 3]), ("hsdp", [1, 2, 3, 4])])
+def test_many_steps_have_the_losses_of_one_process(pool, strategy, shares):
+    ask = {"shares": shares, "strategy": strategy, "method": "qlora", "steps": 16, "checkpointing": strategy == "fsdp"}
+    result = pool(len(shares)).run("tests.train.cases_exact:losses", **ask, packed=strategy != "ddp")[0]
+    assert len(result["split"]) == 16
+    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
+        assert split == pytest.approx(alone, rel=1e-9)
+        assert norm == pytest.approx(norm_alone, rel=1e-9)
