@@ -14,7 +14,7 @@ from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
 from gangline.worker.synchronous import Synchronous
-from tests.train.small import make_job, make_session, make_world, run_loop
+from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 
 def gradient(shares, *, method: str, precision: str):
@@ -57,11 +57,14 @@ def losses(
     strategy: str = "ddp",
     checkpointing: bool = False,
     packed: bool = False,
+    **more,
 ):
-    """Losses and evaluations of a whole run by rank 0, split and alone."""
-    job = make_job(method=method, precision=precision, steps=steps)
+    """Losses and evaluations of a whole run by rank 0, split and alone. Of a pipeline `shares` are layers."""
+    job = make_job(method=method, precision=precision, steps=steps, **more)
+    layers = sum(shares) if strategy == "pipeline" else 2
     job = replace(
         job,
+        model=replace(job.model, path=model_folder(layers=layers)),
         schedule=replace(job.schedule, warmup_steps=warmup),
         evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)),
         activation_checkpointing=checkpointing,

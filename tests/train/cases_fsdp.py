@@ -83,12 +83,12 @@ def _whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _saved_model(folder: Path, *, mixture: bool, stored: str = "float32") -> str:
+def _saved_model(folder: Path, *, mixture: bool, stored: str = "float32", layers: int = 2, **more) -> str:
     """A folder with weights in several files; a mixture has experts one by one, and a bias that is no weight."""
     from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 
     if dist.get_rank() == 0:
-        config = AutoConfig.from_pretrained(model_folder())
+        config = AutoConfig.from_pretrained(model_folder(layers=layers, **more))
         if mixture:
             config = Glm4MoeConfig(
                 hidden_size=32,

@@ -66,22 +66,24 @@ class MemorySet:
         return self._samples[index]
 
 
-def model_folder() -> str:
-    """A Llama of 28 k weights as a folder without weights; made once per process."""
-    if not _FOLDERS:
+def model_folder(*, layers: int = 2, **more) -> str:
+    """A Llama of 28 k weights (with two layers) as a folder without weights; made once per process."""
+    key = str((layers, more))
+    if key not in _FOLDERS:
         from transformers import LlamaConfig
 
-        _FOLDERS.append(tempfile.TemporaryDirectory())
+        _FOLDERS[key] = tempfile.TemporaryDirectory()
         LlamaConfig(
             hidden_size=32,
             intermediate_size=64,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             vocab_size=VOCABULARY,
             max_position_embeddings=64,
-        ).save_pretrained(_FOLDERS[0].name)
-    return _FOLDERS[0].name
+            **more,
+        ).save_pretrained(_FOLDERS[key].name)
+    return _FOLDERS[key].name
 
 
 def mixture_folder() -> str:
@@ -106,7 +108,7 @@ def mixture_folder() -> str:
     return _MIXTURES[0].name
 
 
-_FOLDERS: list[tempfile.TemporaryDirectory] = []
+_FOLDERS: dict[str, tempfile.TemporaryDirectory] = {}
 _MIXTURES: list[tempfile.TemporaryDirectory] = []
 
 
@@ -143,9 +145,11 @@ def make_world(
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
-    hsdp: two hosts, each with half of the ranks.
+    hsdp: two hosts, each with half of the ranks. pipeline: `shares` are the layers of each rank.
     """
-    size = len(shares)
+    size, stages = len(shares), ()
+    if strategy == "pipeline":
+        stages, shares = tuple(shares), [10] * size
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
     ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
     gang = Gang(
@@ -154,6 +158,7 @@ def make_world(
         ranks=ranks,
         resume_step=resume_step,
         strategy=strategy,
+        stages=stages,
         lacking=tuple(lacking),
     )
     return World(gang=gang, rank=rank, device=torch.device("cpu"))

@@ -5,7 +5,7 @@ import pytest
 CASES = "tests.train.cases_loop"
 
 
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize(
     ("strategy", "shares"),
     [
@@ -25,6 +25,12 @@ def test_the_gradient_is_the_sum_over_all_micro_batches(pool, strategy, shares, 
         assert result["error"] < 1e-9
         assert result["norm_error"] < 1e-9
     assert sum(result["loss"] for result in results) > 1
+
+
+@pytest.mark.parametrize(("strategy", "shares"), [("ddp", [4, 2]), ("fsdp", [3, 0, 3])])
+def test_over_4_bits_it_is_the_same(pool, strategy, shares):
+    for result in pool(len(shares)).run(f"{CASES}:contract", shares=shares, method="qlora", strategy=strategy):
+        assert result["error"] < 1e-9
 
 
 def test_weights_that_differ_in_a_last_bit_are_made_equal_before_the_first_step(pool):

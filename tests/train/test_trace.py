@@ -192,7 +192,7 @@ def test_the_program_writes_one_document_whatever_a_library_prints(zygote):
         ("3", "it is no object but int"),
         ('{"model": "a", "config": {}}', "give one of config and model"),
         ('{"model": "a", "deepth": 3}', "does not know ['deepth']"),
-        ('{"model": "a", "method": {"kind": "qlora"}}', "knows full and lora"),
+        ('{"model": "a", "method": {"kind": "dora"}}', "expected full, lora or qlora"),
         ('{"model": "a", "layers": [4, 4]}', "two depths"),
     ],
 )

@@ -44,9 +44,11 @@ class Gang:
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
-    strategy: Literal["ddp", "fsdp", "hsdp", "local-sgd"] = "ddp"
+    strategy: Literal["ddp", "fsdp", "hsdp", "pipeline", "local-sgd"] = "ddp"
     """fsdp: the model in parts over all ranks; hsdp: over those of each host. local-sgd: with the numbers of
     `Job.strategy`."""
+    stages: tuple[int, ...] = ()
+    """pipeline: layers of each rank, in order."""
     reshard: bool = True
     """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
     moving_shares: bool = False

@@ -98,6 +98,19 @@ def gather(value: float, world: World) -> list[float]:
     return vector.tolist()
 
 
+def gather_text(text: str, world: World) -> list[str]:
+    """A text of any length of every rank, by rank; collective."""
+    if world.size == 1:
+        return [text]
+    own = text.encode()
+    lengths = [int(length) for length in gather(float(len(own)), world)]
+    row = torch.zeros(max(lengths), dtype=torch.uint8)
+    row[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    rows = [torch.empty_like(row) for _ in lengths]
+    dist.all_gather(rows, row)
+    return [bytes(each[:length].numpy()).decode() for each, length in zip(rows, lengths, strict=True)]
+
+
 def gather_words(words: str, world: World) -> list[str]:
     """A sentence of every rank, by rank; collective. Of a long one the first 400 bytes."""
     if world.size == 1:

@@ -88,8 +88,10 @@ def _list(named: dict[str, int] | dict[str, str]) -> str:
 class Dealer:
     """The shares of one attempt, by rank. A rank that begins with none gets none."""
 
-    def __init__(self, shares: Sequence[int], *, moving: bool) -> None:
+    def __init__(self, shares: Sequence[int], *, moving: bool, together: bool = False) -> None:
+        """together: every rank takes part in all micro-batches (a pipeline)."""
         self._shares = tuple(shares)
+        self._together = together
         self._working = [rank for rank, share in enumerate(shares) if share]
         self.moving = moving and len(self._working) > 1
         self._speeds = Speeds()
@@ -105,6 +107,8 @@ class Dealer:
 
     def counts(self, num_micro_batches: int) -> tuple[int, ...]:
         """Micro-batches of a step that may be short, by rank."""
+        if self._together:
+            return (num_micro_batches,) * len(self._shares)
         if num_micro_batches == sum(self._shares):
             return self._shares
         if self._micro_batch_s is not None:
@@ -113,6 +117,8 @@ class Dealer:
 
     def deal(self, num_micro_batches: int) -> list[range]:
         """Which micro-batches each rank does: adjacent ones."""
+        if self._together:
+            return [range(num_micro_batches)] * len(self._shares)
         dealt, begin = [], 0
         for count in self.counts(num_micro_batches):
             dealt.append(range(begin, begin + count))

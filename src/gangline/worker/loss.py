@@ -6,6 +6,7 @@ its logits are there (the idea of fused linear cross-entropy, in plain torch, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from gangline.worker.batch import IGNORE
 from gangline.worker.model import base_of
+from gangline.worker.stage import Stage
 
 # Logits held at once. A CPU is fastest with chunks that stay in its caches (4 MiB in fp32; four times as many cost 6 %
 # of this function); a GPU needs large products to be busy (512 MiB in fp32).
@@ -105,10 +107,13 @@ class CausalLoss(nn.Module):
     positions in the flattened batch, gives the loss summed over these.
     """
 
-    def __init__(self, model: nn.Module, *, compute: torch.dtype, is_hollow: bool = False) -> None:
-        """is_hollow: the model's weights are not there yet; `look` once they are."""
+    def __init__(
+        self, model: nn.Module, *, compute: torch.dtype, stage: Stage | None = None, is_hollow: bool = False
+    ) -> None:
+        """stage: what of a pipeline the model is. is_hollow: its weights are not there yet; `look` once they are."""
         super().__init__()
         self.model = model
+        self.stage = stage
         self.compute = compute
         self.fused = False
         if not is_hollow:
@@ -119,28 +124,37 @@ class CausalLoss(nn.Module):
         self.fused = self._can_fuse()
 
     def forward(
-        self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor, trained: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        position_ids: torch.Tensor,
+        trained: torch.Tensor,
+        *,
+        entered: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Summed loss over the positions whose target is not IGNORE."""
+        """Summed loss over the positions whose target is not IGNORE.
+
+        entered [m, t, h]: hidden states that come in place of embeddings (the last stage of a pipeline).
+        """
         if not self.fused:
-            logits = self.logits(input_ids, position_ids)
+            logits = self.logits(input_ids, position_ids, entered=entered)
             logits = logits.to(_wide(logits.dtype))
             return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        return self._fused_loss(input_ids, targets, position_ids, trained)
+        core = base_of(self.model)
+        hidden = core.base_model(**_inputs(input_ids, position_ids, entered))[0]
+        return self._fused_loss(core, hidden, targets, trained)
 
-    def logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """All logits [m, t, V]. use_cache=False: with a cache, packed documents would see each other."""
-        output = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-        return output.logits  # type: ignore[no-any-return]
+    def logits(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, *, entered: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """All logits [m, t, V]. entered: see `forward`."""
+        return self.model(**_inputs(input_ids, position_ids, entered)).logits  # type: ignore[no-any-return]
 
     def _fused_loss(
-        self, input_ids: torch.Tensor, targets: torch.Tensor, position_ids: torch.Tensor, trained: torch.Tensor
+        self, core: Any, hidden: torch.Tensor, targets: torch.Tensor, trained: torch.Tensor
     ) -> torch.Tensor:
-        core = base_of(self.model)
-        decoder = core.base_model
-        hidden = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False)[0]
         rows, goal = hidden.flatten(0, 1).index_select(0, trained), targets.flatten().index_select(0, trained)
-        head = core.get_output_embeddings()  # type: ignore[operator]
+        head = core.get_output_embeddings()
         loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             rows, head.weight, head.bias, goal, self.compute, torch.is_grad_enabled()
         )
@@ -168,11 +182,20 @@ class CausalLoss(nn.Module):
             self.model.train(was_training)
 
 
+def _inputs(input_ids: torch.Tensor, position_ids: torch.Tensor, entered: torch.Tensor | None) -> dict[str, Any]:
+    """What a model is called with. use_cache=False: with a cache, packed documents would see each other."""
+    tokens = {"input_ids": input_ids} if entered is None else {"inputs_embeds": entered}
+    return {**tokens, "position_ids": position_ids, "use_cache": False}
+
+
 def _head_is_plain(core: Any, head: nn.Linear) -> bool:
     """Compare on hidden states made so large that logits reach about 100: a cap is the identity near zero."""
     probe = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
     positions = torch.arange(8, device=head.weight.device)[None]
-    inputs = {"input_ids": probe, "position_ids": positions, "use_cache": False}
+    entered = None
+    if not hasattr(core.get_input_embeddings(), "weight"):  # the last stage of a pipeline
+        entered = torch.eye(8, head.weight.shape[1], dtype=head.weight.dtype, device=head.weight.device)[None]
+    inputs = _inputs(probe, positions, entered)
     hidden = core.base_model(**inputs)[0]
     hidden = hidden * (100 / head(hidden).abs().max().clamp_min(1e-6))
 
@@ -189,8 +212,14 @@ def _head_is_plain(core: Any, head: nn.Linear) -> bool:
 
 
 @torch.no_grad()
-def sees_other_documents(loss: CausalLoss) -> bool:
-    """Whether a token's logits change with another document packed before it: then packing would mix documents."""
+def sees_other_documents(
+    loss: CausalLoss, through: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+) -> bool:
+    """Whether a token's logits change with another document packed before it: then packing would mix documents.
+
+    through: what to look at in place of the logits, from the same arguments.
+    """
+    through = loss.logits if through is None else through
     was_training = loss.model.training
     loss.model.eval()
     device = next(loss.model.parameters()).device
@@ -200,8 +229,8 @@ def sees_other_documents(loss: CausalLoss) -> bool:
     packed = torch.cat([(alone + 7) % vocabulary, alone], dim=1)
     positions = torch.arange(6, device=device).expand(2, 6)
     try:
-        one = loss.logits(alone, positions)
-        two = loss.logits(packed, torch.cat([positions, positions], dim=1))[:, 6:]
+        one = through(alone, positions)
+        two = through(packed, torch.cat([positions, positions], dim=1))[:, 6:]
     finally:
         loss.model.train(was_training)
     scale = one.float().abs().max().clamp_min(1e-6)

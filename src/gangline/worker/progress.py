@@ -72,11 +72,12 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     if step is None:
         return Progress()
     tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+    elsewhere = session.strategy.elsewhere(tensors)
     if lacks_state(session.world):
         state = receive(tensors, session.world)
     else:
         folder, digest = find_part(checkpoints, step, host=session.world.host)
-        state = load_part(folder, tensors, digest=digest)
+        state = load_part(folder, tensors, digest=digest, elsewhere=elsewhere)
         give(tensors, state, session.world)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:

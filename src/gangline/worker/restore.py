@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,21 @@ _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
 
 
-def load_part(folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str) -> dict[str, Any]:
+def load_part(
+    folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str, elsewhere: Collection[str] = ()
+) -> dict[str, Any]:
     """Fill `tensors` in place from a part, and give back the state that was saved with them.
 
     digest: blake2b-256 of part.json, from the commit record (`checkpoints.find_part` gives both).
-    tensors: the template: exactly the names, shapes and dtypes that were saved, on any device.
+    tensors: the template: exactly the names, shapes and dtypes that were saved, on any device; but for names that are
+    `elsewhere`, which other ranks have.
     Raises CheckpointError when a file is not what was committed, before any of them is interpreted; when .metadata
     asks for anything but DCP's own records; and when the template is another. `tensors` are untouched then; they
     are not when a forged part with right digests turns out unreadable half-way, which raises CheckpointError, too.
     """
     part = _verified(folder, digest)
     metadata = _read_metadata(folder, part)
-    _compare(folder, tensors, metadata)
+    _compare(folder, tensors, metadata, elsewhere)
     try:
         _read_tensors(folder, tensors, metadata)
     except Exception as error:  # only a forger gets here: torch's weights-only loading refuses, or a place is wrong
@@ -100,12 +103,12 @@ def _read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: M
     reader.read_data(planner.finish_plan(plan), planner).wait()
 
 
-def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> None:
+def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata, elsewhere: Collection[str]) -> None:
     saved = metadata.state_dict_metadata
     rows = (
         [f"missing in the checkpoint: {_some(sorted(set(tensors) - set(saved)))}"] if set(tensors) - set(saved) else []
     )
-    if unexpected := sorted(set(saved) - set(tensors)):
+    if unexpected := sorted(set(saved) - set(tensors) - set(elsewhere)):
         rows.append(f"unknown to this job: {_some(unexpected)}")
     others = [
         f"{name} is {_form(saved[name].properties.dtype, saved[name].size)} in the checkpoint "

@@ -14,17 +14,22 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.batch import TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
-from gangline.worker.model import load_model
+from gangline.worker.model import load_model, weights_dtype
 from gangline.worker.optimizer import make_optimizer
 from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
+from gangline.worker.stage import Stage, cut
 from gangline.worker.strategy.base import Strategy
 from gangline.worker.strategy.ddp import Ddp, agree_weights
 from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
+from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
 from gangline.worker.stream import hollow, materialise, read_parts
 from gangline.worker.world import World
+
+IN_PARTS = ("fsdp", "hsdp", "pipeline")
+"""No rank has the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,26 +57,48 @@ class Session:
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
-    divided = world.gang.strategy in ("fsdp", "hsdp") and world.size > 1
-    found = hollow(job, compute=precision.compute) if divided or job.method.kind == "qlora" else None
+    divided = world.gang.strategy in IN_PARTS and world.size > 1
+    cutting = _Cutting(job, world, precision)
+    found = None
+    if divided or job.method.kind == "qlora":
+        found = hollow(job, compute=precision.compute, prepare=cutting.cut)
     if found is None:
         # what no single device holds is divided layer by layer on its way there
         device = torch.device("cpu") if divided else world.device
         model = load_model(job, device=device, compute=precision.compute)
-        loss = CausalLoss(model, compute=precision.compute)
+        cutting.cut(model)
+        model = model.to(world.device) if cutting.stage is not None else model
+        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage)
     else:
         model, files = found
-        loss = CausalLoss(model, compute=precision.compute, is_hollow=True)
-        if not divided:
+        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage, is_hollow=True)
+        if cutting.stage is not None or not divided:
             materialise(loss, world.device)
     session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
     if found is not None:
         read_parts(model, files)
         loss.look()
     if job.data.packing:
-        _require_isolation(loss, job, precision, world)
+        _require_isolation(session)
     session.strategy.put_away()
     return session
+
+
+class _Cutting:
+    """Takes from a model what this rank does not have, where layers are divided among ranks."""
+
+    def __init__(self, job: Job, world: World, precision: Precision) -> None:
+        self._job = job
+        self._world = world
+        self._precision = precision
+        self.stage: Stage | None = None
+
+    def cut(self, model: nn.Module) -> None:
+        """Of the model that was made last."""
+        world = self._world
+        if world.gang.strategy == "pipeline" and world.size > 1:
+            stream = weights_dtype(self._job, self._precision.compute)
+            self.stage = cut(model, number=world.rank, stages=world.gang.stages, stream=stream)
 
 
 def assemble(
@@ -127,6 +154,8 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 
 
 def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: World) -> Strategy:
+    if loss.stage is not None:
+        return Pipeline(loss, loss.stage, precision=precision, world=world)
     if world.size > 1:
         agree_weights(loss)
     if world.gang.strategy == "local-sgd":
@@ -139,12 +168,13 @@ def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: Worl
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
 
 
-def _require_isolation(loss: CausalLoss, job: Job, precision: Precision, world: World) -> None:
-    with precision.autocast(world.device):
-        leaks = sees_other_documents(loss)
+def _require_isolation(session: Session) -> None:
+    strategy = session.strategy
+    with session.precision.autocast(session.world.device):
+        leaks = sees_other_documents(session.loss, strategy.through if isinstance(strategy, Pipeline) else None)
     if leaks:
         raise ModelError(
-            f"data.packing: {job.model.path} sees across the borders of packed documents",
+            f"data.packing: {session.job.model.path} sees across the borders of packed documents",
             seen="a token's logits changed when another document was put before it in the same sample",
             fix="set data.packing: false",
         )

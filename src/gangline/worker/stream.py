@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +69,13 @@ class Files:
         return Files(folder, file_of, rows)
 
 
-def hollow(job: Job, *, compute: torch.dtype) -> tuple[nn.Module, Files] | None:
+def hollow(
+    job: Job, *, compute: torch.dtype, prepare: Callable[[nn.Module], None] = lambda _model: None
+) -> tuple[nn.Module, Files] | None:
     """The model of a job in training mode with weights that take no memory, and its files; adapters are drawn as ever.
 
-    None where it cannot be read by parts. Raises ModelError.
+    prepare: what is done to the model before it is known what has to be read. None where it cannot be read by parts,
+    and `prepare` is to be done to another one. Raises ModelError.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -95,6 +98,7 @@ def hollow(job: Job, *, compute: torch.dtype) -> tuple[nn.Module, Files] | None:
     model = finish_model(model, job, compute=compute)
     if not full:
         _fill_in(base_of(model), _meta)
+    prepare(model)
     files = Files.of(job, model)
     if job.method.kind == "qlora":
         core = base_of(model)

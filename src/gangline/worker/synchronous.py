@@ -29,6 +29,7 @@ from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.stragglers import Stragglers
+from gangline.worker.strategy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,10 @@ class Synchronous:
         self._progress = progress
         self._keeper = keeper
         self._parameters = list(trainable(session.model).values())
-        self._dealer = Dealer(session.world.shares, moving=session.world.gang.moving_shares)
+        gang = session.world.gang
+        self._dealer = Dealer(
+            session.world.shares, moving=gang.moving_shares, together=isinstance(session.strategy, Pipeline)
+        )
         self._pace = Pace(session)
         self._stragglers = Stragglers(session.world, outlets)
         self._replicas = Replicas(session, outlets)
@@ -135,7 +139,7 @@ class Synchronous:
             self._pace.simulate_slowness(batch)
             torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
             tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
-            tally.micro_batches += 1
+            tally.micro_batches += session.strategy.has_loss
         for number in range(empty):
             self._enter("exchange")
             session.strategy.join(last=number == empty - 1)
@@ -220,6 +224,8 @@ class Synchronous:
     def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Look for stragglers in steps that nothing else disturbs: no evaluation before it, no save; collective."""
         progress = self._progress
+        if isinstance(self._session.strategy, Pipeline):
+            return  # a stage that is slow makes all of them wait: the plan's layers tell who should take how long
         if report.look:
             self._stragglers.look(step=progress.step)
         elif not report.saving and progress.step - 1 not in {self._keeper.saved_step, progress.evaluated_step}:

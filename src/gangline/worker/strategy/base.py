@@ -25,7 +25,9 @@ class Strategy(Protocol):
     replicated: bool
     """Whether every rank has the whole trained state between two steps, the same as all others have."""
     parts: dist.ProcessGroup | None
-    """The ranks that have a part of every trained weight each; None where weights are whole."""
+    """The ranks among which the trained weights are divided; None where every rank has all of them."""
+    has_loss: bool
+    """Whether losses are this rank's to tell; in a pipeline every micro-batch is every rank's."""
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
@@ -46,6 +48,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Names of state that a checkpoint holds and other ranks have whole; tensors: what this one has. Collective."""
+        ...
+
     def put_away(self) -> None:
         """Let go of what passes without a gradient have put together."""
         ...
@@ -61,6 +67,7 @@ class Whole:
     in_step = False
     replicated = True
     parts: dist.ProcessGroup | None = None
+    has_loss = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
@@ -69,6 +76,11 @@ class Whole:
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """The tensors themselves."""
         return dict(tensors) if wanted else {}
+
+    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Nothing."""
+        del tensors
+        return frozenset()
 
     def put_away(self) -> None:
         """Nothing is in parts."""

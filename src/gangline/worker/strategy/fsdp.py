@@ -35,6 +35,7 @@ class Fsdp:
 
     keeps_gradients = False
     in_step = True
+    has_loss = True
 
     def __init__(
         self,
@@ -92,6 +93,11 @@ class Fsdp:
             if wanted:
                 found[name] = value.cpu() if value is not tensor else value
         return found
+
+    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Every rank has a part of each."""
+        del tensors
+        return frozenset()
 
     def put_away(self) -> None:
         """Without `reshard` weights wait for the backward pass, which does not come."""

@@ -1,0 +1,177 @@
+"""A model that fits no host of three trains on all of them over 1 Gbit/s: layer by layer, against FSDP2.
+
+    python -m benchmarks.pipeline_lan --out pipeline_lan.jsonl       # as root, for the lab; continued if it exists
+
+Three lab hosts with real sshd, real torchrun and gloo, links of 1 Gbit/s (shaped), and a limit of memory each that the
+kernel enforces. Full fine-tuning in fp32 of a Llama of 44 M weights, which needs 16 bytes for each. First one host alone
+is tried, which runs out of memory; then the same job runs under pipeline and under fsdp in turn, with micro-batches of
+so many tokens. Told per run: seconds of a step (median of those after the third), tokens per second, and what left all
+hosts per step, by the counters of their interfaces, beside what the plan said. The three hosts share the two cores of
+one machine: computation is real, and slower than on three machines, which is to the pipeline's disadvantage. One JSON
+line per run; exit code 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab_runs import OwnWorld
+from benchmarks.plan_time import read
+from benchmarks.scaling import commit
+from tests.lab import limits
+from tests.lab.namespaces import LabFailed
+
+MEMORY_MB = 1000
+RATE = "1gbit"
+TOKENS = (16, 32, 64, 128)
+STEPS, WARM = 8, 3
+MICRO_BATCHES = 6
+TIMES, BAR = 2, 10.0
+"""Runs of each, in turn; how often the pipeline does what FSDP2 does, where micro-batches are smallest."""
+MAKE = """
+import sys, torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from tests.train.tiny import write_tokenizer
+config = LlamaConfig(hidden_size=512, intermediate_size=1376, num_hidden_layers=12, num_attention_heads=8,
+    num_key_value_heads=8, vocab_size=4096, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
+    tie_word_embeddings=False)
+torch.manual_seed(0)
+AutoModelForCausalLM.from_config(config).save_pretrained(sys.argv[1])
+from pathlib import Path
+write_tokenizer(Path(sys.argv[1]))
+"""
+JOB = f"""\
+name: lan
+model: ./model
+data: {{train: fox.txt, sequence_length: {{tokens}}}}
+method: full
+precision: fp32
+batch: {MICRO_BATCHES}
+micro_batch: 1
+steps: {STEPS}
+seed: 1
+strategy: {{strategy}}
+evaluation: {{at_start: false}}
+checkpoint: {{every_minutes: none, keep_last: 1}}
+failures: {{restarts: 0}}
+"""
+Line = dict[str, Any]
+
+
+def cases() -> Iterator[Line]:
+    """In the order in which they are done."""
+    yield {"strategy": "alone", "tokens": 128, "time": 0}
+    for time in range(TIMES):
+        for tokens in TOKENS:
+            for strategy in ("pipeline", "fsdp"):
+                yield {"strategy": strategy, "tokens": tokens, "time": time}
+
+
+class Lan(OwnWorld):
+    """Three hosts with little memory, and a user who has brought model, data and cluster file."""
+
+    def _begin(self) -> None:
+        self.bring()
+        for host in self.lab.hosts:
+            host.limit(memory_mb=MEMORY_MB)
+
+    def run(self, case: Line) -> Line:
+        """One run from start to end."""
+        alone = case["strategy"] == "alone"
+        strategy = "auto" if alone else case["strategy"]
+        self.user.desk.write("job.yaml", JOB.format(tokens=case["tokens"], strategy=strategy))
+        words = ["train", "job.yaml", "--detach"]
+        if alone:
+            text = self.user.desk.read("cluster.yaml").decode()
+            head, hosts = text.split("hosts:", 1)
+            first = hosts.split("\n  - ", 2)[1]
+            self.user.desk.write("alone.yaml", f"{head}hosts:\n  - {first}\n")
+            words += ["--cluster", "alone.yaml"]
+        before = self._sent()
+        done = self.user.types(*words, code=None, timeout_s=400)
+        if done.returncode:
+            return {"ended": "refused", "why": done.stderr[-600:]}
+        self.run_id = done.stdout.strip()
+        self.user.types("attach", self.run_id, code=None, timeout_s=900)
+        state = self.state()
+        if state["phase"] != "finished":
+            return {"ended": state["phase"], "why": (state["error"] or {}).get("what", "")}
+        return {"ended": "finished", **self._figures(case, before)}
+
+    def _figures(self, case: Line, before: int) -> Line:
+        steps = self.steps()
+        seconds = [step["step_s"] for step in steps[WARM:]]
+        plan = self.record(self.keeper, "plan.json")
+        forecast = plan["forecast"] or {}
+        return {
+            "stages": plan.get("stages"),
+            "step_s": round(statistics.median(seconds), 4),
+            "worst_s": round(max(seconds), 4),
+            "tokens_per_s": round(case["tokens"] * MICRO_BATCHES / statistics.median(seconds), 1),
+            "sent_per_step": round((self._sent() - before) / STEPS),
+            "foreseen_per_step": forecast.get("sent_bytes"),
+            "loss": steps[-1]["loss"],
+        }
+
+    def _sent(self) -> int:
+        """Bytes that have left all hosts."""
+        files = [host.check(["cat", "/sys/class/net/eth0/statistics/tx_bytes"]) for host in self.lab.hosts]
+        return sum(int(text) for text in files)
+
+
+def report(lines: Sequence[Line]) -> int:
+    """A table; 1 where a bar is missed."""
+    alone = [line for line in lines if line["strategy"] == "alone"]
+    for line in alone:
+        print(f"\none host alone: {line['ended']}: {line.get('why', '')}")
+    print("\n| tokens | pipeline, s | fsdp, s | times as many tokens/s | MB per step, pipeline | fsdp |\n|" + "---|" * 6)
+    ratios = []
+    for tokens in TOKENS:
+        mine = {
+            kind: [line for line in lines if (line["strategy"], line["tokens"]) == (kind, tokens) and "step_s" in line]
+            for kind in ("pipeline", "fsdp")
+        }
+        if not all(mine.values()):
+            continue
+        seconds = {kind: statistics.median(line["step_s"] for line in several) for kind, several in mine.items()}
+        sent = {kind: statistics.median(line["sent_per_step"] for line in several) for kind, several in mine.items()}
+        ratios.append(seconds["fsdp"] / seconds["pipeline"])
+        row = [tokens, f"{seconds['pipeline']:.2f}", f"{seconds['fsdp']:.2f}", f"{ratios[-1]:.1f}"]
+        print(f"| {' | '.join(map(str, row))} | {sent['pipeline'] / 1e6:.1f} | {sent['fsdp'] / 1e6:.0f} |")
+    bad = [line for line in lines if (line["ended"] == "finished") is (line["strategy"] == "alone")]
+    for line in bad:
+        print(json.dumps(line))
+    return 1 if bad or not ratios or max(ratios) < BAR else 0
+
+
+def main() -> int:
+    """Do what the file does not have yet, and sum up."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
+    arguments = parser.parse_args()
+    done = [{key: line[key] for key in ("strategy", "tokens", "time")} for line in read(arguments.out)]
+    wanted = [case for case in cases() if case not in done]
+    if limits.version() is None:
+        raise LabFailed("no control groups here: a host's memory cannot be limited")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", MAKE, f"{folder}/model"], check=True)
+        if wanted:
+            with Lan(Path(folder) / "model", keep="head", seed="lan", job=JOB, rate=RATE) as world:
+                for case in wanted:
+                    line = {**case, "commit": commit(), **world.run(case)}
+                    with arguments.out.open("a", encoding="utf-8") as stream:
+                        stream.write(json.dumps(line) + "\n")
+                    print(json.dumps(line), flush=True)
+    return report(read(arguments.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

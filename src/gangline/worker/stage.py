@@ -1,0 +1,133 @@
+"""One stage of a pipeline: a transformers model of which other ranks have most of the layers.
+
+The model's own code runs as it is. Where a layer is elsewhere, hidden states pass through unchanged; so a stage is
+called with the hidden states of the stage before it in place of embeddings, and masks, positions and whatever else the
+decoder prepares for its layers are prepared by the decoder, in every stage from the same positions. Names of weights
+stay those of the whole model.
+
+That is right for a decoder that hands embeddings to its first layer as they are. Where it does something to them first
+(position tables, as in GPT-2), the stage finds other hidden states in front of its layers than it was given, and says
+so: see `Stage.require_plain`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gangline.errors import ModelError, UsageError
+from gangline.worker.model import base_of, layers_of
+
+
+class Elsewhere(nn.Module):
+    """Stands for a part of the model that another rank has. As a layer it lets hidden states through, and keeps them
+    until they are taken.
+    """
+
+    def __init__(self, like: nn.Module | None = None) -> None:
+        super().__init__()
+        self.attention_type = getattr(like, "attention_type", None)  # some decoders choose the mask by it
+        self._seen: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor, *_words: object, **_options: object) -> torch.Tensor:
+        """The hidden states themselves."""
+        self._seen = hidden
+        return hidden
+
+    def take(self) -> torch.Tensor:
+        """What passed last."""
+        seen, self._seen = self._seen, None
+        assert seen is not None, "the decoder has not come to this layer"
+        return seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one rank of a pipeline has."""
+
+    number: int
+    stages: tuple[int, ...]
+    """Layers of each."""
+    before: Elsewhere | None
+    """The layer in front of the first own one; None in the first stage."""
+    after: Elsewhere | None
+    """The layer behind the last own one; None in the last stage."""
+    stream: torch.dtype
+    """Of hidden states between layers."""
+    width: int
+    """Numbers in the hidden state of a token."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embeddings."""
+        return self.before is None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the norm and the head, and so the loss."""
+        return self.after is None
+
+    def require_plain(self, given: torch.Tensor) -> None:
+        """Raises ModelError where own layers were handed something else than what the stage was given."""
+        if self.before is not None and self.before.take() is not given:
+            raise ModelError(
+                "strategy: pipeline cannot cut this model",
+                seen="its decoder does something to embeddings before the first layer, and would do it in every stage",
+                fix="write strategy: fsdp, or ddp where every device holds the model",
+            )
+
+
+@torch.no_grad()
+def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> Stage:
+    """Take from the model what stage `number` does not have. stages: layers of each; stream: see `Stage`.
+
+    The first stage has the embeddings, the last one what comes after the layers. Raises ModelError for a model whose
+    parts cannot be found; UsageError for weights that two stages would train, and for stages of another model.
+    """
+    core: Any = base_of(model)
+    layers = layers_of(core)
+    if len(layers) != sum(stages) or min(stages) < 1:
+        raise UsageError(
+            f"strategy: pipeline over stages of {'/'.join(map(str, stages))} layers",
+            seen=f"the model has {len(layers)}; expected one layer or more in each, and all of them in one",
+            fix="gangline plan divides them anew; then gangline train",
+        )
+    table, head = core.get_input_embeddings(), core.get_output_embeddings()
+    is_first, is_last = number == 0, number == len(stages) - 1
+    tied = head is not None and head.weight is table.weight
+    if tied and table.weight.requires_grad:
+        raise _tied()
+    begin, end = list(itertools.accumulate((0, *stages)))[number : number + 2]
+    inside = {id(parameter) for parameter in layers.parameters()}
+    gone = {index: Elsewhere(layer) for index, layer in enumerate(layers) if not begin <= index < end}
+    for index, stand_in in gone.items():
+        layers[index] = stand_in
+    if not is_first and not (is_last and tied):
+        core.set_input_embeddings(Elsewhere())
+    if not is_last:
+        if head is not None:
+            core.set_output_embeddings(Elsewhere())
+        for parameter in core.parameters():  # the last stage trains the norm
+            if id(parameter) not in inside and not (is_first and parameter is table.weight):
+                parameter.requires_grad_(False)
+    return Stage(
+        number=number,
+        stages=tuple(stages),
+        before=gone.get(begin - 1),
+        after=gone.get(end),
+        stream=stream,
+        width=int(core.config.get_text_config().hidden_size),
+    )
+
+
+def _tied() -> UsageError:
+    return UsageError(
+        "strategy: pipeline cannot train embeddings that are tied to the head",
+        seen="the first and the last stage would both train the same table",
+        fix="train adapters (method: lora), or write strategy: fsdp",
+    )

@@ -1,0 +1,258 @@
+"""Layers divided among ranks: every micro-batch passes through all of them, several at a time.
+
+A rank needs a link to the one before and the one after it, and nothing else in the network is used for a step: hidden
+states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does as many
+forward as there are stages behind it, and from then on one backward and one forward in turn (1F1B: Narayanan et al.,
+PipeDream, 2019; Megatron-LM, 2021), so it holds the activations of no more of them than that. The gradient is that of
+one process: micro-batches are added in the same order.
+
+Every rank reads the same micro-batches, so what travels has no header: both ends know its shape. They may all be of
+other lengths, which is why torch.distributed.pipelining is not what runs here (docs/decisions/0015).
+
+Trained weights and the optimizer's states are each rank's own. They are put together for a checkpoint only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import UsageError
+from gangline.worker.agree import gather_text
+from gangline.worker.batch import Batch
+from gangline.worker.loss import CausalLoss
+from gangline.worker.lots import in_lots, joined, spread
+from gangline.worker.model import base_of
+from gangline.worker.precision import Precision
+from gangline.worker.stage import Stage
+from gangline.worker.world import World
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A micro-batch that has been dealt, and what is kept of it between forward and backward."""
+
+    batch: Batch
+    scale: float
+    seed: int
+    given: torch.Tensor | None = None
+    made: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Links:
+    """To the stages before and after, each way on a group of its own, where the backend would else serialise them."""
+
+    world: World
+    groups: Mapping[tuple[int, int], dist.ProcessGroup | None]
+    flying: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+    waited_s: float = 0.0
+
+    @staticmethod
+    def of(world: World) -> _Links:
+        """Collective."""
+        pairs = [pair for rank in range(world.size - 1) for pair in ((rank, rank + 1), (rank + 1, rank))]
+        apart = world.device.type == "cuda" and not world.gang.shares_gpus
+        return _Links(world, {pair: dist.new_group(list(pair)) if apart else None for pair in pairs})
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Begin to."""
+        tensor = tensor.detach().contiguous()
+        work = dist.isend(tensor, dst=to, group=self.groups[self.world.rank, to])
+        assert work is not None
+        self.flying = [each for each in self.flying if not each[0].is_completed()]
+        self.flying.append((work, tensor))
+
+    def receive(self, *shape: int, dtype: torch.dtype, source: int) -> torch.Tensor:
+        """Wait for it."""
+        started = time.perf_counter()
+        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
+        dist.recv(tensor, src=source, group=self.groups[source, self.world.rank])
+        self.waited_s += time.perf_counter() - started
+        return tensor
+
+    def finish(self) -> None:
+        """Until all has been sent."""
+        for work, _ in self.flying:
+            work.wait()
+        self.flying.clear()
+
+
+class Pipeline:
+    """One rank's layers; collective to make."""
+
+    keeps_gradients = False
+    in_step = True
+    replicated = False
+
+    def __init__(self, loss: CausalLoss, stage: Stage, *, precision: Precision, world: World) -> None:
+        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
+        if precision.scaled:
+            raise _needs_scale()
+        if world.gang.shares_gpus:
+            raise _shares_gpus()
+        self._loss = loss
+        self._stage = stage
+        self._precision = precision
+        self._world = world
+        self._links = _Links.of(world)
+        self._queue: list[_Waiting] = []
+        self.parts = dist.group.WORLD
+        self.has_loss = stage.is_last
+
+    def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
+        """Take a micro-batch of the step; with the `last` one all of them are done, and their loss is told."""
+        self._queue.append(_Waiting(batch, scale, torch.initial_seed()))
+        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        return total + self._run() if last else total
+
+    def join(self, *, last: bool) -> None:
+        """Every rank has the work of all."""
+        del last
+        raise AssertionError("no rank of a pipeline is without work")
+
+    @torch.no_grad()
+    def measure(self, batch: Batch) -> torch.Tensor:
+        """The summed loss of a micro-batch in the last stage, 0 in the others; collective."""
+        given = self._given(batch)
+        made = self._pass(given, batch)
+        self._hand_on(made)
+        self._links.finish()
+        return made if self._stage.is_last else torch.zeros((), device=self._world.device)
+
+    @torch.no_grad()
+    def through(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states or logits of this stage alone: [m, t, *]; later stages begin with hidden states at random."""
+        entered = None
+        if not self._stage.is_first:
+            generator = torch.Generator().manual_seed(1)
+            table = torch.randn(int(input_ids.max()) + 1, self._stage.width, generator=generator)
+            entered = table.to(self._world.device, self._stage.stream)[input_ids]
+        if self._stage.is_last:
+            logits = self._loss.logits(input_ids, position_ids, entered=entered)
+            if entered is not None:
+                self._stage.require_plain(entered)
+            return logits
+        return self._decode(entered, input_ids, position_ids)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer are all there is."""
+        return {}
+
+    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Names of what other ranks have; `tensors`: what this one has. Collective."""
+        told = gather_text(json.dumps(list(tensors)), self._world)
+        return frozenset(name for text in told for name in json.loads(text)) - set(tensors)
+
+    @torch.no_grad()
+    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """What all ranks have, in this machine's memory; collective."""
+        listing = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
+        found: dict[str, torch.Tensor] = {}
+        for rank, text in enumerate(gather_text(json.dumps(listing), self._world)):
+            theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in json.loads(text)}
+            is_own = rank == self._world.rank
+            for lot in in_lots(tensors.values() if is_own else theirs.values()):
+                row = joined(lot).cpu()
+                dist.broadcast(row, src=rank)
+                if not is_own and wanted:
+                    spread(row, lot)
+            if wanted:
+                found |= {name: each.detach() for name, each in tensors.items()} if is_own else theirs
+        return found
+
+    def put_away(self) -> None:
+        """Nothing is put together for a pass."""
+
+    def waited_s(self) -> float:
+        """For hidden states and gradients of other stages, in the last step."""
+        waited, self._links.waited_s = self._links.waited_s, 0.0
+        return waited
+
+    def _run(self) -> torch.Tensor:
+        """All micro-batches of the step; their summed loss, 0 but in the last stage."""
+        queue, self._queue = self._queue, []
+        ahead = min(len(queue), len(self._stage.stages) - 1 - self._stage.number)
+        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        for waiting in queue[:ahead]:
+            self._forward(waiting)
+        for forth, back in zip(queue[ahead:], queue, strict=False):
+            total += self._forward(forth)
+            self._backward(back)
+        for waiting in queue[len(queue) - ahead :]:
+            self._backward(waiting)
+        self._links.finish()
+        return total
+
+    def _forward(self, waiting: _Waiting) -> torch.Tensor:
+        torch.manual_seed(waiting.seed)
+        waiting.given = self._given(waiting.batch)
+        waiting.made = self._pass(waiting.given, waiting.batch)
+        self._hand_on(waiting.made)
+        return waiting.made.detach().double() if self._stage.is_last else torch.zeros((), dtype=torch.float64)
+
+    def _backward(self, waiting: _Waiting) -> None:
+        made, given = waiting.made, waiting.given
+        assert made is not None
+        if self._stage.is_last:
+            (made * waiting.scale).backward()  # type: ignore[no-untyped-call]
+        else:
+            gradient = self._links.receive(*made.shape, dtype=self._precision.compute, source=self._world.rank + 1)
+            if made.requires_grad:  # nothing is trained before the first adapter
+                made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
+        if given is not None:
+            assert given.grad is not None
+            self._links.send(given.grad.to(self._precision.compute), self._world.rank - 1)
+        waiting.made = waiting.given = None
+
+    def _given(self, batch: Batch) -> torch.Tensor | None:
+        """Hidden states of the stage before: [m, t, width]."""
+        if self._stage.is_first:
+            return None
+        shape = (*batch.input_ids.shape, self._stage.width)
+        found = self._links.receive(*shape, dtype=self._precision.compute, source=self._world.rank - 1)
+        return found.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
+
+    def _hand_on(self, made: torch.Tensor) -> None:
+        if not self._stage.is_last:
+            self._links.send(made.to(self._precision.compute), self._world.rank + 1)
+
+    def _pass(self, given: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """This stage's layers: hidden states, or the loss."""
+        with self._precision.autocast(self._world.device):
+            if not self._stage.is_last:
+                return self._decode(given, batch.input_ids, batch.position_ids)
+            loss: torch.Tensor = self._loss(*batch.tensors, entered=given)
+        if given is not None:
+            self._stage.require_plain(given)
+        return loss
+
+    def _decode(self, given: torch.Tensor | None, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        decoder = base_of(self._loss.model).base_model
+        words = {"input_ids": input_ids} if given is None else {"inputs_embeds": given}
+        decoder(**words, position_ids=position_ids, use_cache=False)  # type: ignore[operator]
+        if given is not None:
+            self._stage.require_plain(given)
+        assert self._stage.after is not None
+        return self._stage.after.take()
+
+
+def _needs_scale() -> UsageError:
+    return UsageError(
+        "strategy: pipeline cannot train in fp16",
+        seen="products in fp16, which need a loss scale over all ranks; expected bf16 or fp32",
+        fix="set precision: fp32 (or bf16 where every card can)",
+    )
+
+
+def _shares_gpus() -> UsageError:
+    return UsageError(
+        "strategy: pipeline wants a GPU for every rank",
+        seen="several ranks on one GPU",
+        fix="set slots of every host to the number of its GPUs",
+    )

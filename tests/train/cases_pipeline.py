@@ -1,0 +1,113 @@
+"""What the ranks do in test_pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import GanglineError
+from gangline.runs.job import ModelJob
+from gangline.worker.evaluate import evaluate
+from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import gradient_norm
+from gangline.worker.progress import Progress
+from gangline.worker.signals import StopFlag
+from gangline.worker.stage import Elsewhere
+from gangline.worker.strategy.pipeline import Pipeline
+from gangline.worker.synchronous import Synchronous
+from tests.train.cases_fsdp import _saved_model
+from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
+
+
+def contract(stages, *, method: str, mixture: bool = False, packed: bool = False, checkpointing: bool = False):
+    """Two steps' gradients and an evaluation of a pipeline, against those of one process."""
+    job = make_job(method=method, dropout=0.0)
+    job = replace(job, model=replace(job.model, path=model_folder(layers=sum(stages))), micro_batch=2)
+    job = replace(job, activation_checkpointing=checkpointing)
+    if mixture:  # torch multiplies groups of rows in fp32 at the most
+        job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
+    session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), packed=packed)
+    alone = make_session(job, make_world([5], rank=0), packed=packed)
+    found = {}
+    for step in (0, 3):
+        ours, wanted = _gradients(session, step), _gradients(alone, step)
+        gradients = [parameter.grad for parameter in trainable(session.model).values()]
+        expected = torch.cat([parameter.grad.flatten() for parameter in trainable(alone.model).values()])
+        norm = gradient_norm(trainable(session.model).values(), parts=session.strategy.parts)
+        assert len(gradients) == len(ours)
+        found[step] = {
+            "error": max(
+                float((ours[name] - wanted[name]).norm() / wanted[name].norm().clamp_min(1e-12)) for name in ours
+            ),
+            "norm_error": abs(float(norm / expected.norm()) - 1),
+        }
+    evaluation = evaluate(session, shares=session.world.shares)
+    return {
+        "steps": list(found.values()),
+        "names": sorted(ours),
+        "all": sorted(wanted),
+        "wrapper": type(session.strategy) is Pipeline,
+        "elsewhere": sum(isinstance(part, Elsewhere) for part in session.model.modules()),
+        "held": sum(parameter.numel() for parameter in session.model.parameters()),
+        "whole": sum(parameter.numel() for parameter in alone.model.parameters()),
+        "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
+    }
+
+
+def _gradients(session, step: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    for name, parameter in trainable(session.model).items():  # LoRA's B is 0 at the start
+        parameter.grad = None
+        if step == 0:
+            generator = torch.Generator().manual_seed(sum(name.encode()))
+            with torch.no_grad():
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
+    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress)).accumulate(step)
+    return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}
+
+
+def read_by_stages(folder: str, stages, *, method: str, tied: bool = False):
+    """Whether every rank has read its layers, and nothing else, of a model that none has held."""
+    from pathlib import Path
+
+    path = _saved_model(Path(folder), mixture=False, layers=sum(stages), tie_word_embeddings=tied)
+    job = replace(make_job(method=method, precision="fp32", dropout=0.0), model=ModelJob(path=path))
+    session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), num_evaluation=0)
+    alone = make_session(job, make_world([10], rank=0), num_evaluation=0)
+    ours, expected = dict(session.model.named_parameters()), dict(alone.model.named_parameters())
+    return {
+        "strangers": sorted(set(ours) - set(expected)),
+        "differing": [name for name, tensor in ours.items() if not torch.equal(tensor, expected[name])],
+        "names": sorted(ours),
+        "all": sorted(expected),
+        "fused": session.loss.fused,
+    }
+
+
+def refused(stages, **how):
+    """Why such a session cannot be built."""
+    changes = {"method": how.pop("method", "full"), "precision": how.pop("precision", "fp32")}
+    job = make_job(**changes)
+    folder = how.pop("folder", None) or model_folder(layers=2, **how)
+    job = replace(job, model=replace(job.model, path=folder))
+    try:
+        make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"))
+    except GanglineError as error:
+        return str(error)
+    return "it was built"
+
+
+def gpt2(folder: str, stages):
+    """A decoder that adds positions to what it is given."""
+    from transformers import GPT2Config
+
+    if dist.get_rank() == 0:
+        GPT2Config(
+            tie_word_embeddings=False, n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=96
+        ).save_pretrained(folder)
+    dist.barrier()
+    return refused(stages, folder=folder)

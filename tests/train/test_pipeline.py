@@ -1,0 +1,104 @@
+"""A model whose layers lie on several ranks computes what one process computes."""
+
+import pytest
+
+from tests.train.test_resume import run
+
+CASES = "tests.train.cases_pipeline"
+
+
+@pytest.mark.parametrize(("stages", "method"), [([3, 1, 2], "full"), ([1, 1], "qlora"), ([1, 1, 1, 1], "lora")])
+def test_the_gradient_is_that_of_one_process(pool, stages, method):
+    results = pool(len(stages)).run(f"{CASES}:contract", stages=stages, method=method, packed=len(stages) == 3)
+    names = sorted(name for result in results for name in result["names"])
+    assert names == results[0]["all"]  # every trained weight is one rank's
+    for result in results:
+        assert result["wrapper"]
+        for step in result["steps"]:
+            assert step["error"] < 1e-9
+            assert step["norm_error"] < 1e-9
+        ours, alone = result["evaluation"]
+        assert ours == pytest.approx(alone, rel=1e-9)
+        assert result["held"] < result["whole"]
+
+
+def test_experts_have_the_same_gradient(pool):
+    for result in pool(2).run(f"{CASES}:contract", stages=[1, 1], method="lora", mixture=True):
+        assert max(step["error"] for step in result["steps"]) < 1e-5
+
+
+def test_recomputed_activations_have_the_same_gradient(pool):
+    for result in pool(2).run(f"{CASES}:contract", stages=[2, 1], method="lora", checkpointing=True):
+        assert max(step["error"] for step in result["steps"]) < 1e-9
+
+
+def test_many_steps_have_the_losses_of_one_process(pool):
+    """All of 100 steps, and all ways to go on: benchmarks/exactness.py."""
+    stages = [3, 1, 2]
+    ask = {"shares": stages, "strategy": "pipeline", "method": "lora", "steps": 16, "dropout": 0.0}
+    result = pool(len(stages)).run("tests.train.cases_exact:losses", **ask, packed=True, checkpointing=True)[0]
+    assert len(result["split"]) == 16
+    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
+        assert split == pytest.approx(alone, rel=1e-9)
+        assert norm == pytest.approx(norm_alone, rel=1e-9)
+    evaluations, expected = result["evaluations"]
+    assert [step for step, _ in evaluations] == [0, 8, 16]
+    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
+
+
+def test_in_bf16_what_travels_is_bf16(pool):
+    ask = {"shares": [1, 1], "strategy": "pipeline", "precision": "bf16", "steps": 20}
+    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    for split, alone in zip(result["split"], result["alone"], strict=True):
+        assert split[1] == pytest.approx(alone[1], rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "method"),
+    [
+        (("pipeline", [2, 1, 1]), ("ddp", [7, 3]), "full"),
+        (("fsdp", [7, 3]), ("pipeline", [1, 3]), "lora"),
+        (("pipeline", [1, 3]), ("pipeline", [2, 1, 1]), "qlora"),
+    ],
+    ids=["to ddp", "from fsdp", "cut anew"],
+)
+def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
+    job = {"precision": "fp64", "method": method, "dropout": 0.0, "layers": 4}
+    whole = run(pool, tmp_path / "whole", [10], job=job, steps=12)
+    first = run(pool, tmp_path / "cut", before[1], job=job, steps=12, stop_after=5, strategy=before[0])
+    second = run(pool, tmp_path / "cut", after[1], job=job, steps=12, resume_step=5, strategy=after[0])
+    pieces = first[0]["losses"] + second[0]["losses"]
+    assert [step for step, _, _ in pieces] == list(range(1, 13))
+    for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "stages", "tied"), [("full", [3, 1, 2], False), ("lora", [1, 1, 1], True), ("qlora", [2, 1], False)]
+)
+def test_every_rank_reads_its_layers_of_a_model_that_none_has_held(pool, tmp_path, method, stages, tied):
+    words = {"stages": stages, "method": method, "tied": tied}
+    results = pool(len(stages)).run(f"{CASES}:read_by_stages", folder=str(tmp_path), **words)
+    for result in results:
+        assert result["strangers"] == []
+        assert result["differing"] == []
+    assert sorted({name for result in results for name in result["names"]}) == results[0]["all"]
+    assert [result["fused"] for result in results] == [False] * (len(stages) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ({"stages": [1, 1], "tie_word_embeddings": True}, "embeddings that are tied to the head"),
+        ({"stages": [2, 1]}, "the model has 2"),
+        ({"stages": [1, 1], "precision": "fp16", "method": "lora"}, "cannot train in fp16"),
+    ],
+    ids=["tied", "stages", "fp16"],
+)
+def test_what_cannot_be_is_refused_by_its_name(pool, how, seen):
+    assert all(seen in said for said in pool(2).run(f"{CASES}:refused", **how))
+
+
+def test_a_decoder_that_changes_embeddings_is_not_cut(zygote, tmp_path):
+    ranks = zygote.gang(2, f"{CASES}:gpt2", {"folder": str(tmp_path), "stages": [1, 1]})
+    assert "cannot cut this model" in ranks.results()[1]
