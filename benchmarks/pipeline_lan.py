@@ -3,12 +3,12 @@
     python -m benchmarks.pipeline_lan --out pipeline_lan.jsonl       # as root, for the lab; continued if it exists
 
 Three lab hosts with real sshd, real torchrun and gloo, links of 1 Gbit/s (shaped), and a limit of memory each that the
-kernel enforces. Full fine-tuning in fp32 of a Llama of 44 M weights, which needs 16 bytes for each. First one host alone
-is tried, which runs out of memory; then the same job runs under pipeline and under fsdp in turn, with micro-batches of
-so many tokens. Told per run: seconds of a step (median of those after the third), tokens per second, and what left all
-hosts per step, by the counters of their interfaces, beside what the plan said. The three hosts share the two cores of
-one machine: computation is real, and slower than on three machines, which is to the pipeline's disadvantage. One JSON
-line per run; exit code 1 where a bar is missed.
+kernel enforces. Full fine-tuning in fp32 of a Llama of 42 M weights, which needs 16 bytes for each. First one host
+alone is tried, which runs out of memory; then the same job runs under pipeline and under fsdp in turn, with
+micro-batches of so many tokens. Told per run: seconds of a step (median of those after the third), tokens per second,
+and what left all hosts per step, by the counters of their interfaces, beside what the plan said. The three hosts share
+the two cores of one machine: computation is real, and slower than on three machines, which is to the pipeline's
+disadvantage. One JSON line per run; exit code 1 where a bar is missed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def report(lines: Sequence[Line]) -> int:
     alone = [line for line in lines if line["strategy"] == "alone"]
     for line in alone:
         print(f"\none host alone: {line['ended']}: {line.get('why', '')}")
-    print("\n| tokens | pipeline, s | fsdp, s | times as many tokens/s | MB per step, pipeline | fsdp |\n|" + "---|" * 6)
+    print("\n| tokens | pipeline, s | fsdp, s | times as fast | MB per step, pipeline | fsdp |\n|" + "---|" * 6)
     ratios = []
     for tokens in TOKENS:
         mine = {

@@ -1,4 +1,4 @@
-"""`strategy: hsdp` through the real command: a model in parts loses a rank, goes on by itself, elsewhere, and leaves."""
+"""Models in parts through the real command: they lose a rank, go on by themselves, elsewhere, and leave."""
 
 import json
 import os
@@ -46,6 +46,27 @@ def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):
     before = [line["step"] for line in metrics if line["attempt"] == 1]
     assert 0 <= before[-1] + 1 - again[0] <= 5  # checkpoint.every_steps: what survivors hold is in parts
     out = user.gangline("export", run, "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
+def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):
+    write_job(user, strategy="pipeline", steps=24, method={"kind": "qlora", "rank": 4})
+    write_cluster(user, "first", pc1={}, pc2={})
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 12)
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-1.pid").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    assert user.wait_for_end(run) == "finished"
+    told = watching.communicate()[1]
+    assert "layers: pc1 1, pc2 1" in told
+    assert "rank 1 on pc2 was killed by SIGKILL" in told
+    metrics = user.metrics("pc1", run)
+    assert sorted({line["step"] for line in metrics}) == list(range(1, 25))
+    losses = {}
+    for line in metrics:  # steps that were done again came to what they came to before
+        assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
+    out = user.gangline("export", run, "--merged", "--to", "out")
     assert (user.folder / "out" / "model.safetensors").is_file(), out
 
 

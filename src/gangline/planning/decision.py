@@ -27,6 +27,7 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "ddp": ("single", "ddp"),
     "fsdp": ("single", "fsdp"),
     "hsdp": ("single", "hsdp"),
+    "pipeline": ("single", "pipeline"),
     "local-sgd": ("single", "local-sgd"),
 }
 """All that is weighed, by what the job asks for."""

@@ -48,11 +48,22 @@ def _precision(plan: Plan) -> str:
 
 
 def _shares(plan: Plan) -> str:
-    """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"."""
+    """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"; of a pipeline, everybody's layers."""
+    if plan.strategy == "pipeline":
+        return _layers(plan)
     hosts: dict[str, list[PlannedRank]] = {}
     for rank in plan.ranks:
         hosts.setdefault(rank.host, []).append(rank)
     return ", ".join(_host_share(host, ranks) for host, ranks in hosts.items())
+
+
+def _layers(plan: Plan) -> str:
+    """For instance: all 24 micro-batches go through every rank; layers: pc1 13, pc2 10+17."""
+    hosts: dict[str, list[str]] = {}
+    for rank, layers in zip(plan.ranks, plan.stages, strict=False):  # without stages where no layer could be cut
+        hosts.setdefault(rank.host, []).append(str(layers))
+    named = ", ".join(f"{host} {'+'.join(layers)}" for host, layers in hosts.items())
+    return f"all {plan.num_micro_batches} micro-batches go through every rank; layers: {named or 'not known'}"
 
 
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -28,8 +28,8 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "local-sgd")
-"""What gangline's own trainer does so far; of methods see `builds_method`."""
+BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "pipeline", "local-sgd")
+"""What gangline's own trainer does so far; see `lacking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,11 +401,21 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
     """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
     taken = strategy.asked or strategy.kind != "local-sgd"
-    built = strategy.kind in BUILT_STRATEGIES and training.optimizer == "adamw"
-    built = built and builds_method(training, architecture)
-    # no loss scale over gradients in parts
-    scaled = strategy.kind in IN_STEP and training.method == "full" and training.compute == "fp16"
-    return built and taken and not scaled
+    return taken and training.optimizer == "adamw" and not lacking(strategy, training, architecture)
+
+
+def lacking(strategy: Strategy, training: Training, architecture: Architecture) -> str:
+    """What of it gangline's own trainer cannot do, whatever the optimizer, in words; empty where it can do all."""
+    kind, full = strategy.kind, training.method == "full"
+    if kind not in BUILT_STRATEGIES:
+        return kind
+    if not builds_method(training, architecture):
+        return f"{training.method} of experts"
+    if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
+        return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
+    if kind == "pipeline" and full and architecture.tied:
+        return "pipeline with every weight of a model whose head is its embedding table"
+    return ""
 
 
 def is_exact(strategy: Strategy) -> bool:

@@ -44,7 +44,8 @@ class RankComparison:
     gpu: str | None
     """As NVML names it; None: it computed on the processor."""
     profile: str | None
-    """`Profile.name` of the measurement behind the plan; None: it was an estimate."""
+    """`Profile.name` of the measurement behind the plan; None: it was an estimate, or a pipeline's rank, which does not
+    compute what was measured."""
     micro_batches: int
     """Of a full step: those that most of the steps used had, where shares moved."""
     slowdown: float
@@ -204,7 +205,8 @@ def _rank(
     return RankComparison(
         host=planned.host,
         gpu=foreseen.gpu,
-        profile=foreseen.profile,
+        # a profile is of all layers, and what a rank of a pipeline takes for some of them corrects none
+        profile=None if plan.strategy == "pipeline" else foreseen.profile,
         micro_batches=done[number],
         slowdown=planned.slowdown,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),

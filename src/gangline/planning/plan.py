@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
 from gangline.planning.option import IN_STEP, Option
-from gangline.planning.shares import rank_hosts, rank_shares
+from gangline.planning.shares import rank_hosts, rank_shares, stages_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
@@ -24,7 +24,7 @@ class PlannedRank:
 
     host: str
     share: int
-    """Micro-batches."""
+    """Micro-batches; see `GangRank.share`."""
     percent: float
     """Part of the batch."""
     slowdown: float = 1.0
@@ -89,7 +89,7 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp", "fsdp", "hsdp", "local-sgd"]
+    strategy: Literal["ddp", "fsdp", "hsdp", "pipeline", "local-sgd"]
     reason: str
     """Why this strategy."""
     method: str
@@ -111,6 +111,9 @@ class Plan:
     evaluation_every_steps: int | None
     reshard: bool = True
     """See `Gang.reshard`."""
+    stages: tuple[int, ...] = ()
+    """See `Gang.stages`; none where layers cannot be cut, for the model's shape is not known: such a plan starts
+    nothing."""
     moving_shares: bool = False
     """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
     shares_gpus: bool = False
@@ -149,6 +152,7 @@ class Plan:
             resume_step=resume_step,
             strategy=self.strategy,
             reshard=self.reshard,
+            stages=self.stages,
             moving_shares=self.moving_shares,
             shares_gpus=self.shares_gpus,
         )
@@ -185,14 +189,19 @@ def make_plan(
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
-    shares = rank_shares(cluster, job.batch // job.micro_batch) if option is None else option.shares
+    strategy, count = _strategy(job, option, num_ranks=len(devices)), job.batch // job.micro_batch
+    shares = rank_shares(cluster, count) if option is None else option.shares
+    if strategy == "pipeline":
+        shares = (count,) * len(devices)
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
-    strategy = _strategy(job, option)
+    stages = option.strategy.stages if option is not None and strategy == "pipeline" else ()
+    moving = len(ranks) > 1 and strategy not in (*IN_STEP, "pipeline")
     return Plan(
         job=job.name,
         strategy=strategy,
         reshard=option is None or option.strategy.reshard,
-        reason=_reason(job, strategy, ranks),
+        stages=stages,
+        reason=_reason(job, strategy, ranks, stages=stages),
         method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,
         batch=job.batch,
@@ -206,7 +215,7 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        moving_shares=len(ranks) > 1 and strategy not in IN_STEP and all(host.share is None for host in cluster.hosts),
+        moving_shares=moving and all(host.share is None for host in cluster.hosts),
         shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
         divides=divides,
@@ -281,17 +290,19 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-Kind = Literal["ddp", "fsdp", "hsdp", "local-sgd"]
+Kind = Literal["ddp", "fsdp", "hsdp", "pipeline", "local-sgd"]
 
 
-def _strategy(job: Job, option: Option | None) -> Kind:
+def _strategy(job: Job, option: Option | None, *, num_ranks: int) -> Kind:
     """What was weighed, or what the job asks for; with one rank all are one."""
     weighed = job.strategy.kind if option is None else option.strategy.kind
     kinds: dict[str, Kind] = {"fsdp": "fsdp", "hsdp": "hsdp"}
+    if num_ranks > 1:
+        kinds["pipeline"] = "pipeline"
     return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
 
 
-def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank]) -> str:
+def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
     num_ranks, asked = len(ranks), job.strategy
     if asked.kind == "local-sgd":
         hosts = len({rank.host for rank in ranks})
@@ -305,6 +316,9 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank]) -> str:
     if strategy in IN_STEP:
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
         return f"{among} one copy of the model between them; its layers travel for every micro-batch"
+    if strategy == "pipeline":
+        named = f" ({stages_named(stages)})" if stages else ""
+        return f"every rank holds some of the layers{named}; activations travel from one to the next"
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from gangline.planning.decision import AS_FAST, Verdict
 from gangline.planning.instead import Way
-from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method
+from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method, lacking
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
+from gangline.planning.shares import stages_named
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
 from gangline.planning.training import Strategy
 from gangline.planning.world import Seat
@@ -19,7 +20,6 @@ from gangline.units import format_bytes, format_count, format_duration
 GIB = 2**30
 MUCH_FASTER = 2.0
 """So much faster has a strategy to be that does not compute the same as one big machine, to be mentioned."""
-MOST_STAGES = 6
 TITLE, COLUMN = 11, 18
 """Characters of the titles, and of a column of the table of memory."""
 MEANINGS = {
@@ -114,7 +114,7 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
 def name(strategy: Strategy) -> str:
     """A strategy with what belongs to it."""
     if strategy.kind == "pipeline":
-        return f"pipeline {'/'.join(str(count) for count in _folded(strategy.stages))}"
+        return f"pipeline {stages_named(strategy.stages)}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
     if strategy.kind == "hsdp":
@@ -122,12 +122,6 @@ def name(strategy: Strategy) -> str:
     if strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
-
-
-def _folded(stages: Sequence[int]) -> list[str]:
-    if len(stages) <= MOST_STAGES:
-        return [str(count) for count in stages]
-    return [*(str(count) for count in stages[:3]), "...", str(stages[-1])]
 
 
 def _model(verdict: Verdict) -> str:
@@ -391,7 +385,9 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
 
 def _missing(option: Option) -> str:
     """What of an option our trainer lacks."""
-    words = [] if option.strategy.kind in BUILT_STRATEGIES else [name(option.strategy)]
+    if option.strategy.kind in BUILT_STRATEGIES:
+        return lacking(option.strategy, option.training, option.architecture)
+    words = [name(option.strategy)]
     words += [] if builds_method(option.training, option.architecture) else [f"{option.training.method} of experts"]
     return " and ".join(words)
 

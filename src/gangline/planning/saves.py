@@ -129,17 +129,19 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
 
 def _gather_s(option: Option, num_bytes: int) -> float:
     """For what ranks have in parts to come together on every host."""
-    ranks = trained_shards(option.training, option.strategy)
+    strategy, whole = option.strategy, option.strategy.kind == "pipeline"
+    ranks = strategy.world_size if whole else trained_shards(option.training, strategy)
     if ranks == 1:
         return 0.0
-    among: Among = "shard" if option.strategy.kind == "hsdp" else "world"
+    among: Among = "shard" if strategy.kind == "hsdp" else "world"
     gather = Exchange(
         what="state to be saved",
-        operation="all_gather",
+        operation="broadcast" if whole else "all_gather",  # in a pipeline a tensor is whole, on one rank
         num_bytes=num_bytes,
         times=1,
         ranks=ranks,
         number=option.training.parameters,
         among=among,
+        backend="gloo" if any(seat.gpu is None for seat in option.world.seats) else "nccl",
     )
-    return exchange_s(gather, fabric(option.world), shard_size=option.strategy.shard_size)
+    return exchange_s(gather, fabric(option.world), shard_size=strategy.shard_size)

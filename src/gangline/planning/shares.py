@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.deal import shares_by_time, split_whole
 
+MOST_STAGES = 6
+"""Stages of a pipeline whose layers are named one by one."""
+
 
 def rank_hosts(cluster: Cluster) -> tuple[Host, ...]:
     """The host of every rank: a host's ranks are adjacent, and the head has rank 0."""
@@ -36,6 +39,13 @@ def ceiling(seconds: Sequence[float], num_micro_batches: int) -> float:
     shares = shares_by_time(seconds, num_micro_batches)
     last_s = max(share * each for share, each in zip(shares, seconds, strict=True))
     return num_micro_batches / (last_s * math.fsum(1 / each for each in seconds))
+
+
+def stages_named(stages: Sequence[int]) -> str:
+    """Layers of every pipeline stage, for people: "13/10/17", of many "4/4/4/.../2"."""
+    if len(stages) <= MOST_STAGES:
+        return "/".join(map(str, stages))
+    return f"{'/'.join(map(str, stages[:3]))}/.../{stages[-1]}"
 
 
 def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[int]) -> tuple[int, ...] | None:

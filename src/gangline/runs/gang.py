@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ class GangRank:
 
     host: str
     share: int
-    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch."""
+    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. In a
+    pipeline every rank takes part in all of them, so there each share is batch / micro_batch."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0
@@ -45,10 +46,10 @@ class Gang:
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
     strategy: Literal["ddp", "fsdp", "hsdp", "pipeline", "local-sgd"] = "ddp"
-    """fsdp: the model in parts over all ranks; hsdp: over those of each host. local-sgd: with the numbers of
-    `Job.strategy`."""
+    """fsdp: the model in parts over all ranks; hsdp: over those of each host. pipeline: some consecutive layers on each
+    rank. local-sgd: with the numbers of `Job.strategy`."""
     stages: tuple[int, ...] = ()
-    """pipeline: layers of each rank, in order."""
+    """pipeline: layers of each rank, in order; they sum to the model's depth."""
     reshard: bool = True
     """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
     moving_shares: bool = False
@@ -75,16 +76,24 @@ class Gang:
     def on(
         self, hosts: Collection[str], *, attempt: int, resume_step: int | None, lacking: tuple[str, ...] = ()
     ) -> Gang:
-        """The gang of a later attempt on some of these hosts, who share the others' work in proportion to their own."""
-        ranks = [rank for rank in self.ranks if rank.host in hosts]
-        total = sum(rank.share for rank in self.ranks)
-        weights = [rank.share for rank in ranks] if any(rank.share for rank in ranks) else [1] * len(ranks)
+        """The gang of a later attempt on some of these hosts, who share the others' work in proportion to their own.
+
+        In a pipeline that are layers: whoever is left takes part in as many micro-batches as before.
+        """
+        left = [number for number, rank in enumerate(self.ranks) if rank.host in hosts]
+        ranks, stages = [self.ranks[number] for number in left], self.stages
+        if self.strategy == "pipeline":
+            own, stages = tuple(rank.share for rank in ranks), _divided(stages, left)
+        else:
+            own = _divided([rank.share for rank in self.ranks], left)
         same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was foreseen
-        dealt = [
+        dealt = tuple(
             dataclasses.replace(rank, share=share, foreseen_bytes=rank.foreseen_bytes if same else None)
-            for rank, share in zip(ranks, split_whole(total, weights), strict=True)
-        ]
-        return dataclasses.replace(self, attempt=attempt, ranks=tuple(dealt), resume_step=resume_step, lacking=lacking)
+            for rank, share in zip(ranks, own, strict=True)
+        )
+        return dataclasses.replace(
+            self, attempt=attempt, ranks=dealt, stages=stages, resume_step=resume_step, lacking=lacking
+        )
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
@@ -104,3 +113,9 @@ class Gang:
     def load(path: Path) -> Gang:
         """Read gang.json."""
         return build(Gang, read_json(path))
+
+
+def _divided(parts: Sequence[int], left: Sequence[int]) -> tuple[int, ...]:
+    """What all ranks had, among those that are left, in proportion to their own: nobody has less than before."""
+    own = [parts[number] for number in left]
+    return split_whole(sum(parts), own if any(own) else [1] * len(own))

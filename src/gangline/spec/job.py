@@ -192,15 +192,17 @@ def _check_strategy(checked: Checked[JobWords]) -> None:
 
 
 def _check_parts(checked: Checked[JobWords]) -> None:
-    """Strategies that keep every trained weight in parts have no loss scale."""
+    """Strategies that keep trained weights in parts have no loss scale."""
     words = checked.words
-    if words.strategy.kind in ("fsdp", "hsdp") and words.method.kind == "full" and words.precision.compute == "fp16":
+    kind, layers = words.strategy.kind, words.strategy.kind == "pipeline"
+    parts = layers or (kind in ("fsdp", "hsdp") and words.method.kind == "full")
+    if parts and words.precision.compute == "fp16":
         checked.report(
             ("precision", "compute"),
-            seen=f"fp16 for every weight in parts (strategy: {words.strategy.kind})",
+            seen=f"fp16 for {'layers on several devices' if layers else 'every weight in parts'} (strategy: {kind})",
             expected="bf16 or fp32: gradients in parts have no loss scale, without which fp16 loses small ones",
             fix="write `precision: bf16` or `precision: fp32`",
-            reads=(("strategy", "kind"), ("method", "kind")),
+            reads=(("strategy", "kind"), *(() if layers else (("method", "kind"),))),
         )
 
 
@@ -224,6 +226,9 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
     elif words.strategy.kind == "local-sgd":
         seen, expected = "a format of gradients, but hosts exchange none (strategy: local-sgd)", "strategy.payload"
         read = ("strategy", "kind")
+    elif words.strategy.kind == "pipeline":
+        seen = "a format of gradients, but every weight has one device, and its gradient stays (strategy: pipeline)"
+        expected, read = "no format: activations and their gradients travel as they are", ("strategy", "kind")
     if seen:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
 

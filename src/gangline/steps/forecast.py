@@ -12,7 +12,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import IN_STEP, Option, Question, builds_method
+from gangline.planning.option import IN_STEP, Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
@@ -40,6 +40,8 @@ class Outlook:
     """What is known of how fast the machines compute."""
     error: ModelError | None = None
     """What is wrong with the model's configuration. A start goes on without a forecast: the trainer has the say."""
+    num_ranks: int = 1
+    """On how many it is to run."""
 
     @property
     def runnable(self) -> Option | None:
@@ -83,7 +85,11 @@ class Outlook:
 
 
 def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
-    """Weigh every way to run the job on these machines."""
+    """Weigh every way to run the job on these machines; raises UsageError for a pipeline of more ranks than layers."""
+    return dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
+
+
+def _foreseen(job: Job, world: World, means: Means, *, stack: Stack) -> Outlook:
     try:
         found = find_config(job, means.seams.variables)
     except ModelError as error:
@@ -95,6 +101,7 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
         architecture = _architecture(config, means)
     except ModelError as error:
         return _unknown(error)
+    _require_layers(job, architecture, num_ranks=len(world.seats))
     speeds = Speeds(architecture=architecture, home=means.home)
     question = Question(
         architecture=architecture,
@@ -113,6 +120,16 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
 
 def _unknown(error: ModelError) -> Outlook:
     return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+
+
+def _require_layers(job: Job, architecture: Architecture, *, num_ranks: int) -> None:
+    if job.strategy.kind != "pipeline" or num_ranks <= architecture.num_layers:
+        return
+    raise UsageError(
+        "strategy: pipeline needs a layer for every rank",
+        seen=f"{num_ranks} ranks, and a model of {architecture.num_layers} layers",
+        fix=f"use fewer hosts or slots, {architecture.num_layers} ranks at the most, or another strategy",
+    )
 
 
 def _architecture(config: dict[str, Any], means: Means) -> Architecture:
@@ -174,14 +191,44 @@ def require_startable(job: Job, outlook: Outlook) -> None:
     """
     verdict = outlook.verdict
     if verdict is None:
+        _require_shape(job, outlook)
         return
     _require_method(verdict.question)
     if verdict.runnable is None:
+        _require_way(verdict)
         _refuse_size(verdict)
     if all(seat.weight is None for seat in verdict.world.seats):
         _refuse_slowness(verdict)
     if job.strategy.kind == "auto":
         _refuse_price(verdict)
+
+
+def _require_shape(job: Job, outlook: Outlook) -> None:
+    """Layers have to be known to be cut."""
+    if job.strategy.kind != "pipeline" or outlook.num_ranks == 1:
+        return
+    raise UsageError(
+        "strategy: pipeline needs to know the layers of the model, of which every rank gets some",
+        seen=outlook.unknown,
+        fix="put the model's config.json into a folder, and name it: model: FOLDER; or write another strategy",
+    )
+
+
+def _require_way(verdict: Verdict) -> None:
+    """The strategy that the job asks for goes with what else it asks for."""
+    asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
+    if asked == "auto" or option is None or any(each.is_built for each in verdict.by_kind):
+        return
+    seen = "the first rank would train it as embedding, the last one as head"
+    fix = "write method: lora, or strategy: fsdp"
+    if option.training.compute == "fp16":
+        seen = "products in fp16, and gradients in parts have no loss scale, without which small ones are lost"
+        fix = "write precision: fp32, or strategy: ddp if a device holds the model"
+    raise UsageError(
+        f"strategy: gangline train cannot do {lacking(option.strategy, option.training, option.architecture)}",
+        seen=seen,
+        fix=fix,
+    )
 
 
 def _require_method(question: Question) -> None:
@@ -201,7 +248,8 @@ def _refuse_size(verdict: Verdict) -> None:
     if built is None:
         return
     need = built.tightest
-    if need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
+    cut = built.strategy.kind == "pipeline"  # for this memory: without an option nobody knows how
+    if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
     better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do yet"
     raise DoesNotFit(

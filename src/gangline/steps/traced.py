@@ -8,6 +8,7 @@ from typing import Any
 
 from gangline.errors import ModelError
 from gangline.planning.option import Option, builds_method
+from gangline.planning.shares import stages_named
 from gangline.runs.job import Job
 from gangline.steps.counted import ask_trace
 from gangline.steps.foretell import Foretold
@@ -60,6 +61,12 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
             "gangline's own trainer has no code for this job, so there is nothing to trace",
             seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
             fix="trace it with method=lora or method=full and --stack gangline",
+        )
+    if any(option.strategy.kind == "pipeline" for option in finalists):
+        raise ModelError(
+            "what a rank of a pipeline holds cannot be traced",
+            seen=f"pipeline {stages_named(finalists[0].strategy.stages)}; a trace is of a rank with all layers",
+            fix="trace it with strategy=ddp, or plan without --trace",
         )
     means.talk.tick("running the trainer's code on tensors without data")
     answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], means=means)

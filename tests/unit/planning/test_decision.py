@@ -70,9 +70,32 @@ def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
     assert roomy.best is not None
     assert roomy.best.strategy.kind == "pipeline"
     assert sum(roomy.best.strategy.stages) == 40
-    assert roomy.runnable is not None
-    assert roomy.runnable.strategy.kind == "fsdp"
-    assert "pipeline" in next(line for line in report(roomy, Length(None)) if line.startswith("today"))
+    assert roomy.runnable == roomy.best
+    assert not any(line.startswith("today") for line in report(roomy, Length(None)))
+
+
+def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -> None:
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, compute="fp16")
+    verdict = decide(job, with_memory(world(), 16, 12, 12))
+    assert verdict.best is not None
+    assert verdict.best.strategy.kind == "pipeline"
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "fsdp"
+    assert "cannot do pipeline in fp16 yet" in "\n".join(report(verdict, Length(None)))
+
+
+def test_one_table_at_both_ends_of_a_pipeline_is_not_trained() -> None:
+    machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
+    for name, method, built in (
+        ("meta-llama/Llama-3.2-1B", "full", False),
+        ("meta-llama/Llama-3.2-1B", "lora", True),
+        ("meta-llama/Llama-2-7b-hf", "full", True),
+    ):
+        job = question(name, method=method, sequence_length=512, leave_open=False)
+        asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+        (option,) = decide(asked, machines).by_kind
+        assert (option.strategy.kind, option.is_built) == ("pipeline", built)
+    assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
 
 
 def test_a_fast_fabric_makes_shards_worth_while() -> None:
@@ -404,6 +427,7 @@ def test_planning_loads_neither_torch_nor_numpy() -> None:
 
 def test_gradients_are_rounded_only_where_that_is_asked_for_and_pays() -> None:
     job = question(method="lora", targets=("all-linear",), sequence_length=512, batch=12, leave_open=False)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="ddp"))
     slow, fast = (with_memory(world(wire=wire), 24, 24, 24) for wire in ("100mbit", "10gbe"))
     asked = decide(job, slow)
     assert asked.runnable is not None

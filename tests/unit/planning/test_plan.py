@@ -10,6 +10,8 @@ import pytest
 from gangline.planning.explain import explain
 from gangline.planning.option import weigh
 from gangline.planning.plan import DataCount, Plan, make_plan
+from gangline.planning.room import pipeline
+from gangline.planning.shares import stages_named
 from gangline.planning.training import Strategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
@@ -111,6 +113,36 @@ def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foresee
     assert [rank.foreseen_bytes for rank in gang.ranks] == needs
     assert [rank.foreseen_bytes for rank in gang.on(["pc1"], attempt=2, resume_step=3).ranks] == [None, None]
     assert [rank.foreseen_bytes for rank in gang.on(gang.hosts, attempt=2, resume_step=3).ranks] == needs
+
+
+def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers() -> None:
+    asked = question(method="lora")
+    option = weigh(asked, world("pc1=2xa100-80gb,pc2=a100-80gb"), pipeline((13, 10, 9)), asked.training)
+    job = dataclasses.replace(JOB, batch=24, micro_batch=1)
+    hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=3 - number) for number in (1, 2))
+    plan = make_plan(job, Cluster(name="two", hosts=hosts), option=option)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert {(rank.share, rank.percent) for rank in plan.ranks} == {(24, 100.0)}
+    gang = plan.gang("calm-otter-7", 1)
+    assert (gang.strategy, gang.stages, gang.moving_shares) == ("pipeline", (13, 10, 9), False)
+    assert [rank.foreseen_bytes for rank in gang.ranks] == [need.memory.allocated_bytes for need in option.needs]
+    lines = "\n".join(explain(plan))
+    assert "every rank holds some of the layers (13/10/9); activations travel from one to the next" in lines
+    assert "all 24 micro-batches go through every rank; layers: pc1 13+10, pc2 9" in lines
+    assert "no work for" not in lines
+
+
+def test_a_pipeline_of_which_no_layer_is_known_names_none_and_one_rank_is_none() -> None:
+    job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline"))
+    plan = make_plan(job, cluster(3, None))
+    assert (plan.strategy, plan.stages, [rank.share for rank in plan.ranks]) == ("pipeline", (), [12, 12])
+    assert "layers: not known" in "\n".join(explain(plan))
+    assert make_plan(job, cluster(None)).strategy == "ddp"
+
+
+def test_of_many_stages_the_first_and_the_last_are_named() -> None:
+    assert stages_named((13, 10, 17)) == "13/10/17"
+    assert stages_named((3, 3, 3, 2, 2, 2, 1)) == "3/3/3/.../1"
 
 
 def test_equal_ranks_of_a_host_are_folded() -> None:

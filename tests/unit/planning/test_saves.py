@@ -55,6 +55,17 @@ def test_what_our_trainer_has_in_parts_comes_together_before_it_is_written() -> 
         assert lora.hold_s == save_cost(option("ddp"), MINUTES).hold_s
 
 
+def test_what_a_pipeline_trains_goes_from_each_rank_to_all_hosts_before_it_is_written() -> None:
+    for method in ("lora", "full"):
+        whole, parts = (
+            save_cost(option("ddp", method), MINUTES),
+            save_cost(option("pipeline", method, stages=(8,) * 4), MINUTES),
+        )
+        assert parts.num_bytes == parts.host_bytes == whole.num_bytes
+        assert not parts.in_parts
+        assert parts.hold_s[1] - whole.hold_s[1] > parts.num_bytes / 12.5e9  # all of it over 100 Gbit/s
+
+
 def test_what_is_in_parts_is_written_in_parts() -> None:
     whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "zero-3"))
     assert parts.num_bytes == whole.num_bytes

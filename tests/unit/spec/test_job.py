@@ -115,6 +115,16 @@ def test_every_weight_in_parts_has_no_fp16(folder, kind):
         load(folder, MINIMAL, f"strategy={kind}", "precision=fp16", "method=full")
 
 
+def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
+    for method in ("full", "lora", "qlora"):
+        assert load(folder, MINIMAL, "strategy=pipeline", f"method={method}").strategy == StrategyJob(kind="pipeline")
+        with pytest.raises(SpecError, match="gradients in parts have no loss scale"):
+            load(folder, MINIMAL, "strategy=pipeline", "precision=fp16", f"method={method}")
+    assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
+    with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
+        load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
+
+
 def test_hosts_may_train_apart(folder):
     assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
     words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 0.5, momentum: 0}}\n"

@@ -65,7 +65,8 @@ def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Means) -
 def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is_slow(
     means: Means, wire: str, exchange: str
 ) -> None:
-    job = dataclasses.replace(JOB, open=("exchange",), batch=2, data=dataclasses.replace(JOB.data, sequence_length=512))
+    short = dataclasses.replace(JOB.data, sequence_length=512)
+    job = dataclasses.replace(JOB, open=("exchange",), batch=2, data=short, strategy=StrategyJob(kind="ddp"))
     outlook = foresee_job(job, world("rtx4090,rtx4090", wire=wire), means)
     settled = outlook.settled(job)
     assert (settled.exchange, settled.open) == (exchange, ())
@@ -136,6 +137,11 @@ def test_further_machines_that_only_slow_the_first_down_are_refused(means: Means
 def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(means: Means) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-13b-hf"), activation_checkpointing=True)
     at_home = with_memory(world("rtx4090,rtx4090,rtx4090", wire="1gbit"), 16, 16, 16)
+    taken = foresee_job(job, at_home, means)
+    require_startable(job, taken)
+    assert taken.runnable is not None
+    assert taken.runnable.strategy.kind == "pipeline"
+    job = dataclasses.replace(job, precision="fp16")  # which no pipeline does
     with pytest.raises(DoesNotFit, match="of every step is waiting for the network") as caught:
         require_startable(job, foresee_job(job, at_home, means))
     assert "write strategy: fsdp" in caught.value.fix
@@ -143,6 +149,54 @@ def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(means: Me
     require_startable(asked, foresee_job(asked, at_home, means))
     together = with_memory(world("2xa100-80gb", inside="nvlink-a100"), 20, 20)
     require_startable(job, foresee_job(job, together, means))
+
+
+def piped(job: Job, **more: object) -> Job:
+    return dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"), **more)  # type: ignore[arg-type]
+
+
+def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(means: Means) -> None:
+    job, two = piped(JOB), world("rtx4090,rtx4090")
+    outlook = foresee_job(job, two, means)
+    require_startable(job, outlook)
+    assert outlook.runnable is not None
+    assert sum(outlook.runnable.strategy.stages) == 16
+    with pytest.raises(UsageError, match="needs a layer for every rank") as caught:
+        foresee_job(job, world(",".join(["8xa100-80gb"] * 3)), means)
+    assert "24 ranks, and a model of 16 layers" in caught.value.seen
+    unknown = piped(JOB, model=ModelJob(path="some/model"))
+    require_startable(unknown, foresee_job(unknown, world("rtx4090"), means))  # one rank has all of them
+    with pytest.raises(UsageError, match="needs to know the layers") as caught:
+        require_startable(unknown, foresee_job(unknown, two, means))
+    assert "not known" in caught.value.seen
+    assert "config.json" in caught.value.fix
+
+
+def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Means) -> None:
+    two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
+    full = piped(JOB, method=MethodJob())
+    with pytest.raises(UsageError, match="whose head is its embedding table") as caught:
+        require_startable(full, foresee_job(full, two, means))
+    assert "method: lora" in caught.value.fix
+    for method in ("lora", "qlora"):
+        half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
+        with pytest.raises(UsageError, match="cannot do pipeline in fp16") as caught:
+            require_startable(half, foresee_job(half, two, means))
+        assert "precision: fp32" in caught.value.fix
+    parts = dataclasses.replace(full, strategy=StrategyJob(kind="fsdp"), precision="fp16")
+    with pytest.raises(UsageError, match="cannot do fsdp in fp16 with every weight"):
+        require_startable(parts, foresee_job(parts, two, means))
+
+
+def test_a_pipeline_without_room_is_not_started_without_its_layers(means: Means) -> None:
+    job = piped(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"), precision="fp32")
+    tiny, roomy = (foresee_job(job, cpu_world(gib, gib), means) for gib in (4, 32))
+    assert tiny.runnable is None
+    assert roomy.verdict is not None
+    unsure = dataclasses.replace(roomy, verdict=dataclasses.replace(roomy.verdict, runnable=None))
+    for outlook in (tiny, unsure):
+        with pytest.raises(DoesNotFit, match="does not fit on"):
+            require_startable(job, outlook)
 
 
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(

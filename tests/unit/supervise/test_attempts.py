@@ -82,7 +82,7 @@ class _Transport(LocalTransport):
 class Story:
     """A run on three hosts, and who looks after it in a thread."""
 
-    def __init__(self, folder, *, micro_batch=1, strategy="ddp", **failures):
+    def __init__(self, folder, *, micro_batch=1, strategy="ddp", stages=(), **failures):
         self.folder = folder
         self.hosts = Hosts(folder)
         self.backend = FakeBackend()
@@ -90,7 +90,7 @@ class Story:
         self.failed = None
         cluster = self.hosts.cluster
         ranks = tuple(GangRank(host=name, share=share) for name, share in zip(NAMES, SHARES, strict=True))
-        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks, strategy=strategy)
+        gang = Gang(run_id=RUN_ID, attempt=1, ranks=ranks, strategy=strategy, stages=stages)
         request = self.backend.render(cluster, gang, port=1, program=Program(rest_s=600.0))
         self.layout = create_run(folder, cluster, request)
         for name, value in {"cluster": cluster.to_json(), "gang": gang.to_json(), "networks": {}}.items():
@@ -324,8 +324,9 @@ def test_one_whole_part_is_enough_and_ranks_of_other_hosts_get_it_from_those_tha
     story.finish()
 
 
-def test_where_ranks_have_parts_of_the_state_every_host_gets_a_copy(tmp_path):
-    story = Story(tmp_path, strategy="fsdp")
+@pytest.mark.parametrize("said", [{"strategy": "fsdp"}, {"strategy": "pipeline", "stages": (4, 2, 2)}])
+def test_where_ranks_have_parts_of_the_state_every_host_gets_a_copy(tmp_path, said):
+    story = Story(tmp_path, **said)
     story.hosts.save(30)
     story.hosts.save(39, on=("pc3",))
     story.begin()
