@@ -206,8 +206,11 @@ class Shift:
         return self.several if max(self.shares(kind)) > 1 else self.alone
 
     def stages(self) -> tuple[int, ...] | None:
-        """See `Room.stages`."""
-        return self.room("pipeline").stages(self.seconds)
+        """See `Room.stages`; where the cluster file says who does how much, it says so of layers."""
+        seconds = self.seconds
+        if _is_weighted(self.world):
+            seconds = tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
+        return self.room("pipeline").stages(seconds)
 
     def draft(self, strategy: Strategy) -> Draft:
         """One way to share the work."""

@@ -84,6 +84,18 @@ def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -
     assert "cannot do pipeline in fp16 yet" in "\n".join(report(verdict, Length(None)))
 
 
+def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
+    job = question(method="lora", leave_open=False, checkpointing=True)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+    machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 80, 80, 80)
+    weights = zip(machines.seats, (3.0, 1.0, 0.0), strict=True)
+    seats = tuple(dataclasses.replace(seat, weight=weight) for seat, weight in weights)
+    (option,) = decide(job, dataclasses.replace(machines, seats=seats)).by_kind
+    assert option.strategy.stages == (24, 7, 1)  # a layer is the least
+    (option,) = decide(job, machines).by_kind
+    assert option.strategy.stages == (11, 11, 10)
+
+
 def test_one_table_at_both_ends_of_a_pipeline_is_not_trained() -> None:
     machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
     for name, method, built in (

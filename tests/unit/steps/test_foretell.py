@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.errors import SpecError
+from gangline.errors import ModelError, SpecError, UsageError
 from gangline.inventory.profiles import save_profile
 from gangline.planning.calibrate import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planning.config import read_architecture
@@ -19,7 +19,9 @@ from gangline.steps.decide import decide
 from gangline.steps.forecast import training_of
 from gangline.steps.foretell import Foretold, WhatIf, foretell
 from gangline.steps.reach import Start, load, reached
+from gangline.steps.seams import Means
 from gangline.steps.told import plan_json, plan_lines
+from gangline.steps.traced import trace
 from tests.unit.app.conftest import CONFIG
 from tests.unit.app.world import World
 
@@ -60,6 +62,18 @@ def test_machines_that_nobody_has_are_planned_without_the_data(world: World) -> 
         gone, world, "run"
     )
     assert plan_json(gone, ())["verdict"] == plan_json(there, ())["verdict"]
+
+
+def test_a_pipeline_is_planned_from_the_words_of_the_job_and_not_traced(world: World) -> None:
+    data = f"{PACKED}\nstrategy: pipeline\nmethod: lora"
+    foretold = foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090"), talk=world, seams=world.seams)
+    assert "pipeline 1/1" in line(foretold, world, "strategy")
+    assert "on every host" in line(foretold, world, "saves")
+    means = Means(transports={}, home=world.home, talk=world, seams=world.seams)
+    with pytest.raises(ModelError, match="cannot be traced"):
+        trace(foretold, means)
+    with pytest.raises(UsageError, match="needs a layer for every rank"):
+        foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), talk=world, seams=world.seams)
 
 
 def test_a_start_needs_its_data_and_so_does_its_plan(world: World) -> None:
