@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gangline.planning.architecture import Architecture, Layer
-from gangline.planning.block import residual_width
 from gangline.planning.lora import layer_adapters, lora_parameters
 from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES
 from gangline.planning.training import BYTES, Strategy, Training
@@ -251,13 +250,12 @@ def _local_sgd(ask: _Ask) -> Iterator[Exchange]:
 
 
 def _pipeline(ask: _Ask) -> Iterator[Exchange]:
-    """The residual stream forward, its gradient back, as they are; a tied table is on the first and the last rank."""
-    training = ask.training
-    number = training.parameters if training.method == "full" else training.compute
+    """The residual stream forward, its gradient back; a tied table is on the first and the last rank."""
+    number = ask.training.compute
     forward = Exchange(
         what="activations",
         operation="send",
-        num_bytes=training.tokens * ask.architecture.hidden * residual_width(training),
+        num_bytes=ask.training.tokens * ask.architecture.hidden * BYTES[number],
         times=ask.micro_batches,
         ranks=2,
         number=number,
@@ -266,8 +264,8 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
     )
     yield forward
     yield replace(forward, what="their gradients", among="previous")
-    if ask.architecture.tied and training.method == "full":
-        kept = training.parameters
+    if ask.architecture.tied and ask.training.method == "full":
+        kept = ask.training.parameters
         yield Exchange(
             what="gradients of the tied table",
             operation="all_reduce",
