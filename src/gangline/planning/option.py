@@ -401,11 +401,17 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
     """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
     taken = strategy.asked or strategy.kind != "local-sgd"
-    built = strategy.kind in BUILT_STRATEGIES and training.optimizer == "adamw"
-    built = built and builds_method(training, architecture)
+    built = strategy.kind in BUILT_STRATEGIES and builds_method(training, architecture)
+    built = built and (training.optimizer == "adamw" or _builds_eight_bits(strategy, training))
     # no loss scale over gradients in parts
     scaled = strategy.kind in IN_STEP and training.method == "full" and training.compute == "fp16"
     return built and taken and not scaled
+
+
+def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
+    """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
+    in_parts = strategy.kind in IN_STEP and training.method == "full"
+    return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
 
 
 def is_exact(strategy: Strategy) -> bool:
