@@ -138,7 +138,8 @@ def _compare_optimizers(folder: Path, saved: str, wanted: str) -> None:
         raise CheckpointError(
             f"{folder} holds the state of another optimizer",
             seen=f"saved with optimizer.kind: {saved}; this job has {wanted}",
-            fix=f"resume with optimizer.kind: {saved}, or export the weights and start a new run from them",
+            fix=f"resume with the job that wrote it (job.json of the run, optimizer.kind: {saved}), or export the "
+            "weights and start a new run from them",
         )
 
 
