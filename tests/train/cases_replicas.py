@@ -42,7 +42,15 @@ def gradients(shares, *, exchange: str):
 
 
 def training(
-    shares, *, flip: dict | None = None, kinds=None, drift: float = 0.0, rounds: bool = False, save_at=None, every=5
+    shares,
+    *,
+    flip: dict | None = None,
+    kinds=None,
+    drift: float = 0.0,
+    rounds: bool = False,
+    save_at=None,
+    every=5,
+    optimizer: str = "adamw",
 ):
     """Train 12 steps. flip: {"rank", "step", "bit"}: after that step one bit of one weight changes on that rank; the bit
     None: the weight is no number any more.
@@ -50,7 +58,7 @@ def training(
     kinds: of the ranks' machines. drift: every rank's weights are off by so much, relatively, at random, in each step.
     """
     rank = dist.get_rank()
-    job = make_job(precision="fp32", steps=12, batch=sum(shares), dropout=0.0)
+    job = make_job(precision="fp32", steps=12, batch=sum(shares), dropout=0.0, optimizer=optimizer)
     world = make_world(shares, rank=rank)
     if rounds:
         job = replace(job, strategy=StrategyJob(kind="local-sgd", inner_steps=3))

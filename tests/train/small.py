@@ -86,6 +86,24 @@ def model_folder(*, layers: int = 2, **more) -> str:
     return _FOLDERS[key].name
 
 
+def wide_folder() -> str:
+    """The same of 120 k weights: matrices of 4,096 numbers and more, whose moments can have 8 bits, and of fewer."""
+    if not _WIDE:
+        from transformers import LlamaConfig
+
+        _WIDE.append(tempfile.TemporaryDirectory())
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=136,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+        ).save_pretrained(_WIDE[0].name)
+    return _WIDE[0].name
+
+
 def mixture_folder() -> str:
     """The same of a mixture of experts: 4 of them, fused into two tensors, of which each token takes 2."""
     if not _MIXTURES:
@@ -109,15 +127,22 @@ def mixture_folder() -> str:
 
 
 _FOLDERS: dict[str, tempfile.TemporaryDirectory] = {}
+_WIDE: list[tempfile.TemporaryDirectory] = []
 _MIXTURES: list[tempfile.TemporaryDirectory] = []
 
 
-def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 0.1, **changes) -> Job:
-    """A job over a MemorySet: batch 10 of single rows, 40 steps, learning rate 3e-4."""
+def make_job(
+    *, method: str = "full", precision: str = "fp64", dropout: float = 0.1, optimizer: str = "adamw", **changes
+) -> Job:
+    """A job over a MemorySet: batch 10 of single rows, 40 steps, learning rate 3e-4.
+
+    optimizer: with one of 8 bits the model is the wide one, and adapters are as wide.
+    """
+    eight_bits = optimizer != "adamw"
     job = Job(
         name="small",
-        model=ModelJob(path=model_folder(), start="random"),
-        method=MethodJob(kind=method, rank=4, dropout=dropout),
+        model=ModelJob(path=wide_folder() if eight_bits else model_folder(), start="random"),
+        method=MethodJob(kind=method, rank=64 if eight_bits else 4, dropout=dropout),
         data=DataJob(train=SourceJob()),
         batch=10,
         micro_batch=1,
@@ -125,7 +150,7 @@ def make_job(*, method: str = "full", precision: str = "fp64", dropout: float = 
         steps=40,
         seed=7,
         precision=precision,
-        optimizer=OptimizerJob(learning_rate=3e-4, weight_decay=0.01),
+        optimizer=OptimizerJob(kind=optimizer, learning_rate=3e-4, weight_decay=0.01),
         schedule=ScheduleJob(kind="cosine", warmup_steps=5),
         evaluation=EvaluationJob(every_steps=None),
         checkpoint=CheckpointJob(every_minutes=None),

@@ -65,6 +65,19 @@ def test_between_different_kinds_a_high_bit_is_noticed_all_the_same(pool, bit):
         assert "rank 1 on pc1 are not those" in rank["error"]["what"]
 
 
+def test_under_moments_of_8_bits_kinds_may_differ_by_more_and_one_kind_by_nothing(pool):
+    """A rounding may move a moment to its next value, and a weight by some per cent of a step."""
+    drifting = {"shares": [5, 3, 2], "kinds": ["a", "b", "c"], "drift": 1e-4}
+    for rank in pool(3).run(f"{CASES}:training", optimizer="adamw-8bit", **drifting):
+        assert (rank["result"], rank["error"]) == ("finished", None)
+    assert pool(3).run(f"{CASES}:training", **drifting)[0]["error"]["kind"] == "BadState"
+    for kinds, bit in ((["a", "a", "a"], LAST), (["a", "b", "c"], None)):
+        flip = {"rank": 2, "step": 7, "bit": bit}
+        case = {"shares": [2, 2, 2], "kinds": kinds, "flip": flip, "save_at": 7, "optimizer": "adamw-8bit"}
+        for rank in pool(3).run(f"{CASES}:training", **case):
+            assert "rank 2 on pc2 are not those" in rank["error"]["what"]
+
+
 def test_among_those_of_one_kind_any_bit_is_noticed_whatever_the_others_are(pool):
     flip = {"rank": 2, "step": 7, "bit": LAST}
     for rank in pool(4).run(f"{CASES}:training", shares=[2, 2, 2, 2], kinds=["a", "a", "a", "b"], flip=flip):

@@ -26,6 +26,8 @@ MIB = 1 << 20
 FP32 = 4
 BUCKET_NUMBERS = 500_000_000
 """DeepSpeed's allgather_bucket_size and reduce_bucket_size, unless told otherwise."""
+UNPACKED_BYTES = 20
+"""Per number of one tensor, bitsandbytes on a CPU: gradient, both moments, and denominator and its root, in fp32."""
 
 LIVE_NUMBERS = 1_000_000_000
 """DeepSpeed's stage3_max_live_parameters, unless told otherwise."""
@@ -109,7 +111,7 @@ class Step:
             ),
             Term(
                 name="optimizer",
-                num_bytes=optimizer_bytes(share, training, strategy),
+                num_bytes=optimizer_bytes(share, training, strategy, in_ram=self.in_ram),
                 source=f"{training.optimizer}: two states per trained number{trained_among}",
             ),
             Term(
@@ -241,6 +243,9 @@ class Step:
             size = self.share.num_trained(training) // trained_shards(training, self.strategy)
             size *= BYTES[training.parameters]
             yield Term(name="foreach copy", num_bytes=size, source="AdamW's square roots of all trained numbers")
+        if self.in_ram and training.optimizer != "adamw":
+            size = UNPACKED_BYTES * self.share.largest_trained(training)
+            yield Term(name="moments of 8 bits", num_bytes=size, source="unpacked for the largest trained tensor")
         if self.strategy.kind in ("zero-1", "zero-2"):
             size = min(BUCKET_NUMBERS, self.share.num_trained(training)) * BYTES[training.compute]
             yield Term(name="gather bucket", num_bytes=size, source="DeepSpeed's allgather_bucket_size")

@@ -91,6 +91,10 @@ def _changes(training: Training) -> Iterator[_Change]:
         yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
     if training.micro_batch > 1:
         yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
+    if training.method == "full" and training.optimizer == "adamw" and training.parameters == "fp32":
+        yield _replaced("optimizer.kind: adamw-8bit", "optimizer", optimizer="adamw-8bit")
+    if training.method == "full" and training.optimizer != "adamw":  # for weights in parts
+        yield _replaced("optimizer.kind: adamw", "optimizer", optimizer="adamw")
     length = training.sequence_length // 2
     while length >= LEAST_LENGTH:
         yield _replaced(f"data.sequence_length: {length}", "length", sequence_length=length)

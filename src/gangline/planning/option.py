@@ -404,7 +404,8 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
     """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
     taken = strategy.asked or strategy.kind != "local-sgd"
-    return taken and training.optimizer == "adamw" and not lacking(strategy, training, architecture)
+    updates = training.optimizer == "adamw" or _builds_eight_bits(strategy, training)
+    return taken and updates and not lacking(strategy, training, architecture)
 
 
 def lacking(strategy: Strategy, training: Training, architecture: Architecture) -> str:
@@ -419,6 +420,12 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
     if kind == "pipeline" and full and architecture.tied:
         return "pipeline with every weight of a model whose head is its embedding table"
     return ""
+
+
+def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
+    """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
+    in_parts = strategy.kind in IN_STEP and training.method == "full"
+    return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
 
 
 def is_exact(strategy: Strategy) -> bool:

@@ -15,13 +15,11 @@ from typing import Literal
 
 from gangline.planning.links import exchange_s
 from gangline.planning.option import BUILT_STRATEGIES, Option, fabric
-from gangline.planning.states import trained_shards
+from gangline.planning.states import state_width, trained_shards
 from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 
-STATES = 3
-"""Numbers for each trained one: itself, and AdamW's two moments."""
 WHOLE = frozenset(BUILT_STRATEGIES)
 """Strategies whose checkpoints are whole on every host."""
 NOTABLE = 0.01
@@ -103,7 +101,8 @@ class SaveCost:
 def save_cost(option: Option, saving: Saving) -> SaveCost:
     """What saving takes where a job runs that way."""
     training = option.training
-    num_bytes = STATES * trained_weights(option.architecture, training) * BYTES[training.parameters]
+    width = BYTES[training.parameters] + state_width(training)
+    num_bytes = round(width * trained_weights(option.architecture, training))
     num_hosts = len(option.world.hosts)
     whole = option.strategy.kind in WHOLE
     host_bytes = num_bytes if whole else -(-num_bytes // num_hosts)

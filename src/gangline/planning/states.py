@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gangline.planning.architecture import Architecture, Layer
-from gangline.planning.lora import layer_adapters
+from gangline.planning.lora import adapted, layer_adapters
 from gangline.planning.training import BYTES, Strategy, Training
 
 PACKED_BYTES = 0.5
@@ -15,6 +16,8 @@ DOUBLE_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
 """Scales in one byte each, with an fp32 scale per 256 of them."""
 ADAM8_BYTES = 2 + 2 * 4 / 256
 """bitsandbytes: two states of one byte, with an fp32 scale per 256 numbers each."""
+LEAST_PAGED = 100_000
+"""bitsandbytes: numbers of a tensor whose states are paged; those of smaller ones stay on the card."""
 SHARDED = ("zero-3", "fsdp", "hsdp")
 FP32 = 4
 
@@ -85,6 +88,36 @@ class Share:
     def num_trained(self, training: Training) -> int:
         """Numbers that are trained."""
         return self.num_parameters if training.method == "full" else self.num_adapters(training)
+
+    def num_paged(self, training: Training) -> int:
+        """Trained numbers in tensors so large that their states can be paged."""
+        if training.method == "full":
+            return self.num_parameters  # norms and biases are next to nothing
+        return sum(
+            layer.count * copies * size
+            for layer in self.layers
+            for size, copies in _factors(layer, training)
+            if size >= LEAST_PAGED
+        )
+
+    def largest_trained(self, training: Training) -> int:
+        """Numbers in the largest trained tensor."""
+        if training.method != "full":
+            return max((size for layer in self.layers for size, _ in _factors(layer, training)), default=0)
+        model = self.architecture
+        table = model.hidden * model.vocabulary if self.has_embedding or self.has_head else 0
+        linears = [each.inputs * each.outputs for layer in self.layers for each in layer.linears]
+        experts = [2 * layer.fused_weights // 3 for layer in self.layers]  # gate and up are one tensor
+        return max(table, *linears, *experts)
+
+
+def _factors(layer: Layer, training: Training) -> Iterator[tuple[int, int]]:
+    """Both matrices of every adapter: numbers in one, and how many there are. Those of an expert tensor are one."""
+    for each in adapted(layer, training.targets):
+        together = each in layer.expert_linears
+        for side in (each.inputs, each.outputs):
+            size = training.rank * side
+            yield (size * each.number, 1) if together else (size, each.number)
 
 
 def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share:
@@ -166,13 +199,21 @@ def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
     return _ceil(share.num_trained(training) * weight_width(training, strategy), parts)
 
 
-def optimizer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """States of the optimizer; paged ones lie in memory that the driver may move away, and count 0."""
+def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
+    """States of the optimizer; paged ones lie in memory that a GPU's driver may move away, and count 0 there.
+
+    in_ram: whether there is no GPU. Left out: tensors of fewer than 4,096 numbers, whose states have 32 bits.
+    """
     parts = trained_shards(training, strategy)
     numbers, stored = share.num_trained(training), BYTES[training.parameters]
     master = stored if weight_width(training, strategy) < stored else 0
-    each = {"adamw": 2 * stored, "adamw-8bit": ADAM8_BYTES, "paged-adamw-8bit": 0}[training.optimizer]
-    return _ceil(int(numbers * (each + master)), parts)
+    paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
+    return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
+
+
+def state_width(training: Training) -> float:
+    """Bytes of the optimizer's states for each trained number, wherever they lie."""
+    return 2 * BYTES[training.parameters] if training.optimizer == "adamw" else ADAM8_BYTES
 
 
 def outer_bytes(share: Share, training: Training, strategy: Strategy) -> int:

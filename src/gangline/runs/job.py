@@ -82,6 +82,9 @@ class DataJob:
 class OptimizerJob:
     """AdamW and its numbers."""
 
+    kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
+    """adamw: two moments in the format of the trained weights. adamw-8bit: moments of 8 bits, by bitsandbytes; paged:
+    they leave the GPU while it has no room for them."""
     learning_rate: float = 2e-4
     beta1: float = 0.9
     beta2: float = 0.999

@@ -384,6 +384,29 @@ def _check_fields(checked: Checked[JobWords]) -> None:
         )
 
 
+def _check_eight_bits(checked: Checked[JobWords]) -> None:
+    """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
+    words = checked.words
+    kind, strategy = words.optimizer.kind, words.strategy.kind
+    if kind == "adamw":
+        return
+    found: list[tuple[str, str, str, tuple[KeyPath, ...]]] = []
+    if words.precision.compute == "fp64":
+        seen, expected = f"{kind} in a run in fp64", "adamw: moments of 8 bits make fp64 products pointless"
+        found.append((seen, expected, "`precision: fp32`", (("precision", "compute"),)))
+    if strategy == "local-sgd":
+        seen, expected = f"{kind} with strategy: local-sgd", f"{kind} where gradients are exchanged in every step"
+        found.append((seen, expected, "`strategy: ddp`", (("strategy", "kind"),)))
+    elif strategy in ("fsdp", "hsdp") and words.method.kind == "full":
+        seen = f"{kind} for every weight in parts (strategy: {strategy})"
+        expected = "adamw: a block of 256 numbers with one scale would lie on two ranks"
+        read = (("strategy", "kind"), ("method", "kind"))
+        found.append((seen, expected, "`strategy: ddp`, or `method: lora`", read))
+    for seen, expected, other, read_keys in found:
+        fix = f"write `kind: adamw`, or {other}"
+        checked.report(("optimizer", "kind"), seen=seen, expected=expected, fix=fix, reads=read_keys)
+
+
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
     words: OptimizerWords = checked.words.optimizer
     beta1, beta2 = words.betas or (words.beta1, words.beta2)
@@ -396,7 +419,9 @@ def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
                 fix=f"delete {key}",
                 reads=(("optimizer", "betas"),),
             )
+    _check_eight_bits(checked)
     return OptimizerJob(
+        kind=words.kind,
         learning_rate=float(words.learning_rate),
         beta1=float(beta1),
         beta2=float(beta2),

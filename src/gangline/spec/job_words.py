@@ -149,8 +149,13 @@ class StrategyWords(Section):
 
 
 class OptimizerWords(Section):
-    """AdamW and its numbers."""
+    """AdamW and its numbers. `optimizer: adamw-8bit` is short for `optimizer: {kind: adamw-8bit}`."""
 
+    kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
+    """`adamw`: its two moments have the format of the trained weights. `adamw-8bit`: they have 8 bits, by bitsandbytes:
+    2 bytes for each trained number in place of 8, and less exact; not for every weight in parts (`fsdp`, `hsdp` with
+    `method: full`). `paged-adamw-8bit`: the same, and large tensors of them leave the GPU while it is short of memory
+    (on CPUs, as `adamw-8bit`)."""
     learning_rate: Positive = 2e-4
     """The full learning rate, after the warm-up."""
     betas: Annotated[
@@ -281,8 +286,8 @@ class JobWords(Section):
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
     """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
     their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
-    optimizer: OptimizerWords = OptimizerWords()
-    """AdamW and its numbers."""
+    optimizer: Annotated[OptimizerWords, Shorthand("kind")] = OptimizerWords()
+    """AdamW: its kind, or the keys below."""
     schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
     """The learning rate over optimizer steps: `cosine` and the like, or the keys below."""
     evaluation: EvaluationWords = EvaluationWords()
@@ -337,6 +342,7 @@ FOREIGN = {
     "model_name_or_path": "model",
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
+    "optim": "optimizer",
     "output_dir": "name",
     "per_device_train_batch_size": "micro_batch",
     "retries": "failures.restarts",

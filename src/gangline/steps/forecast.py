@@ -157,6 +157,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
         dropout=job.method.dropout,
         checkpointing=job.activation_checkpointing,
         packed=job.data.packing,
+        optimizer=job.optimizer.kind,
         exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,
         stack=dataclasses.replace(stack, attention=attention),
     )
@@ -251,7 +252,10 @@ def _refuse_size(verdict: Verdict) -> None:
     cut = built.strategy.kind == "pipeline"  # for this memory: without an option nobody knows how
     if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
-    better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do yet"
+    better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do"
+    if better:
+        kind = verdict.question.training.optimizer
+        better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "

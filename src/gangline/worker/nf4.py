@@ -112,7 +112,7 @@ def make_room(core: nn.Module, layers: nn.ModuleList, *, compute: torch.dtype) -
     Raises ModelError where bitsandbytes is not there, and for experts in tensors of three dimensions, which are no
     linears and would stay as they are.
     """
-    _require_library()
+    require_library("method: qlora")
     _refuse_experts(layers)
     found = []
     for parent, key, linear in list(_linears(core, layers)):
@@ -164,12 +164,13 @@ def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module
                 yield parent, key, module
 
 
-def _require_library() -> None:
+def require_library(what: str) -> None:
+    """Raise ModelError where bitsandbytes is not installed. what: the words of the job that ask for it."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
         raise ModelError(
-            "method: qlora needs bitsandbytes, which is not among the packages of this Python",
+            f"{what} needs bitsandbytes, which is not among the packages of this Python",
             seen=str(error)[:300],
             fix="pip install bitsandbytes there, or set environment: {kind: locked} for the host",
         ) from error

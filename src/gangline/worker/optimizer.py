@@ -1,8 +1,9 @@
-"""AdamW, its state by parameter name, and the gradient norm."""
+"""AdamW in 32 or 8 bits, its state by parameter name, and the gradient norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,25 +11,32 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from gangline.runs.job import OptimizerJob
+from gangline.worker.adam8 import make_adam8
 from gangline.worker.model import trainable
 
-_STATES = ("exp_avg", "exp_avg_sq", "step")
 
-
-def make_optimizer(model: nn.Module, job: OptimizerJob) -> torch.optim.AdamW:
-    """AdamW over the trainable weights, fused where torch has it; no weight decay on vectors (norms, biases).
+def make_optimizer(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer:
+    """The job's kind of AdamW over the trainable weights; no weight decay on vectors (norms, biases).
 
     The state is made at once, so that a checkpoint can be loaded into it and the first step needs no more memory
-    than the others.
+    than the others. Raises ModelError and UsageError as `make_adam8` does.
     """
     parameters = list(trainable(model).values())
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": job.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    return _make_adam(parameters, groups, job) if job.kind == "adamw" else make_adam8(groups, job)
+
+
+def _make_adam(
+    parameters: Sequence[nn.Parameter], groups: Sequence[dict[str, Any]], job: OptimizerJob
+) -> torch.optim.AdamW:
+    """AdamW of torch, fused where it has that."""
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        list(groups),
         lr=job.learning_rate,
         betas=(job.beta1, job.beta2),
         eps=job.epsilon,
@@ -51,8 +59,8 @@ def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in trainable(model).items():
         tensors[f"model.{name}"] = parameter.detach()
-        for key in _STATES:
-            tensors[f"optimizer.{name}.{key}"] = optimizer.state[parameter][key]
+        for key, state in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = state
     return tensors
 
 

@@ -17,6 +17,10 @@ gradients are common to all.) So
 Under local-sgd every rank applies the very same bits at the end of a round (strategy/outer.py), whatever its kind:
 there bits are compared among all.
 
+Under 8-bit AdamW a rounding that differs may move a moment to the next of its 256 values, and so a weight by far more
+than a unit in the last place: there bits are compared among ranks of one kind, and of others it is only seen whether
+all have numbers in the same places.
+
 Weights that are in parts (fsdp under full fine-tuning) are nobody's replica, and not compared.
 
 What is not seen: a wrong gradient, which is summed and moves all replicas alike (worker/spikes.py may), and damage of
@@ -27,6 +31,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import importlib.metadata
 import math
 import platform
 from collections.abc import Iterable, Sequence
@@ -85,7 +90,8 @@ class Replicas:
         mark = 0
         if not self._exact:
             start = digest(state_tensors(self._session.model, self._session.optimizer).values())
-            mark = int.from_bytes(hashlib.sha256(f"{kind_of(self._world.device)} {start}".encode()).digest()[:8], "big")
+            kind = f"{kind_of(self._world.device)}{self._library()}"
+            mark = int.from_bytes(hashlib.sha256(f"{kind} {start}".encode()).digest()[:8], "big")
         self._alike = self._gather(mark)
         self._compare(step)
 
@@ -121,11 +127,19 @@ class Replicas:
             return Suspicion(ranks=tuple(sorted(named | set(far.ranks if far and far.sure else ()))), sure=True)
         return far
 
+    @property
+    def _has_eight_bits(self) -> bool:
+        return self._session.job.optimizer.kind != "adamw"
+
+    def _library(self) -> str:
+        """What else decides how an update rounds."""
+        return f"; bitsandbytes {importlib.metadata.version('bitsandbytes')}" if self._has_eight_bits else ""
+
     def _far(self, step: int) -> Suspicion | None:
         own = sketch(self._parameters)
         sketches = [torch.empty_like(own) for _ in range(self._world.size)]
         dist.all_gather(sketches, own)
-        return outliers(torch.stack(sketches), num_steps=step)
+        return outliers(torch.stack(sketches), num_steps=None if self._has_eight_bits else step)
 
     def _accuse(self, suspicion: Suspicion, step: int) -> None:
         ranks, gang = suspicion.ranks, self._world.gang
@@ -219,9 +233,10 @@ def sketch(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat(rows, dim=1).cpu()
 
 
-def outliers(sketches: torch.Tensor, *, num_steps: int) -> Suspicion | None:
+def outliers(sketches: torch.Tensor, *, num_steps: int | None) -> Suspicion | None:
     """Ranks some of whose blocks are further from the middle of all than rounding takes them in so many steps.
 
+    num_steps: None where rounding may take them anywhere, so that only what is no number tells a rank from others.
     sketches: [ranks, 2, blocks]. Of an even number of ranks the middle is between two: then of two both are far.
     """
     sums, roundings = sketches[:, 0], sketches[:, 1]
@@ -229,6 +244,8 @@ def outliers(sketches: torch.Tensor, *, num_steps: int) -> Suspicion | None:
     broken = _numbers_of((~finite & finite.any(dim=0)).any(dim=1))
     if broken:
         return Suspicion(ranks=broken, sure=True)
+    if num_steps is None:
+        return None
     known = finite.all(dim=0)
     sums, roundings = sums[:, known], roundings[:, known]
     limit = TOLERANCE * math.sqrt(num_steps + 1) * _middle(roundings)

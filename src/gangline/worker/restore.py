@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ def _read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: M
 
 def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata, elsewhere: Collection[str]) -> None:
     saved = metadata.state_dict_metadata
+    _compare_optimizers(folder, _optimizer_of(saved), _optimizer_of(tensors))
     rows = (
         [f"missing in the checkpoint: {_some(sorted(set(tensors) - set(saved)))}"] if set(tensors) - set(saved) else []
     )
@@ -122,6 +123,26 @@ def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metada
             f"{folder} holds the state of another model, method or precision",
             seen="expected the names, shapes and dtypes of this job; " + "; ".join(rows),
             fix="resume with the job that wrote it (job.json of the run), or start a new run",
+        )
+
+
+_OPTIMIZER_BY_STATE = {"exp_avg": "adamw", "state1": "adamw-8bit or paged-adamw-8bit"}
+"""Which `optimizer.kind` has a state of that name; paged states are the same numbers in another place."""
+
+
+def _optimizer_of(names: Iterable[str]) -> str:
+    """In the words of a job; empty where there is none that is known."""
+    states = (name.rpartition(".")[2] for name in names if name.startswith("optimizer."))
+    return next((_OPTIMIZER_BY_STATE[state] for state in states if state in _OPTIMIZER_BY_STATE), "")
+
+
+def _compare_optimizers(folder: Path, saved: str, wanted: str) -> None:
+    if saved and wanted and saved != wanted:
+        raise CheckpointError(
+            f"{folder} holds the state of another optimizer",
+            seen=f"saved with optimizer.kind: {saved}; this job has {wanted}",
+            fix=f"resume with the job that wrote it (job.json of the run, optimizer.kind: {saved}), or export the "
+            "weights and start a new run from them",
         )
 
 

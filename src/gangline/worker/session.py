@@ -41,7 +41,7 @@ class Session:
     precision: Precision
     loss: CausalLoss
     strategy: Strategy
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
     train_set: TokenSource
     evaluation_set: TokenSource | None

@@ -131,6 +131,25 @@ def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None
     assert not any(one < other for one in sets for other in sets)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw-8bit"])
+@pytest.mark.parametrize(
+    ("method", "built"), [("full", {"ddp"}), ("lora", {"ddp", "fsdp", "hsdp"}), ("qlora", {"ddp", "fsdp", "hsdp"})]
+)
+def test_moments_of_8_bits_are_for_weights_that_every_rank_has_whole(
+    optimizer: str, method: str, built: set[str]
+) -> None:
+    job = question("meta-llama/Llama-3.2-1B", method=method, optimizer=optimizer, sequence_length=512)
+    verdict = decide(job, world("2xa100-80gb,2xa100-80gb"))
+    assert {option.strategy.kind for option in verdict.by_kind if option.is_built} == built
+
+
+def test_where_only_states_are_too_large_8_bits_of_them_are_a_way_out() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
+    short = with_memory(world("rtx4090"), 20)
+    ways = ways_out(job, short)
+    assert ("optimizer.kind: adamw-8bit",) in [way.words for way in ways]
+
+
 def test_one_machine_that_is_faster_than_all_is_said() -> None:
     job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
     verdict = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))

@@ -72,6 +72,25 @@ def test_paged_states_count_nothing_and_eight_bit_ones_a_quarter():
     assert eight == pytest.approx(full * 2.03 / 8, rel=0.01)
 
 
+def test_only_states_of_large_tensors_are_paged():
+    """Adapters of q and v of Llama-2-7B: matrices of 65,536 numbers at rank 16, and of 131,072 at rank 32."""
+
+    def states(kind, rank, device=CUDA):
+        asked = training(optimizer=kind, rank=rank, targets=("q_proj", "v_proj"))
+        return term(rank_memory(LLAMA, asked, SINGLE, device=device), "optimizer")
+
+    assert states("paged-adamw-8bit", 16) == states("adamw-8bit", 16) > 0
+    assert states("paged-adamw-8bit", 32) == 0
+    assert states("paged-adamw-8bit", 32, CPU) == states("adamw-8bit", 32, CPU) > 0
+
+
+def test_a_processor_unpacks_moments_of_the_largest_tensor():
+    asked = training(method="full", optimizer="adamw-8bit")
+    update = next(each for each in rank_memory(LLAMA, asked, SINGLE, device=CPU).instants if each.name == "optimizer")
+    unpacked = {each.name: each.num_bytes for each in update.terms}["moments of 8 bits"]
+    assert unpacked == 20 * 32_000 * 4_096
+
+
 def test_targets_that_match_nothing_are_an_error():
     with pytest.raises(ModelError, match="matches nothing"):
         need(targets=("c_attn",))

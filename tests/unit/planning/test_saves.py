@@ -32,6 +32,13 @@ def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_
     assert cost.every_s == 600
 
 
+def test_moments_of_8_bits_are_saved_as_they_are_paged_or_not() -> None:
+    for kind in ("adamw-8bit", "paged-adamw-8bit"):
+        asked = question(method="lora", optimizer=kind)
+        way = weigh(asked, world("a100-80gb"), Strategy(kind="single", world_size=1), asked.training)
+        assert save_cost(way, MINUTES).num_bytes == round((4 + 2 + 2 * 4 / 256) * 8_388_608)
+
+
 def test_left_to_us_the_minutes_follow_from_what_a_save_is_likely_to_cost() -> None:
     way = option("ddp")
     cost = save_cost(way, Saving(every_minutes="auto"))

@@ -14,6 +14,7 @@ from gangline.runs.job import (
     Job,
     MethodJob,
     ModelJob,
+    OptimizerJob,
     OuterJob,
     ScheduleJob,
     SourceJob,
@@ -74,7 +75,7 @@ seed: 7
 precision: {compute: fp32, parameters: compute}
 activation_checkpointing: true
 exchange: bf16
-optimizer: {learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
+optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
 checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
@@ -123,6 +124,36 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
     assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
     with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
         load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
+
+
+EIGHT_BITS = ["adamw-8bit", "paged-adamw-8bit"]
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp", "hsdp"])
+def test_moments_may_have_8_bits_where_weights_are_whole_and_gradients_are_exchanged(folder, kind, strategy):
+    method = "full" if strategy in ("auto", "ddp") else "lora"
+    job = load(folder, MINIMAL, f"optimizer={kind}", f"strategy={strategy}", f"method={method}", "precision=fp16")
+    assert job.optimizer == OptimizerJob(kind=kind)
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("strategy=fsdp", "every weight in parts"),
+        ("strategy=hsdp", "every weight in parts"),
+        ("strategy=local-sgd", "exchanged in every step"),
+        ("precision=fp64", "fp64 products pointless"),
+    ],
+)
+def test_moments_of_8_bits_elsewhere_are_refused_with_what_to_write(folder, kind, words, told):
+    said = refused(folder, MINIMAL, f"optimizer.kind={kind}", words)
+    assert "optimizer.kind" in said
+    assert kind in said
+    assert told in said
+    assert "write `kind: adamw`" in said
+    load(folder, MINIMAL, "optimizer.kind=adamw", words)
 
 
 def test_hosts_may_train_apart(folder):
@@ -248,8 +279,8 @@ def test_hub_data_sets(folder, words, expected):
 
 
 def test_shorthands_mean_the_mapping(folder):
-    short = "method: lora\nschedule: linear\nprecision: bf16\n"
-    long = "method: {kind: lora}\nschedule: {kind: linear}\nprecision: {compute: bf16}\n"
+    short = "method: lora\nschedule: linear\nprecision: bf16\noptimizer: adamw-8bit\n"
+    long = "method: {kind: lora}\nschedule: {kind: linear}\nprecision: {compute: bf16}\noptimizer: {kind: adamw-8bit}\n"
     assert load(folder, MINIMAL + short) == load(folder, MINIMAL + long)
     assert load(folder, MINIMAL + short).method == MethodJob(kind="lora")
 

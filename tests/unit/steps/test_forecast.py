@@ -11,10 +11,10 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.planning.speed import ComputeModel
 from gangline.planning.training import GANGLINE
 from gangline.planning.world import Seat, World, link
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob, StrategyJob
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob, StrategyJob
 from gangline.steps import forecast
 from gangline.steps.counted import counted
-from gangline.steps.forecast import foresee_job, require_startable, training_of, ways_of
+from gangline.steps.forecast import Outlook, foresee_job, require_startable, training_of, ways_of
 from gangline.steps.foretell import WhatIf, changed
 from gangline.steps.seams import REAL, Means
 from tests.unit.planning.worlds import with_memory, world
@@ -71,6 +71,34 @@ def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is
     settled = outlook.settled(job)
     assert (settled.exchange, settled.open) == (exchange, ())
     assert outlook.settled(dataclasses.replace(job, open=(), exchange="bf16")).exchange == "bf16"
+
+
+def test_the_optimizer_of_the_job_is_the_one_that_is_planned(means: Means) -> None:
+    job = dataclasses.replace(JOB, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
+    cards = world("rtx4090,rtx4090", wire="100gbe")
+    outlook = foresee_job(job, cards, means)
+    require_startable(job, outlook)
+    plain = foresee_job(dataclasses.replace(job, optimizer=OptimizerJob()), cards, means)
+    assert outlook.runnable is not None
+    assert outlook.runnable.training.optimizer == "adamw-8bit"
+    assert _states(outlook) == pytest.approx(_states(plain) * 2.03125 / 8, rel=1e-3)
+
+
+def _states(outlook: Outlook) -> int:
+    """Bytes of the optimizer's under ddp."""
+    assert outlook.verdict is not None
+    ddp = next(option for option in outlook.verdict.by_kind if option.strategy.kind == "ddp")
+    return next(term.num_bytes for term in ddp.tightest.memory.persistent if term.name == "optimizer")
+
+
+def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(means: Means) -> None:
+    model = ModelJob(path="meta-llama/Llama-3.2-3B")
+    job = dataclasses.replace(JOB, model=model, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
+    outlook = foresee_job(job, world("rtx4090,rtx4090,rtx4090,rtx4090", wire="100gbe"), means)
+    with pytest.raises(DoesNotFit, match="does not fit on") as caught:
+        require_startable(job, outlook)
+    assert "which train cannot do with optimizer.kind: adamw-8bit" in caught.value.seen
+    assert "optimizer.kind: adamw" in caught.value.fix
 
 
 def test_what_is_not_open_stays_as_it_was_written(means: Means) -> None:

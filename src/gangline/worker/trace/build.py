@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from gangline.worker import loss as loss_module
 from gangline.worker.batch import IGNORE
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, load_model
+from gangline.worker.nf4 import require_library
 from gangline.worker.optimizer import make_optimizer
 from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
@@ -84,6 +86,8 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
         vocabulary=int(base_of(model).config.get_text_config().vocab_size),  # type: ignore[union-attr, operator]
         num_documents=2 if order.packing and order.attention != "flash_attention_2" else 1,
     )
+    with _maps_by_shape(job):
+        optimizer = make_optimizer(loss.model, job.optimizer)
     strategy: Strategy = Single(loss, precision=precision, device=CPU)
     return Session(
         job=job,
@@ -95,13 +99,24 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
         precision=precision,
         loss=loss,
         strategy=strategy,
-        optimizer=make_optimizer(loss.model, job.optimizer),
+        optimizer=optimizer,
         scaler=_make_scaler(CPU) if precision.scaled else None,
         train_set=samples,
         evaluation_set=None,
         order=Order(num_samples=len(samples), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
         total_steps=2,
     )
+
+
+@contextmanager
+def _maps_by_shape(job: Job) -> Iterator[None]:
+    """For bitsandbytes, which computes what each of 256 codes stands for from numbers; fake tensors have none."""
+    if job.optimizer.kind == "adamw":
+        yield
+        return
+    require_library(f"optimizer.kind: {job.optimizer.kind}")
+    with patch("bitsandbytes.functional.create_dynamic_map", lambda **_: torch.empty(256)):
+        yield
 
 
 def _make_fake(model: nn.Module) -> None:

@@ -96,6 +96,8 @@ class TraceOrder:
             raise ValueError(f"parameters is {self.parameters!r}; expected auto, compute or fp32")
         if self.attention_kernel not in ("flash", "math", "cpu"):
             raise ValueError(f"attention_kernel is {self.attention_kernel!r}; expected flash, math or cpu")
+        if self.optimizer.kind not in ("adamw", "adamw-8bit", "paged-adamw-8bit"):
+            raise ValueError(f"optimizer.kind is {self.optimizer.kind!r}; expected adamw or one of 8 bits")
         sizes = (self.micro_batch, self.micro_batches, self.sequence_length - 1, self.ranks, self.rounding_bytes)
         if min(*sizes, *(self.layers or (1,))) < 1:
             raise ValueError("a size is too small; sequence_length is at least 2, the others are at least 1")
