@@ -61,10 +61,10 @@ def losses(
 ):
     """Losses and evaluations of a whole run by rank 0, split and alone. Of a pipeline `shares` are layers."""
     job = make_job(method=method, precision=precision, steps=steps, **more)
-    layers = sum(shares) if strategy == "pipeline" else 2
+    if strategy == "pipeline":
+        job = replace(job, model=replace(job.model, path=model_folder(layers=sum(shares))))
     job = replace(
         job,
-        model=replace(job.model, path=model_folder(layers=layers)),
         schedule=replace(job.schedule, warmup_steps=warmup),
         evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)),
         activation_checkpointing=checkpointing,

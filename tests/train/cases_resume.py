@@ -37,9 +37,10 @@ def piece(
     world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy, lacking=lacking)
     hosts = world.gang.hosts
     words = dict(job)
-    warmup, layers = words.pop("warmup", 5), words.pop("layers", 2)
+    warmup, layers = words.pop("warmup", 5), words.pop("layers", None)
     made = make_job(steps=steps, **words)
-    made = replace(made, model=replace(made.model, path=model_folder(layers=layers)))
+    if layers is not None:
+        made = replace(made, model=replace(made.model, path=model_folder(layers=layers)))
     made = replace(made, schedule=replace(made.schedule, warmup_steps=warmup))
     session = make_session(made, world, num_evaluation=0)
     checkpoints = Path(folder)

@@ -106,7 +106,12 @@ def test_other_numbers_of_ranks_have_the_losses_of_one_gang(pool, tmp_path):
 
 @pytest.mark.parametrize(
     ("strategy", "shares", "method", "steps"),
-    [("ddp", [5, 3, 2], "full", 20), ("fsdp", [7, 3], "lora", 8), ("hsdp", [1, 2, 3, 4], "qlora", 4)],
+    [
+        ("ddp", [5, 3, 2], "full", 20),
+        ("fsdp", [7, 3], "lora", 8),
+        ("hsdp", [1, 2, 3, 4], "qlora", 4),
+        ("pipeline", [1, 1], "full", 20),
+    ],
 )
 def test_several_ranks_have_the_losses_of_one_process(pool, strategy, shares, method, steps):
     ask = {"shares": shares, "strategy": strategy, "method": method, "steps": steps}
