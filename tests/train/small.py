@@ -73,35 +73,15 @@ def model_folder(*, layers: int = 2, **more) -> str:
         from transformers import LlamaConfig
 
         _FOLDERS[key] = tempfile.TemporaryDirectory()
-        LlamaConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=64,
-            **more,
-        ).save_pretrained(_FOLDERS[key].name)
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+        words = {**shape, "vocab_size": VOCABULARY, "max_position_embeddings": 64, **more}
+        LlamaConfig(num_hidden_layers=layers, **words).save_pretrained(_FOLDERS[key].name)
     return _FOLDERS[key].name
 
 
 def wide_folder() -> str:
     """The same of 120 k weights: matrices of 4,096 numbers and more, whose moments can have 8 bits, and of fewer."""
-    if not _WIDE:
-        from transformers import LlamaConfig
-
-        _WIDE.append(tempfile.TemporaryDirectory())
-        LlamaConfig(
-            hidden_size=64,
-            intermediate_size=136,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=64,
-        ).save_pretrained(_WIDE[0].name)
-    return _WIDE[0].name
+    return model_folder(hidden_size=64, intermediate_size=136)
 
 
 def mixture_folder() -> str:
@@ -127,7 +107,6 @@ def mixture_folder() -> str:
 
 
 _FOLDERS: dict[str, tempfile.TemporaryDirectory] = {}
-_WIDE: list[tempfile.TemporaryDirectory] = []
 _MIXTURES: list[tempfile.TemporaryDirectory] = []
 
 

@@ -25,18 +25,19 @@ from gangline.worker.model import base_of, layers_of
 
 
 class Elsewhere(nn.Module):
-    """Stands for a part of the model that another rank has. As a layer it lets hidden states through, and keeps them
-    until they are taken.
-    """
+    """Stands for a part of the model that another rank has; as a layer it lets hidden states through."""
 
-    def __init__(self, like: nn.Module | None = None) -> None:
+    def __init__(self, like: nn.Module | None = None, *, keeps: bool = False) -> None:
+        """like: the layer in whose place it is. keeps: what passes is kept until it is taken."""
         super().__init__()
         self.attention_type = getattr(like, "attention_type", None)  # some decoders choose the mask by it
+        self._keeps = keeps
         self._seen: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor, *_words: object, **_options: object) -> torch.Tensor:
         """The hidden states themselves."""
-        self._seen = hidden
+        if self._keeps:
+            self._seen = hidden
         return hidden
 
     def take(self) -> torch.Tensor:
@@ -104,7 +105,9 @@ def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.d
         raise _tied()
     begin, end = list(itertools.accumulate((0, *stages)))[number : number + 2]
     inside = {id(parameter) for parameter in layers.parameters()}
-    gone = {index: Elsewhere(layer) for index, layer in enumerate(layers) if not begin <= index < end}
+    beside = {begin - 1, end}
+    others = [index for index in range(len(layers)) if not begin <= index < end]
+    gone = {index: Elsewhere(layers[index], keeps=index in beside) for index in others}
     for index, stand_in in gone.items():
         layers[index] = stand_in
     if not is_first and not (is_last and tied):
