@@ -33,7 +33,9 @@ class Fault:
     def __init__(self, world: World, kind: str) -> None:
         self.world = world
         self.kind = kind
-        self.victim = world.chance.choice(world.living[1:] if kind in FATAL and world.keep == "head" else world.living)
+        # a head that keeps the run and is cut off says, rightly, that it does not hear the others
+        spared = world.keep == "head" and kind in FATAL | CUT
+        self.victim = world.chance.choice(world.living[1:] if spared else world.living)
         self._plug = Plug(world, self.victim)
         self._wrong: list[str] = []
         self._extra: Line = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import threading
 import traceback
 from pathlib import Path
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.runs.files import write_json
+from gangline.runs.files import sync_folder, write_json
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class LastWords:
     def reserve(self) -> None:
         """Keep room for them on a disk that becomes full; one that is full already has none."""
         with contextlib.suppress(OSError):
+            self._reserve.touch(mode=0o600)
             self._reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def say(self, error: GanglineError) -> int:
@@ -36,11 +39,26 @@ class LastWords:
         with self._lock:
             if self.said is None:
                 self.said = error
-                self._reserve.unlink(missing_ok=True)
-                # the log comes second: it could take the room that was kept for the error
-                write_json(self._path, error.to_json())
+                self._write(json.dumps(error.to_json(), indent=2).encode())
                 log.error("%s", error)
             return self.said.exit_code
+
+    def _write(self, words: bytes) -> None:
+        """Into the room that was kept, which is given to nobody else in between: another program may be waiting for it.
+
+        The log comes after that, for it could take the room as well.
+        """
+        try:
+            with self._reserve.open("r+b") as stream:
+                stream.write(words)
+                stream.truncate()
+                stream.flush()
+                os.fsync(stream.fileno())
+            self._reserve.rename(self._path)
+            sync_folder(self._path.parent)
+        except OSError:  # there was none to keep
+            self._reserve.unlink(missing_ok=True)
+            write_json(self._path, json.loads(words))
 
     def unneeded(self) -> None:
         """This rank leaves well: give the room back."""
