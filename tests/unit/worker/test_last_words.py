@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_they_are_written_where_room_was_kept_and_that_is_never_free(tmp_path, f
     assert words.say(ERROR) == RunFailed.exit_code
     assert json.loads(path.read_text()) == ERROR.to_json()
     assert path.stat().st_ino == number
-    assert os.listdir(tmp_path) == [path.name]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_first_error_counts(tmp_path):
