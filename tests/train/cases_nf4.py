@@ -12,10 +12,18 @@ from gangline.errors import GanglineError
 from gangline.worker.flops import step_flops
 from gangline.worker.model import base_of, load_model
 from gangline.worker.nf4 import Nf4Linear, num_weights, quantise
-from tests.train.small import MemorySet, make_job, mixture_folder
+from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
 
 
-def layers(dtypes):
+def losses_on(device: str, *, method: str, precision: str):
+    """Losses of 10 steps of one rank, and whether what it trains is on that device."""
+    job = make_job(method=method, precision=precision, dropout=0.0, steps=10)
+    session = make_session(job, make_world([10], rank=0, device=device), num_evaluation=0)
+    assert {parameter.device.type for parameter in session.model.parameters()} == {device}
+    return [loss for _, loss, _ in run_loop(session)[1].steps]
+
+
+def layers(dtypes, device: str = "cpu"):
     """A linear of 4 bits against bitsandbytes' own, and against a linear over the weights that it stands for."""
     import bitsandbytes
 
@@ -28,14 +36,15 @@ def layers(dtypes):
         own.load_state_dict({"weight": linear.weight, "bias": linear.bias})
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone()
-        quantise(core, core[0], compute=dtype, device="cpu")
-        ours = core[0][0][0]
-        value = torch.randn(3, 5, 96, dtype=dtype, requires_grad=True)
+        quantise(core, core[0], compute=dtype, device=device)
+        ours = core.to(device)[0][0][0]
+        kept = kept.to(device)
+        value = torch.randn(3, 5, 96, dtype=dtype, device=device, requires_grad=True)
         plain = value.detach().clone().requires_grad_()
         weight = ours.unpack(ours.weight, ours.scales)
         for product in (ours(value), nn.functional.linear(plain, weight, ours.bias.to(dtype))):
             product.square().sum().backward()
-        own = own.to("cpu")  # that is where it quantises
+        own = own.to(device)  # that is where it quantises
         found.append(
             {
                 "as bitsandbytes": dtype is torch.float64 or torch.equal(ours(plain), own(plain)),

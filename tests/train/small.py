@@ -146,6 +146,7 @@ def make_world(
     attempt: int = 1,
     strategy: str = "ddp",
     lacking=(),
+    device: str = "cpu",
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
@@ -165,7 +166,7 @@ def make_world(
         stages=stages,
         lacking=tuple(lacking),
     )
-    return World(gang=gang, rank=rank, device=torch.device("cpu"))
+    return World(gang=gang, rank=rank, device=torch.device(device))
 
 
 def make_session(

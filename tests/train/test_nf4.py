@@ -16,6 +16,24 @@ def test_a_layer_computes_with_what_bitsandbytes_makes_of_the_weight(pool):
         assert layer["stands for"] == 40 * 96 + 40
 
 
+@pytest.mark.gpu
+def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zygote):
+    for layer in zygote.fork(f"{CASES}:layers", dtypes=["float32", "bfloat16", "float16"], device="cuda").result():
+        assert layer["as bitsandbytes"]
+        assert layer["forward"]
+        assert layer["backward"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_gpu_has_the_losses_of_a_processor(zygote, method, precision, tolerance):
+    words = {"method": method, "precision": precision}
+    ours = zygote.fork(f"{CASES}:losses_on", device="cuda", **words).result()
+    expected = zygote.fork(f"{CASES}:losses_on", device="cpu", **words).result()
+    assert ours == pytest.approx(expected, rel=tolerance)
+
+
 def test_linears_inside_layers_are_packed_and_nothing_else(pool):
     quantised, plain = (pool(1).run(f"{CASES}:what_is_packed", method=method)[0] for method in ("qlora", "lora"))
     assert len(quantised["packed"]) == 2 * len(PROJECTIONS)
