@@ -17,23 +17,32 @@ from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
 from gangline.worker.stage import Elsewhere
 from gangline.worker.strategy.pipeline import Pipeline
+from gangline.worker.stream import hollow
 from gangline.worker.synchronous import Synchronous
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
 
 
-def contract(stages, *, method: str, mixture: bool = False, packed: bool = False, checkpointing: bool = False):
+def contract(
+    stages,
+    *,
+    method: str,
+    mixture: bool = False,
+    packed: bool = False,
+    checkpointing: bool = False,
+    targets=("all-linear",),
+):
     """Two steps' gradients and an evaluation of a pipeline, against those of one process."""
     job = make_job(method=method, dropout=0.0)
     job = replace(job, model=replace(job.model, path=model_folder(layers=sum(stages))), micro_batch=2)
-    job = replace(job, activation_checkpointing=checkpointing)
+    job = replace(job, activation_checkpointing=checkpointing, method=replace(job.method, targets=tuple(targets)))
     if mixture:  # torch multiplies groups of rows in fp32 at the most
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
     session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), packed=packed)
     alone = make_session(job, make_world([5], rank=0), packed=packed)
-    found = {}
+    found, beats = {}, []
     for step in (0, 3):
-        ours, wanted = _gradients(session, step), _gradients(alone, step)
+        ours, wanted = _gradients(session, step, beats), _gradients(alone, step, [])
         gradients = [parameter.grad for parameter in trainable(session.model).values()]
         expected = torch.cat([parameter.grad.flatten() for parameter in trainable(alone.model).values()])
         norm = gradient_norm(trainable(session.model).values(), parts=session.strategy.parts)
@@ -49,6 +58,7 @@ def contract(stages, *, method: str, mixture: bool = False, packed: bool = False
         "steps": list(found.values()),
         "names": sorted(ours),
         "all": sorted(wanted),
+        "beats": len(beats),
         "wrapper": type(session.strategy) is Pipeline,
         "elsewhere": sum(isinstance(part, Elsewhere) for part in session.model.modules()),
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
@@ -57,7 +67,7 @@ def contract(stages, *, method: str, mixture: bool = False, packed: bool = False
     }
 
 
-def _gradients(session, step: int) -> dict[str, torch.Tensor]:
+def _gradients(session, step: int, beats: list) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     for name, parameter in trainable(session.model).items():  # LoRA's B is 0 at the start
         parameter.grad = None
@@ -66,7 +76,9 @@ def _gradients(session, step: int) -> dict[str, torch.Tensor]:
             with torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress)).accumulate(step)
+    stepper = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+    session.strategy.beat = lambda: beats.append(1)
+    stepper.accumulate(step)
     return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}
 
 
@@ -85,7 +97,22 @@ def read_by_stages(folder: str, stages, *, method: str, tied: bool = False):
         "names": sorted(ours),
         "all": sorted(expected),
         "fused": session.loss.fused,
+        "by parts": hollow(job, compute=torch.float32) is not None,
     }
+
+
+def masks(stages):
+    """What a layer's dropout leaves of ones, in each stage."""
+    job = make_job(method="lora", precision="fp32", dropout=0.5)
+    session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), num_evaluation=0)
+    seen = []
+    for part in session.model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.register_forward_hook(
+                lambda _module, _inputs, output: seen.append((output == 0).flatten()[:64].tolist())
+            )
+    _gradients(session, 0, [])
+    return seen[0]
 
 
 def refused(stages, **how):
@@ -101,13 +128,16 @@ def refused(stages, **how):
     return "it was built"
 
 
-def gpt2(folder: str, stages):
-    """A decoder that adds positions to what it is given."""
-    from transformers import GPT2Config
+def other_family(folder: str, stages, *, family: str):
+    """Why a decoder is not cut that adds positions to what it is given (gpt2), or wants more of a layer (falcon)."""
+    from transformers import FalconConfig, GPT2Config
 
     if dist.get_rank() == 0:
-        GPT2Config(
-            tie_word_embeddings=False, n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=96
-        ).save_pretrained(folder)
+        sizes = {"vocab_size": 96, "tie_word_embeddings": False}
+        if family == "gpt2":
+            config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **sizes)
+        else:
+            config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, **sizes)
+        config.save_pretrained(folder)
     dist.barrier()
     return refused(stages, folder=folder)

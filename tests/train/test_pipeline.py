@@ -83,6 +83,7 @@ def test_every_rank_reads_its_layers_of_a_model_that_none_has_held(pool, tmp_pat
         assert result["strangers"] == []
         assert result["differing"] == []
     assert sorted({name for result in results for name in result["names"]}) == results[0]["all"]
+    assert all(result["by parts"] for result in results)
     assert [result["fused"] for result in results] == [False] * (len(stages) - 1) + [True]
 
 
@@ -99,6 +100,24 @@ def test_what_cannot_be_is_refused_by_its_name(pool, how, seen):
     assert all(seen in said for said in pool(2).run(f"{CASES}:refused", **how))
 
 
-def test_a_decoder_that_changes_embeddings_is_not_cut(zygote, tmp_path):
-    ranks = zygote.gang(2, f"{CASES}:gpt2", {"folder": str(tmp_path), "stages": [1, 1]})
+@pytest.mark.parametrize("family", ["gpt2", "falcon"])
+def test_a_decoder_that_cannot_be_cut_is_refused(zygote, tmp_path, family):
+    words = {"folder": str(tmp_path), "stages": [1, 1], "family": family}
+    ranks = zygote.gang(2, f"{CASES}:other_family", words)
     assert "cannot cut this model" in ranks.results()[1]
+
+
+def test_every_pass_of_a_step_says_that_the_rank_goes_on(pool):
+    """Else a long step would be taken for a hang: 5 micro-batches, two steps, forward and back."""
+    ask = {"stages": [1, 1], "method": "lora", "targets": ["q_proj", "embed_tokens"]}
+    results = pool(2).run(f"{CASES}:contract", **ask)
+    assert [result["beats"] for result in results] == [20, 20]
+    assert sorted(name for result in results for name in result["names"]) == results[0]["all"]
+    assert any("lora_embedding" in name for name in results[0]["names"])
+    assert max(step["error"] for result in results for step in result["steps"]) < 1e-9
+
+
+def test_dropout_is_not_the_same_in_two_stages(pool):
+    first, second = pool(2).run(f"{CASES}:masks", stages=[1, 1])
+    assert first != second
+    assert 8 < sum(first) < 56

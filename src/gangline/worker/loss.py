@@ -176,7 +176,7 @@ class CausalLoss(nn.Module):
         self.model.eval()
         try:
             return _head_is_plain(core, head)
-        except (TypeError, AttributeError, RuntimeError):
+        except (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
             return False
         finally:
             self.model.train(was_training)

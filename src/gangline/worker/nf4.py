@@ -106,7 +106,7 @@ class _Product(torch.autograd.Function):
         return gradients[0].to(weight.dtype) @ weight, None, None, None
 
 
-def make_room(core: nn.Module, layers: nn.ModuleList, *, compute: torch.dtype) -> list[tuple[Nf4Linear, nn.Linear]]:
+def put_empty(core: nn.Module, layers: nn.ModuleList, *, compute: torch.dtype) -> list[tuple[Nf4Linear, nn.Linear]]:
     """Put an empty layer of 4 bits in the place of every linear inside `layers`: what came for what.
 
     Raises ModelError where bitsandbytes is not there, and for experts in tensors of three dimensions, which are no
@@ -114,21 +114,39 @@ def make_room(core: nn.Module, layers: nn.ModuleList, *, compute: torch.dtype) -
     """
     require_library("method: qlora")
     _refuse_experts(layers)
+    total = _numbers(layers)
     found = []
     for parent, key, linear in list(_linears(core, layers)):
         made = Nf4Linear(linear, compute=compute)
         setattr(parent, key, made)
         found.append((made, linear))
+    taken = sum(linear.weight.numel() for _, linear in found)
+    if taken < total / 2:
+        raise _few(taken / total)
     return found
+
+
+def _numbers(layers: nn.ModuleList) -> int:
+    """In all weights of the base model's layers."""
+    return sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
+
+
+def _few(share: float) -> ModelError:
+    return ModelError(
+        "method: qlora finds too few linears in this model",
+        seen=f"{100 * share:.0f} % of the weights of its layers are in torch's nn.Linear; the others would stay as "
+        "they are",
+        fix="write method: lora, with a strategy that divides the model if no device holds it",
+    )
 
 
 @torch.no_grad()
 def quantise(core: nn.Module, layers: nn.ModuleList, *, compute: torch.dtype, device: torch.device | str) -> None:
     """Turn the linears of a model that is loaded into those of 4 bits on `device`, one after the other.
 
-    On the meta device they stay empty. Raises ModelError as `make_room` does.
+    On the meta device they stay empty. Raises ModelError as `put_empty` does.
     """
-    for made, linear in make_room(core, layers, compute=compute):
+    for made, linear in put_empty(core, layers, compute=compute):
         if torch.device(device).type == "meta":
             continue
         packed = made.pack(linear.weight.to(device))

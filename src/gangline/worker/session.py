@@ -25,7 +25,7 @@ from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
-from gangline.worker.stream import hollow, materialise, read_parts
+from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
 IN_PARTS = ("fsdp", "hsdp", "pipeline")
@@ -62,6 +62,8 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
     found = None
     if divided or job.method.kind == "qlora":
         found = hollow(job, compute=precision.compute, prepare=cutting.cut)
+        if found is not None and world.gang.strategy in ("fsdp", "hsdp") and is_tied(found[0]):
+            found = None  # a table that is divided twice would not be one any more
     if found is None:
         # what no single device holds is divided layer by layer on its way there
         device = torch.device("cpu") if divided else world.device
@@ -73,11 +75,13 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
         model, files = found
         loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage, is_hollow=True)
         if cutting.stage is not None or not divided:
-            materialise(loss, world.device)
+            make_room(loss, world.device)
     session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
     if found is not None:
         read_parts(model, files)
         loss.look()
+    if cutting.stage is not None:
+        _require_cut(session)
     if job.data.packing:
         _require_isolation(session)
     session.strategy.put_away()
@@ -166,6 +170,23 @@ def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: Worl
     if world.gang.strategy in ("fsdp", "hsdp"):
         return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
+
+
+@torch.no_grad()
+def _require_cut(session: Session) -> None:
+    """A few tokens go through this stage alone: some decoders want more of their layers than hidden states."""
+    strategy, device = session.strategy, session.world.device
+    assert isinstance(strategy, Pipeline)
+    tokens = torch.arange(4, device=device)[None]
+    try:
+        with session.precision.autocast(device):
+            strategy.through(tokens, tokens)
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
+        raise ModelError(
+            "strategy: pipeline cannot cut this model",
+            seen=f"expected layers that take hidden states and give hidden states; {type(error).__name__}: {error}",
+            fix="write strategy: fsdp, or ddp where every device holds the model",
+        ) from error
 
 
 def _require_isolation(session: Session) -> None:

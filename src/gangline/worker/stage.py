@@ -74,7 +74,7 @@ class Stage:
         return self.after is None
 
     def require_plain(self, given: torch.Tensor) -> None:
-        """Raises ModelError where own layers were handed something else than what the stage was given."""
+        """Raises ModelError where the decoder has changed what the stage was given, before it came to its layers."""
         if self.before is not None and self.before.take() is not given:
             raise ModelError(
                 "strategy: pipeline cannot cut this model",
@@ -98,26 +98,15 @@ def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.d
             seen=f"the model has {len(layers)}; expected one layer or more in each, and all of them in one",
             fix="gangline plan divides them anew; then gangline train",
         )
-    table, head = core.get_input_embeddings(), core.get_output_embeddings()
-    is_first, is_last = number == 0, number == len(stages) - 1
-    tied = head is not None and head.weight is table.weight
-    if tied and table.weight.requires_grad:
-        raise _tied()
     begin, end = list(itertools.accumulate((0, *stages)))[number : number + 2]
-    inside = {id(parameter) for parameter in layers.parameters()}
     beside = {begin - 1, end}
     others = [index for index in range(len(layers)) if not begin <= index < end]
     gone = {index: Elsewhere(layers[index], keeps=index in beside) for index in others}
+    _cut_ends(core, layers, is_first=number == 0, is_last=number == len(stages) - 1)
     for index, stand_in in gone.items():
         layers[index] = stand_in
-    if not is_first and not (is_last and tied):
-        core.set_input_embeddings(Elsewhere())
-    if not is_last:
-        if head is not None:
-            core.set_output_embeddings(Elsewhere())
-        for parameter in core.parameters():  # the last stage trains the norm
-            if id(parameter) not in inside and not (is_first and parameter is table.weight):
-                parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise _idle(number)
     return Stage(
         number=number,
         stages=tuple(stages),
@@ -125,6 +114,35 @@ def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.d
         after=gone.get(end),
         stream=stream,
         width=int(core.config.get_text_config().hidden_size),
+    )
+
+
+def _cut_ends(core: Any, layers: nn.ModuleList, *, is_first: bool, is_last: bool) -> None:
+    """Embeddings belong to the first stage, and whatever else is around the layers to the last one."""
+    table, head = core.get_input_embeddings(), core.get_output_embeddings()
+    tied = head is not None and head.weight is table.weight
+    if tied and table.weight.requires_grad:
+        raise _tied()
+    own = {id(parameter) for parameter in layers.parameters()}
+    own |= {id(parameter) for parameter in table.parameters()} if is_first else set()
+    if not is_first and not (is_last and tied):
+        core.set_input_embeddings(Elsewhere())
+    elif not is_first:  # the first stage trains what adapters it has
+        table.requires_grad_(False)
+    if is_last:
+        return
+    if head is not None:
+        core.set_output_embeddings(Elsewhere())
+    for parameter in core.parameters():  # the last stage trains the norm
+        if id(parameter) not in own:
+            parameter.requires_grad_(False)
+
+
+def _idle(number: int) -> UsageError:
+    return UsageError(
+        f"strategy: pipeline leaves rank {number} nothing to train",
+        seen="none of its layers has a module that method.targets names",
+        fix="name targets that every layer has, or set targets: all-linear",
     )
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
-from gangline.worker.nf4 import Nf4Linear, make_room
+from gangline.worker.nf4 import Nf4Linear, put_empty
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
@@ -95,6 +95,7 @@ def hollow(
         )
     if not full:
         _fill_in(model, _shadow)  # peft puts adapters where the weights are
+    model.tie_weights()  # which was lost on the way to the meta device
     model = finish_model(model, job, compute=compute)
     if not full:
         _fill_in(base_of(model), _meta)
@@ -102,8 +103,22 @@ def hollow(
     files = Files.of(job, model)
     if job.method.kind == "qlora":
         core = base_of(model)
-        make_room(core, layers_of(core), compute=compute)
+        put_empty(core, layers_of(core), compute=compute)
     return None if files is None else (model, files)
+
+
+def is_tied(model: nn.Module) -> bool:
+    """Whether the output head is the embedding table."""
+    core: Any = base_of(model)
+    table, head = core.get_input_embeddings(), core.get_output_embeddings()
+    return hasattr(head, "weight") and head.weight is getattr(table, "weight", None)
+
+
+@torch.no_grad()
+def make_room(module: nn.Module, device: torch.device) -> None:
+    """Give what is on the meta device memory on this one, whole; what was tied stays tied."""
+    _fill_in(module, lambda tensor: torch.empty_like(tensor, device=device))
+    materialise(module, device)
 
 
 @torch.no_grad()

@@ -56,6 +56,8 @@ class Synchronous:
         self._dealer = Dealer(
             session.world.shares, moving=gang.moving_shares, together=isinstance(session.strategy, Pipeline)
         )
+        if isinstance(session.strategy, Pipeline):
+            session.strategy.beat = outlets.beat
         self._pace = Pace(session)
         self._stragglers = Stragglers(session.world, outlets)
         self._replicas = Replicas(session, outlets)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ from gangline.worker.model import base_of
 from gangline.worker.precision import Precision
 from gangline.worker.stage import Stage
 from gangline.worker.world import World
+
+_ODD, _SEEDS = 0x9E3779B97F4A7C15, 1 << 63
+"""Stages draw dropout from seeds of their own: with the same one the first layers of all would have the same masks."""
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ class _Links:
         """Collective."""
         pairs = [pair for rank in range(world.size - 1) for pair in ((rank, rank + 1), (rank + 1, rank))]
         apart = world.device.type == "cuda" and not world.gang.shares_gpus
-        return _Links(world, {pair: dist.new_group(list(pair)) if apart else None for pair in pairs})
+        timeout = timedelta(seconds=world.gang.collective_timeout_s)
+        return _Links(world, {pair: dist.new_group(list(pair), timeout=timeout) if apart else None for pair in pairs})
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Begin to."""
@@ -84,10 +89,13 @@ class _Links:
 
 
 class Pipeline:
-    """One rank's layers; collective to make."""
+    """One rank's layers; collective to make.
+
+    beat: called before every pass, so that a step which takes long is not taken for a hang.
+    """
 
     keeps_gradients = False
-    in_step = True
+    in_step = False  # micro-batches wait for the last one of the step
     replicated = False
 
     def __init__(self, loss: CausalLoss, stage: Stage, *, precision: Precision, world: World) -> None:
@@ -102,6 +110,7 @@ class Pipeline:
         self._world = world
         self._links = _Links.of(world)
         self._queue: list[_Waiting] = []
+        self.beat: Callable[[], None] = lambda: None
         self.parts = dist.group.WORLD
         self.has_loss = stage.is_last
 
@@ -190,13 +199,15 @@ class Pipeline:
         return total
 
     def _forward(self, waiting: _Waiting) -> torch.Tensor:
-        torch.manual_seed(waiting.seed)
+        self.beat()
+        torch.manual_seed((waiting.seed + self._stage.number * _ODD) % _SEEDS)
         waiting.given = self._given(waiting.batch)
         waiting.made = self._pass(waiting.given, waiting.batch)
         self._hand_on(waiting.made)
         return waiting.made.detach().double() if self._stage.is_last else torch.zeros((), dtype=torch.float64)
 
     def _backward(self, waiting: _Waiting) -> None:
+        self.beat()
         made, given = waiting.made, waiting.given
         assert made is not None
         if self._stage.is_last:
