@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +15,9 @@ from gangline.errors import UsageError
 from gangline.runs.events import now_iso
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+
+MOST_WAITING = 4096
+"""Lines that are kept in memory while a disk is full."""
 
 
 class Reporter(Protocol):
@@ -27,17 +33,35 @@ class Reporter(Protocol):
 
 
 class Lines:
-    """A file of JSON lines, each whole: one write call with O_APPEND."""
+    """A file of JSON lines, each whole: one write call with O_APPEND.
+
+    What finds no room on a full disk waits, and goes before the next line; of very many the last ones.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._stream = path.open("ab+", buffering=0)
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._is_torn = False
         self._close_torn_line()
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append one line with its kind and the time."""
+        """Append one line with its kind and the time. Raises OSError where it has to wait."""
         line = {"kind": kind, "time": now_iso(), **values}
-        self._stream.write((json.dumps(_finite(line)) + "\n").encode())
+        self._waiting.append((json.dumps(_finite(line)) + "\n").encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Append what waits. Raises OSError where there is still no room."""
+        while self._waiting:
+            line = (b"\n" if self._is_torn else b"") + self._waiting[0]
+            written = self._stream.write(line) or 0
+            self._is_torn = written < len(line) and (written > 0 or self._is_torn)
+            if written >= len(line) - 1:  # all of it, but perhaps for its end
+                self._waiting.popleft()
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def _close_torn_line(self) -> None:
         """A full disk may have cut the last line of an attempt before; ours must not be glued to it."""
@@ -52,21 +76,33 @@ class Lines:
 
 
 class TensorBoard:
-    """TensorBoard event files."""
+    """TensorBoard event files: another one after a disk was full, for a writer that has failed fails for ever."""
 
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._folder = folder
+        self._writer: Any = None
+        self._open()
 
     def scalars(self, values: Mapping[str, float], *, step: int) -> None:
         """One scalar per name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        try:
+            if self._writer is None:
+                self._open()
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        except OSError:
+            self._writer = None
+            raise
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder))  # type: ignore[no-untyped-call]
 
 
 class Wandb:

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Writes metrics.jsonl, events.jsonl and the job's other reporters.
 
-    What cannot be written (a full disk) ends the run with RunFailed, or is left out and logged where the job goes on
-    without what cannot be saved (`checkpoint.on_failure: continue`).
+    What cannot be written (a full disk) ends the run with RunFailed, or waits for room where the job goes on without
+    what cannot be saved (`checkpoint.on_failure: continue`).
     """
 
     def __init__(self, job: Job, layout: RunLayout, world: World) -> None:
@@ -32,6 +32,7 @@ class Recorder:
         self._metrics = Lines(layout.metrics)
         self._events = Lines(layout.events)
         self._reporters = make_reporters(job, layout)
+        self._waits = ""
 
     def event(self, event: str, **details: Any) -> None:
         """Note something that happened."""
@@ -66,6 +67,7 @@ class Recorder:
                 exposed_s=round(exposed_s, 6),
                 ranks=ranks,
             )
+            self._events.flush()
         named = {f"train/{name}": figures[name] for name in ("loss", "learning_rate", "grad_norm", "tokens_per_s")}
         named["train/exposed_s"] = exposed_s
         if figures.get("mfu") is not None:
@@ -92,7 +94,11 @@ class Recorder:
     def close(self) -> None:
         """Flush every reporter."""
         for reporter in self._reporters:
-            reporter.close()
+            with self._tolerance():
+                reporter.close()
+        with self._tolerance():
+            self._metrics.flush()
+            self._events.flush()
         self._metrics.close()
         self._events.close()
 
@@ -105,6 +111,7 @@ class Recorder:
     def _tolerance(self) -> Iterator[None]:
         try:
             yield
+            self._waits = ""
         except OSError as error:
             if not self._goes_on:
                 raise RunFailed(
@@ -112,4 +119,6 @@ class Recorder:
                     seen=f"{type(error).__name__}: {error}",
                     fix="make room on that disk, then gangline resume; the checkpoints saved before are untouched",
                 ) from error
-            log.error("figures left out: %s", error)  # noqa: TRY400 - the same few lines of stack each step say no more
+            if str(error) != self._waits:  # once, not in every step
+                log.error("figures wait for room: %s", error)  # noqa: TRY400 - the stack says no more
+            self._waits = str(error)
