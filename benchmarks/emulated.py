@@ -132,6 +132,9 @@ class _Model(nn.Module):
 class EmulatedLoss(nn.Module):
     """Takes the place of `CausalLoss`: the summed loss of next tokens, late."""
 
+    stage = None
+    """It is no stage of a pipeline."""
+
     def __init__(self, shape: Shape, clock: Clock, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
