@@ -11,7 +11,6 @@ from gangline.worker.world import World
 
 _FLAGS = 10
 _PER_RANK = 4
-_WORDS_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +103,8 @@ def gather_text(text: str, world: World) -> list[str]:
         return [text]
     own = text.encode()
     lengths = [int(length) for length in gather(float(len(own)), world)]
-    row = torch.zeros(max(lengths), dtype=torch.uint8)
-    row[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    row = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+    row[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)
     rows = [torch.empty_like(row) for _ in lengths]
     dist.all_gather(rows, row)
     return [bytes(each[:length].numpy()).decode() for each, length in zip(rows, lengths, strict=True)]
-
-
-def gather_words(words: str, world: World) -> list[str]:
-    """A sentence of every rank, by rank; collective. Of a long one the first 400 bytes."""
-    if world.size == 1:
-        return [words]
-    table = torch.zeros(world.size, _WORDS_BYTES, dtype=torch.uint8)
-    own = list(words.encode()[:_WORDS_BYTES])
-    table[world.rank, : len(own)] = torch.tensor(own, dtype=torch.uint8)
-    dist.all_reduce(table)
-    return [bytes(row).rstrip(b"\0").decode("utf-8", "ignore") for row in table.tolist()]

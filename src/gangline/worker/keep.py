@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gangline.errors import CheckpointError
 from gangline.runs.cadence import FIRST_MIN, minutes_between
-from gangline.worker.agree import StepReport, gather_words
+from gangline.worker.agree import StepReport, gather_text
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut
 from gangline.worker.dealer import Moved
@@ -160,7 +160,7 @@ class Keeper:
         """
         saver, job, world = self._out.saver, self._session.job.checkpoint, self._session.world
         failure = saver.failure if saver is not None else None
-        told = gather_words(failure.what if failure is not None and self.failed else "", world)
+        told = gather_text(failure.what if failure is not None and self.failed else "", world)
         self._known_failure = failure
         if failure is not None:
             log.error("%s", failure)

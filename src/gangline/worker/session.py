@@ -181,6 +181,8 @@ def _require_cut(session: Session) -> None:
     try:
         with session.precision.autocast(device):
             strategy.through(tokens, tokens)
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
         raise ModelError(
             "strategy: pipeline cannot cut this model",

@@ -61,7 +61,7 @@ class _Links:
     def of(world: World) -> _Links:
         """Collective."""
         pairs = [pair for rank in range(world.size - 1) for pair in ((rank, rank + 1), (rank + 1, rank))]
-        apart = world.device.type == "cuda" and not world.gang.shares_gpus
+        apart = world.device.type == "cuda"
         timeout = timedelta(seconds=world.gang.collective_timeout_s)
         return _Links(world, {pair: dist.new_group(list(pair), timeout=timeout) if apart else None for pair in pairs})
 
