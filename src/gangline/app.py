@@ -164,10 +164,11 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
         choice = choose_checkpoint(places, layout.run_id, talk=means.talk)
         carry_on(run, ready, means)
         plan, ready = bring_inputs(layout, decision, ready, means, before=inputs_before(layout))
-        for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
+        gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
+        targets = gang.hosts if choice.held else [host.name for host in cluster.hosts]
+        for label in bring(places, layout.run_id, choice.for_ranks_of(gang), targets=targets):
             means.talk.say(f"step {choice.step} brought to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
-        gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
         start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
 
 

@@ -126,6 +126,8 @@ class CheckpointJob:
     keep_best: bool = True
     """Keep the one with the lowest evaluation loss, too."""
     asynchronous: bool = True
+    each_host: Literal["whole", "part"] = "whole"
+    """What every host writes: the whole trained state, or what its ranks hold of it, where no host holds all."""
     on_failure: Literal["stop", "continue"] = "stop"
     """What a save that fails (a full disk) does to the run."""
 

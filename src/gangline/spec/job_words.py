@@ -220,6 +220,10 @@ class CheckpointWords(Section):
     """Keep the one with the lowest evaluation loss, too."""
     asynchronous: bool = True
     """Go on training while a checkpoint is written."""
+    each_host: Literal["whole", "part"] = "whole"
+    """What every host writes: the `whole` trained state, so that one disk that survives is enough, or the `part` that
+    its ranks hold (fsdp with `method: full`, pipeline): less memory, disk and network, and it takes every disk to go
+    on. Where a host holds all of it (ddp, hsdp, adapters under fsdp) its part is the whole."""
     on_failure: Literal["stop", "continue"] = "stop"
     """What a save that fails, such as on a full disk, does to the run."""
 

@@ -102,10 +102,10 @@ def prepare(
     """
     places, choice = checkpoint
     lacking = _lacking(base.gang, choice, hosts)
-    if choice.step is not None:
-        bring(places, layout.run_id, choice, targets=hosts, bare=lacking)
-    transports = {name: place.transport for name, place in places.items()}
     gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=choice.step, lacking=lacking)
+    if choice.step is not None:
+        bring(places, layout.run_id, choice.for_ranks_of(gang), targets=hosts, bare=lacking)
+    transports = {name: place.transport for name, place in places.items()}
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
     others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
@@ -129,10 +129,10 @@ def prepare(
 
 def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...]:
     """Hosts whose ranks get the state from other ranks: that is sooner done than to copy files. None where every rank
-    has a part of the state, or no host that takes part has the checkpoint.
+    has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
     holders = {source.host for source in choice.sources} & set(hosts)
-    passed_on = gang.strategy in PASSED_ON and holders
+    passed_on = gang.strategy in PASSED_ON and holders and not choice.held
     return tuple(host for host in hosts if host not in holders) if passed_on else ()
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gangline.runs.checkpoints import find_part
+from gangline.runs.checkpoints import find_parts
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.pass_on import give, lacks_state, receive
-from gangline.worker.restore import load_part
+from gangline.worker.restore import load_parts
 from gangline.worker.session import Session
 
 
@@ -76,8 +76,8 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     if lacks_state(session.world):
         state = receive(tensors, session.world)
     else:
-        folder, digest = find_part(checkpoints, step, host=session.world.host)
-        state = load_part(folder, tensors, digest=digest, elsewhere=elsewhere)
+        parts = find_parts(checkpoints, step, host=session.world.host)
+        state = load_parts(parts, tensors, elsewhere=elsewhere)
         give(tensors, state, session.world)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:

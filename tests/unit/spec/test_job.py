@@ -78,7 +78,7 @@ exchange: bf16
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
-checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
+checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false, each_host: part,
   on_failure: continue}
 failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: true}
 report: {tensorboard: false, wandb: my-project}

@@ -26,6 +26,8 @@ class Strategy(Protocol):
     """Whether every rank has the whole trained state between two steps, the same as all others have."""
     parts: dist.ProcessGroup | None
     """The ranks among which the trained weights are divided; None where every rank has all of them."""
+    apart: bool
+    """Whether no host has the whole trained state."""
     has_loss: bool
     """Whether losses are this rank's to tell; in a pipeline every micro-batch is every rank's."""
 
@@ -67,6 +69,7 @@ class Whole:
     in_step = False
     replicated = True
     parts: dist.ProcessGroup | None = None
+    apart = False
     has_loss = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:

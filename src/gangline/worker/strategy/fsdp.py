@@ -63,6 +63,7 @@ class Fsdp:
             raise _shares_gpus(world.gang.strategy)
         self._mesh = _mesh(world)
         self.parts = None if self.replicated else self._mesh.get_group("shard")
+        self.apart = not self.replicated and self._mesh.ndim == 1 and len(world.gang.hosts) > 1
         self._divided = self._shard(reshard=world.gang.reshard)
         materialise(loss, world.device)
         for method in ("look", "logits"):  # these pass through the model as `forward` does

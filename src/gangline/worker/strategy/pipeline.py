@@ -112,6 +112,7 @@ class Pipeline:
         self._queue: list[_Waiting] = []
         self.beat: Callable[[], None] = lambda: None
         self.parts = dist.group.WORLD
+        self.apart = len(world.gang.hosts) > 1
         self.has_loss = stage.is_last
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
