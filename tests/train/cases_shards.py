@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gangline.errors import GanglineError
+from gangline.runs.held import held_by
+from gangline.runs.job import CheckpointJob
+from gangline.worker.checkpoint import Saver
+from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.optimizer import state_tensors
-from gangline.worker.progress import restore
+from gangline.worker.progress import Progress, restore
+from gangline.worker.signals import StopFlag
 from tests.train.cases_resume import digests_of
 from tests.train.small import make_job, make_session, make_world, model_folder
 
@@ -35,3 +44,43 @@ def state(folder: str, *, shares, strategy: str, hosts, step: int, job: dict, al
     except GanglineError as error:
         return {"error": str(error), "digests": {}, "step": None}
     return {"error": "", "digests": {} if alone else digests_of(session), "step": progress.step}
+
+
+def memory_of_a_save(folder: str, *, each_host: str):
+    """Anonymous memory that a save takes at its peak on this rank, and what of the state it and its host have; bytes."""
+    rank = dist.get_rank()
+    world = make_world([4, 3, 3], rank=rank, strategy="fsdp", hosts=["pc0", "pc0", "pc1"])
+    wide = model_folder(hidden_size=512, intermediate_size=2048)
+    job = make_job(precision="fp32", checkpoint=CheckpointJob(every_minutes=None, each_host=each_host))
+    session = make_session(replace(job, model=replace(job.model, path=wide)), world, num_evaluation=0)
+    description = {"attempt": 1, "hosts": world.gang.hosts, "num_ranks": 3, "fingerprints": {}}
+    description["held"] = held_by(world.gang)
+    saver = None
+    if world.is_first_of_host:
+        saver = Saver(Path(folder) / world.host, host=world.host, job=session.job.checkpoint, description=description)
+    keeper = Keeper(session, Outlets(recorder=None, saver=saver, stop=StopFlag()), progress := Progress())
+    progress.step = 1
+    tensors = state_tensors(session.model, session.optimizer).values()
+    own = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what was freed before would hide a part of it
+    before, peak, ended = _anonymous(), [0], threading.Event()
+
+    def look():
+        while not ended.wait(0.001):
+            peak[0] = max(peak[0], _anonymous())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    keeper.save(wait=False)
+    if saver is not None:
+        saver.wait()
+    ended.set()
+    thread.join()
+    assert saver is None or saver.failure is None
+    return {"peak": peak[0] - before, "own": own, "whole": sum(each.nbytes for each in tensors)}
+
+
+def _anonymous() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

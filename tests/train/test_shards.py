@@ -12,6 +12,8 @@ from tests.train.test_resume import run
 
 HOSTS = ["pc0", "pc0", "pc1"]
 IN_PARTS = {"each_host": "part", "disks": True}
+MIB = 1 << 20
+LOT = 32 * MIB
 ALL = ("pc0", "pc1", "pc2", "pc3")
 
 
@@ -74,6 +76,21 @@ def test_a_rank_that_reads_what_another_part_holds_says_which_is_not_there(pool,
     assert first["error"] == ""  # the rows of rank 0 of 2 are among those of ranks 0 and 1 of 3
     assert "lacks what this rank reads" in second["error"]
     assert "part-pc0 is not here, which holds the rows of ranks 0 to 1 of 3" in second["error"]
+
+
+def test_a_save_takes_the_memory_of_the_hosts_own_part(pool, tmp_path):
+    part, whole = (memory(pool, tmp_path / each, each) for each in ("part", "whole"))
+    state = whole[0]["whole"]
+    assert state > 80 * MIB
+    host = [part[0]["own"] + part[1]["own"], 0, part[2]["own"]]  # two ranks of one host, of which the first saves
+    for rank in range(3):
+        on_its_way = LOT if rank < 2 else 0
+        assert part[rank]["peak"] <= host[rank] + on_its_way + 16 * MIB, rank
+    assert min(whole[rank]["peak"] for rank in (0, 2)) >= 2 * state  # all of it, and the copy that is written
+
+
+def memory(pool, folder, each_host):
+    return pool(3).run("tests.train.cases_shards:memory_of_a_save", folder=str(folder), each_host=each_host)
 
 
 def bring_all(folder, step, hosts):
