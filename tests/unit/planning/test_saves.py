@@ -73,6 +73,28 @@ def test_what_a_pipeline_trains_goes_from_each_rank_to_all_hosts_before_it_is_wr
         assert parts.hold_s[1] - whole.hold_s[1] > parts.num_bytes / 12.5e9  # all of it over 100 Gbit/s
 
 
+BY_HOST = dataclasses.replace(MINUTES, by_host=True)
+
+
+def test_by_host_nothing_passes_between_hosts_and_each_writes_its_part() -> None:
+    fsdp, three = option("fsdp", "full", shard_size=4), option("pipeline", "full", stages=(10, 10, 10, 2))
+    whole, parts, uneven = save_cost(fsdp, MINUTES), save_cost(fsdp, BY_HOST), save_cost(three, BY_HOST)
+    assert parts.num_bytes == whole.num_bytes
+    assert parts.in_parts
+    assert parts.host_bytes == -(-whole.num_bytes // 2)
+    assert parts.write_s[1] == pytest.approx(whole.write_s[1] / 2)
+    assert parts.hold_s[1] == pytest.approx(parts.host_bytes / 8e9 + parts.host_bytes / 2 / 0.9e9)
+    assert uneven.host_bytes == pytest.approx(whole.num_bytes * 20 / 32, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "size"), [("ddp", "full", 1), ("hsdp", "full", 2), ("fsdp", "lora", 4), ("hsdp", "lora", 2)]
+)
+def test_by_host_is_whole_where_a_host_holds_all_of_it(kind: str, method: str, size: int) -> None:
+    way = option(kind, method, shard_size=size)
+    assert save_cost(way, BY_HOST) == save_cost(way, MINUTES)
+
+
 def test_what_is_in_parts_is_written_in_parts() -> None:
     whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "zero-3"))
     assert parts.num_bytes == whole.num_bytes

@@ -115,6 +115,7 @@ def test_how_the_job_saves_and_where_the_work_folders_are_decide_about_the_cost(
     usual = saves()
     assert saves("checkpoint.asynchronous=false")["hold_s"] == usual["write_s"] != usual["hold_s"]
     assert saves("checkpoint.every_minutes=2")["every_s"] == 120
+    assert saves("checkpoint.each_host=part")["host_bytes"] == usual["host_bytes"]  # ddp: that is all of it
     assert "assumed" in usual["source"]
     monkeypatch.setattr(machines, "NETWORK_FILESYSTEMS", ("ext4",))
     assert "file server (ext4)" in saves()["source"]
