@@ -17,6 +17,7 @@ from gangline.worker import by_tensor as by_tensor_module
 from gangline.worker import export as export_module
 from gangline.worker.export import export
 from gangline.worker.model import load_model, trainable
+from tests.train.peak import Peak
 from tests.train.tiny import make_job, write_model, write_run, write_tokenizer
 
 TOKENS = torch.arange(2, 42).reshape(2, 20)
@@ -118,6 +119,20 @@ def _same(one, other):
 
 def _all_tensors(folder):
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def memory(folder, *, in_parts, file_bytes):
+    """Anonymous memory that an export of every weight takes at its peak, and the sizes of what it writes; bytes."""
+    wide = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10}
+    _, _, run, part, _ = prepare(folder, method="full", model=wide, in_parts=in_parts)
+    by_tensor_module.FILE_BYTES = file_bytes
+    try:
+        with Peak() as peak:
+            done = export(run, part, Path(folder) / "out")
+    finally:
+        by_tensor_module.FILE_BYTES = 2 << 30
+    sizes = [(Path(done.folder) / name).stat().st_size for name in done.files if name.endswith(".safetensors")]
+    return {"peak": peak.num_bytes, "files": sizes}
 
 
 def stranger_loads(folder):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import Progress, restore
 from gangline.worker.signals import StopFlag
 from tests.train.cases_resume import digests_of
+from tests.train.peak import Peak
 from tests.train.small import make_job, make_session, make_world, model_folder
 
 
@@ -62,25 +60,9 @@ def memory_of_a_save(folder: str, *, each_host: str):
     progress.step = 1
     tensors = state_tensors(session.model, session.optimizer).values()
     own = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else what was freed before would hide a part of it
-    before, peak, ended = _anonymous(), [0], threading.Event()
-
-    def look():
-        while not ended.wait(0.001):
-            peak[0] = max(peak[0], _anonymous())
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    keeper.save(wait=False)
-    if saver is not None:
-        saver.wait()
-    ended.set()
-    thread.join()
+    with Peak() as peak:
+        keeper.save(wait=False)
+        if saver is not None:
+            saver.wait()
     assert saver is None or saver.failure is None
-    return {"peak": peak[0] - before, "own": own, "whole": sum(each.nbytes for each in tensors)}
-
-
-def _anonymous() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    return {"peak": peak.num_bytes, "own": own, "whole": sum(each.nbytes for each in tensors)}

@@ -3,6 +3,10 @@
 import pytest
 
 CASES = "tests.train.cases_export"
+MIB = 1 << 20
+CONSTANT = 48 * MIB
+"""The largest tensors on their way (4 MiB each), what is imported meanwhile, and the heap of one that reads and writes.
+30 MiB were seen, whatever the size of a file."""
 
 
 def run(pool, tmp_path, case, **arguments):
@@ -66,6 +70,16 @@ def test_a_checkpoint_in_parts_is_exported_tensor_by_tensor_to_the_same_bits(poo
     assert done["left"] == ["base", "out", "root"]
     if how["method"] == "full" or how.get("merged"):
         assert run(pool, tmp_path, "stranger_loads")
+
+
+def test_an_export_of_a_checkpoint_in_parts_takes_the_memory_of_one_file(pool, tmp_path):
+    parts, whole = (
+        run(pool, tmp_path / str(each), "memory", in_parts=each, file_bytes=32 * MIB) for each in (True, False)
+    )
+    assert sum(parts["files"]) > 140 * MIB
+    assert max(parts["files"]) <= 33 * MIB
+    assert parts["peak"] <= max(parts["files"]) + CONSTANT, parts
+    assert whole["peak"] > sum(whole["files"])
 
 
 def test_where_the_base_can_only_be_loaded_whole_it_is_and_that_is_said(pool, tmp_path):

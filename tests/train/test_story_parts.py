@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -47,6 +48,32 @@ def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):
     assert 0 <= before[-1] + 1 - again[0] <= 5  # checkpoint.every_steps: what survivors hold is in parts
     out = user.gangline("export", run, "--to", "out")
     assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
+def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_is_back(user):
+    write_job(user, strategy="fsdp", steps=60, checkpoint={"every_steps": 5, "each_host": "part"})
+    write_cluster(user, "first", pc1={"slots": 2}, pc2={})
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 7)
+    user.gangline("stop", run)
+    watching.communicate()
+    steps = sorted((user.at_host("pc2", run) / "checkpoints").glob("step-*"))
+    assert [[part.name for part in step.glob("part-*")] for step in steps] == [["part-pc2"]] * len(steps)
+
+    out = user.gangline("export", run, "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+    shutil.rmtree(user.at_host("pc1", run) / "checkpoints" / steps[-1].name / "part-pc2")  # export had it brought
+    for step in steps:
+        (step / "part-pc2").rename(user.folder / f"{step.name}-part-pc2")
+    said = user.gangline("resume", run, code=5).err
+    assert "without pc2: they lie in parts, one on each host" in said
+    assert "part-pc2 was not found on any host; it held the rows of rank 2 of 3" in said
+    back = user.at_host("pc1", run) / "checkpoints" / steps[-1].name / "part-pc2"
+    (user.folder / f"{steps[-1].name}-part-pc2").rename(back)
+    user.gangline("resume", run, "--cluster", "second.yaml")
+    assert user.wait_for_end(run) == "finished"
+    assert sorted({line["step"] for line in user.metrics("pc4", run)}) == list(range(1, 61))
 
 
 def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):

@@ -43,11 +43,9 @@ def write_model(folder: Path, kind: str = "llama", *, dtype: torch.dtype = torch
     torch.manual_seed(1)
     sizes = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
     if kind == "llama":
-        shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+        shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **more}
         model = LlamaForCausalLM(
-            LlamaConfig(
-                **sizes, **shape, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, **more
-            )
+            LlamaConfig(**sizes, **shape, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2)
         )
     elif kind == "mixture":
         shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

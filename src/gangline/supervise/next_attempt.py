@@ -74,13 +74,15 @@ class Base:
 def look_for_checkpoint(
     layout: RunLayout, base: Base, transports: Mapping[str, Transport], *, answering: Sequence[str]
 ) -> tuple[Places, Choice]:
-    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged."""
-    places = {
-        host.name: Place(host=host, transport=transports[host.name])
-        for host in base.cluster.hosts
-        if host.name in answering
-    }
+    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged.
+
+    Where parts are missing, the other hosts of the run are asked as well: one that has left may have its part still.
+    """
+    every = {host.name: Place(host=host, transport=transports[host.name]) for host in base.cluster.hosts}
+    places = {name: place for name, place in every.items() if name in answering}
     choice = find_checkpoint(places, layout.run_id)
+    if any(rejection.in_parts for rejection in choice.rejected) and places.keys() != every.keys():
+        places, choice = every, find_checkpoint(every, layout.run_id)
     if choice.step is None and choice.rejected:
         raise rejected_error(layout.run_id, choice)
     return places, choice

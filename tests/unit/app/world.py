@@ -129,7 +129,9 @@ class World:
         layout = RunLayout(self.home, run_id)
         RunState(name="job", phase=phase, attempt=attempt).save(layout)  # type: ignore[arg-type]
 
-    def save(self, run_id: str, step: int, hosts: Sequence[str] = ("a", "b"), *, commit: bool = True, in_parts: bool = False) -> None:
+    def save(
+        self, run_id: str, step: int, hosts: Sequence[str] = ("a", "b"), *, commit: bool = True, in_parts: bool = False
+    ) -> None:
         """Let all hosts have saved a step, or, in_parts, each what its rank holds under fsdp."""
         held = {name: f"the rows of rank {number} of {len(hosts)}" for number, name in enumerate(hosts)}
         parts = {}

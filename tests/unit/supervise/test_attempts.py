@@ -372,6 +372,30 @@ def test_a_lost_host_takes_its_part_with_it_and_the_run_says_so_and_ends(tmp_pat
     assert disk.choose(surveys).step == 39
 
 
+def test_a_host_that_has_left_and_still_answers_hands_its_part_over(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    write_leave(story.layout, ["pc3"], attempt=1)
+    story.joined(2)
+    assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc2"), 39)
+    for name in ("pc1", "pc2"):  # the rows of two ranks are not those of three
+        parts = disk.find_parts(story.hosts.layout(name).checkpoints, 39, host=name)
+        assert {folder.name for folder, _ in parts} == {"part-pc1", "part-pc2", "part-pc3"}
+    story.finish()
+
+
+def test_what_was_saved_whole_before_is_gone_on_from_without_a_part(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(30)
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    lose(story, "pc2")
+    story.joined(2)
+    assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc3"), 30)
+    story.finish()
+
+
 def lose(story, name):
     story.hosts.off.add(name)
     story.backend.silent.add(name)
