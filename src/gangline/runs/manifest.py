@@ -71,6 +71,9 @@ class Part:
         part = _unseal(Part, data)
         if part.kind not in KINDS:
             raise ValueError(f"it is of kind {part.kind!r}, and this version reads {' and '.join(KINDS)}")
+        of_hosts = set(part.hosts) if part.kind == "shard" else set()
+        if not isinstance(part.held, dict) or part.held.keys() != of_hosts:
+            raise ValueError("it does not say what the parts of all its hosts hold")
         if any(Path(file.name).name != file.name for file in part.files):
             raise ValueError("it lists a file outside its folder")
         return part

@@ -1,12 +1,14 @@
 """Which checkpoint a run starts from where every host has a part of it only: from none that lacks one."""
 
+import dataclasses
+
 import pytest
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.held import held_by
-from gangline.runs.manifest import COMMIT_FILE, PART_FILE, commit_record, describe_part
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Part, commit_record, describe_part
 from tests.unit.runs.test_checkpoints import choose, flip, reasons, remove
 
 HOSTS = ("pc1", "pc2")
@@ -122,6 +124,15 @@ def test_parts_of_one_step_must_be_of_one_kind_and_one_division(tmp_path):
         assert "not of one step, attempt and input" in caught.value.seen
     with pytest.raises(CheckpointError, match="cannot be committed"):
         commit_record({"pc1": first}, of_some=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"), [("shard", {}), ("shard", {"pc1": "all"}), ("replica", HELD), ("half", HELD)]
+)
+def test_a_part_that_does_not_say_what_all_parts_hold_is_refused(tmp_path, kind, held):
+    part = Part.from_bytes(write_part(tmp_path, 100, "pc1"))
+    with pytest.raises(ValueError, match=r"it is of kind|it does not say what the parts of all its hosts hold"):
+        Part.from_bytes(dataclasses.replace(part, kind=kind, held=held).to_bytes())
 
 
 def test_a_host_whose_ranks_hold_what_they_held_needs_its_own_part_alone(tmp_path):
