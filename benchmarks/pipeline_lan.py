@@ -51,14 +51,14 @@ write_tokenizer(Path(sys.argv[1]))
 JOB = f"""\
 name: lan
 model: ./model
-data: {{train: fox.txt, sequence_length: {{tokens}}}}
+data: {{train: fox.txt, sequence_length: TOKENS}}
 method: full
 precision: fp32
 batch: {MICRO_BATCHES}
 micro_batch: 1
 steps: {STEPS}
 seed: 1
-strategy: {{strategy}}
+strategy: STRATEGY
 evaluation: {{at_start: false}}
 checkpoint: {{every_minutes: none, keep_last: 1}}
 failures: {{restarts: 0}}
@@ -87,7 +87,7 @@ class Lan(OwnWorld):
         """One run from start to end."""
         alone = case["strategy"] == "alone"
         strategy = "auto" if alone else case["strategy"]
-        self.user.desk.write("job.yaml", JOB.format(tokens=case["tokens"], strategy=strategy))
+        self.user.desk.write("job.yaml", JOB.replace("TOKENS", str(case["tokens"])).replace("STRATEGY", strategy))
         words = ["train", "job.yaml", "--detach"]
         if alone:
             text = self.user.desk.read("cluster.yaml").decode()
