@@ -78,9 +78,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """Global L2 norm of the gradients of these parameters, a scalar."""
-    return norm_of(gradients_of(parameters))
+def gradient_norm(parameters: Iterable[nn.Parameter], *, parts: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Global L2 norm of the gradients of these parameters; see `norm_of`."""
+    return norm_of(gradients_of(parameters), parts=parts)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,23 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
 from gangline.worker.checkpoint import STATE_FILE
+from gangline.worker.lots import named_lots
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
 
 
 def load_part(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str, elsewhere: Collection[str] = ()
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    digest: str,
+    elsewhere: Collection[str] = (),
+    take: Callable[[dict[str, torch.Tensor]], None] | None = None,
 ) -> dict[str, Any]:
     """Fill `tensors` in place from a part, and give back the state that was saved with them.
+
+    take: gets some of them after others, whole, in the machine's memory; then none is filled, and they may be meta.
 
     digest: blake2b-256 of part.json, from the commit record (`checkpoints.find_part` gives both).
     tensors: the template: exactly the names, shapes and dtypes that were saved, on any device; but for names that are
@@ -38,7 +46,11 @@ def load_part(
     metadata = _read_metadata(folder, part)
     _compare(folder, tensors, metadata, elsewhere)
     try:
-        _read_tensors(folder, tensors, metadata)
+        for lot in [dict(tensors)] if take is None else named_lots(tensors):
+            read = lot if take is None else {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+            _read_tensors(folder, read, metadata)
+            if take is not None:
+                take(read)
     except Exception as error:  # only a forger gets here: torch's weights-only loading refuses, or a place is wrong
         raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
     state: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
