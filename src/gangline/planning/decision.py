@@ -27,6 +27,9 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "ddp": ("single", "ddp"),
     "fsdp": ("single", "fsdp"),
     "hsdp": ("single", "hsdp"),
+    "zero-1": ("single", "zero-1"),
+    "zero-2": ("single", "zero-2"),
+    "zero-3": ("single", "zero-3"),
     "pipeline": ("single", "pipeline"),
     "local-sgd": ("single", "local-sgd"),
 }
@@ -215,8 +218,14 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     elif kind == "fsdp":
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
+    elif kind == "ddp":
+        yield Strategy(kind=kind, world_size=size, shard_size=1)
     else:
-        yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
+        job = shift.question.strategy
+        asked = job.kind == kind
+        yield Strategy(
+            kind=kind, world_size=size, shard_size=size, asked=asked, offload=job.offload if asked else ()
+        )
 
 
 def _rounds(question: Question, slots: Sequence[int]) -> Strategy:

@@ -119,7 +119,9 @@ def name(strategy: Strategy) -> str:
         return "fsdp, kept"
     if strategy.kind == "hsdp":
         return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
-    if strategy.asked:
+    if strategy.offload:
+        return f"{strategy.kind}, {' and '.join(strategy.offload)} in RAM"
+    if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
 
@@ -296,10 +298,9 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
-    where = "in parts, over all hosts" if cost.in_parts else "on every host"
     about = "about " if saving.every_minutes == "auto" else ""
     every = "" if cost.minutes is None else f"; a power cut loses {about}{cost.minutes:.3g} min at the most"
-    yield f"{format_bytes(cost.num_bytes)} for a checkpoint, {where}{every}"
+    yield f"{format_bytes(cost.num_bytes)} for a checkpoint, on every host{every}"
     if not (why or cost.is_notable):
         return
     least, likely, most = map(_seconds, cost.write_s)

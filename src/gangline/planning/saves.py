@@ -1,8 +1,7 @@
 """What checkpoints cost: bytes, seconds of each, and the part of a run that they hold up. Pure.
 
 A checkpoint holds trained weights and two states for each; frozen weights are never written. Our trainer writes it
-whole on every host, so that a lost disk loses nothing, and puts together before what is in parts; other trainers write
-parts.
+whole on every host, so that a lost disk loses nothing, and puts together before what is in parts.
 
 Training waits while the state is copied into the host's memory; a thread writes it while training goes on. With
 `checkpoint.asynchronous: false` training waits for the disk as well.
@@ -14,14 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.planning.links import exchange_s
-from gangline.planning.option import BUILT_STRATEGIES, Option, fabric
+from gangline.planning.option import Option, fabric
 from gangline.planning.states import state_width, trained_shards
 from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 
-WHOLE = frozenset(BUILT_STRATEGIES)
-"""Strategies whose checkpoints are whole on every host."""
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""
 
@@ -63,9 +60,7 @@ class SaveCost:
     """Of one checkpoint; seconds are the least, what is likely, and the most."""
 
     num_bytes: int
-    """Of all that is saved."""
-    host_bytes: int
-    """Of what one host writes; hosts write at the same time."""
+    """Of what every host writes; they do at the same time."""
     write_s: tuple[float, float, float]
     """Until it is on the disk."""
     hold_s: tuple[float, float, float]
@@ -76,11 +71,6 @@ class SaveCost:
     """Between two of them; None: there is one, at the end, or the speed of a step is not known."""
     source: str
     """Where the seconds come from, for people."""
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether no host has all of it."""
-        return self.host_bytes < self.num_bytes
 
     @property
     def share(self) -> float | None:
@@ -103,13 +93,8 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     training = option.training
     width = BYTES[training.parameters] + state_width(training)
     num_bytes = round(width * trained_weights(option.architecture, training))
-    num_hosts = len(option.world.hosts)
-    whole = option.strategy.kind in WHOLE
-    host_bytes = num_bytes if whole else -(-num_bytes // num_hosts)
-    # of equal copies one rank of a host saves its own; parts are copied by all at once
-    rank_bytes = host_bytes if whole else num_bytes / len(option.needs)
-    written, copied = saving.disk.seconds(host_bytes), COPY.seconds(rank_bytes)
-    gather_s = _gather_s(option, num_bytes) if whole else 0.0
+    written, copied = saving.disk.seconds(num_bytes), COPY.seconds(num_bytes)
+    gather_s = _gather_s(option, num_bytes)
     low, likely, high = written if saving.waits else copied
     hold = (low + gather_s, likely + gather_s, high + gather_s)
     minutes = minutes_between(hold[1], written[1]) if saving.every_minutes == "auto" else saving.every_minutes
@@ -117,7 +102,6 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     turns += [saving.every_steps * option.time.total_s] if saving.every_steps and option.time is not None else []
     return SaveCost(
         num_bytes=num_bytes,
-        host_bytes=host_bytes,
         write_s=written,
         hold_s=hold,
         minutes=minutes,
