@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -14,6 +15,7 @@ from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
+from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.synchronous import Synchronous
 from tests.train.small import make_job, make_session, make_world, run_loop
 
@@ -70,47 +72,54 @@ def _stepper(session):
     return Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
 
 
-def losses(shares, *, strategy: str, poison: int = 0, **words):
-    """Losses and gradient norms of a run by rank 0, split and alone, and what was told.
+def losses(shares, *, strategy: str, skipped: str = "", deepspeed=None, **words):
+    """Losses and gradient norms of a run by rank 0, split and alone, and what was told. Every step is clipped.
 
-    poison: samples whose loss is no number.
+    skipped: what is bad about the third step: a gradient that is no number, or one that is far off.
     """
+    job = _job(strategy, **words)
+    job = replace(job, optimizer=replace(job.optimizer, clip_norm=0.1))
+    if deepspeed is not None:
+        job = replace(job, strategy=replace(job.strategy, deepspeed=deepspeed))
     found = []
     for world in (make_world(shares, rank=dist.get_rank(), strategy=strategy), make_world([sum(shares)], rank=0)):
         if world.size == 1 and dist.get_rank():
             return None
-        session = make_session(_job(strategy, **words), world)
-        if poison:
-            _spoil(session, poison)
-        _, captured = run_loop(session)
+        session, progress = make_session(job, world), Progress()
+        with _spoilt(session, progress, skipped):
+            _, captured = run_loop(session, progress=progress)
         told = [[event["event"], event.get("step")] for event in captured.events]
         found.append({"steps": captured.steps, "evaluations": captured.evaluations, "told": told})
     return found
 
 
-def _spoil(session, count: int) -> None:
-    """The first samples of the third step count a million times as much: a spike, or no number at all."""
-    poison = {int(sample) for sample in session.order.samples(2)[:count]}
-    plain = session.strategy.forward_backward
-    sample_of = session.train_set.sample
-    seen = {"poisoned": False}
-
-    def sample(index):
-        seen["poisoned"] = int(index) in poison
-        return sample_of(index)
+@contextlib.contextmanager
+def _spoilt(session, progress, how: str):
+    plain, judge = session.strategy.forward_backward, Spikes.judge
 
     def forward_backward(batch, *, scale, last):
-        scale = scale * float("inf") if seen["poisoned"] else scale
-        return plain(batch, scale=scale, last=last)
+        bad = how == "no number" and progress.step == 2 and session.world.is_head
+        return plain(batch, scale=scale * float("inf") if bad else scale, last=last)
 
-    session.train_set.sample = sample
-    session.strategy.forward_backward = forward_backward
+    def judged(self, loss, norm, *, step):
+        if how == "far off" and step == 2:
+            return Spike(loss=loss, usual_loss=0.0, norm=norm, usual_norm=0.0)
+        return judge(self, loss, norm, step=step)
 
-
-def refused(*, strategy: str, **words):
-    """Why such a session cannot be built."""
+    session.strategy.forward_backward, Spikes.judge = forward_backward, judged
     try:
-        make_session(_job(strategy, **words), make_world([5, 5], rank=dist.get_rank(), strategy=strategy))
+        yield
+    finally:
+        Spikes.judge = judge
+
+
+def refused(*, strategy: str, zero=None, **words):
+    """Why such a session cannot be built."""
+    job = _job(strategy, **words)
+    if zero is not None:
+        job = replace(job, strategy=replace(job.strategy, deepspeed={"zero_optimization": zero}))
+    try:
+        make_session(job, make_world([5, 5], rank=dist.get_rank(), strategy=strategy))
     except GanglineError as error:
         return str(error)
     return "it was built"

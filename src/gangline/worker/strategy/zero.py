@@ -27,7 +27,15 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.precision import Precision
-from gangline.worker.strategy.zero_engine import configuration, divide, load_deepspeed, require_possible, start
+from gangline.worker.strategy.zero_engine import (
+    configuration,
+    divide,
+    load_deepspeed,
+    require_possible,
+    require_valid,
+    stage_of,
+    start,
+)
 from gangline.worker.world import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -47,7 +55,7 @@ class Zero:
         """Raises UsageError for what DeepSpeed does not do of the job, and where it is not installed."""
         require_possible(job, precision, world)
         deepspeed = load_deepspeed(world.device)
-        self.stage = int(world.gang.strategy.removeprefix("zero-"))
+        self.stage = stage_of(world)
         self.in_step = self.stage > 1
         self.parts = dist.group.WORLD
         self._world = world
@@ -56,7 +64,8 @@ class Zero:
         self._shapes = {name: parameter.shape for name, parameter in self._trained.items()}
         first = {name: parameter.data for name, parameter in self._trained.items()} if precision.mixed else {}
         inner = adamw(list(self._trained.values()), job.optimizer)
-        config = configuration(job, precision, world, stage=self.stage)
+        config = configuration(job, precision, world, loss)
+        require_valid(deepspeed, config, job)
         if self.stage == 3:
             divide(deepspeed, loss, config, world)
         self.engine = start(deepspeed, loss, inner, config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 from typing import Any
@@ -13,11 +12,13 @@ from torch import nn
 
 from gangline.errors import UsageError
 from gangline.runs.job import Job
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import base_of, trainable
 from gangline.worker.precision import Precision
 from gangline.worker.world import World
 
-BUCKET_NUMBERS = 50_000_000
-"""Gradients that are exchanged at once, at the most; DeepSpeed's own choice is ten times that, in a buffer of fp32."""
+BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}
+"""Gradients that are exchanged at once, at the most, by stage: DeepSpeed's own choice, but where layers are cut."""
 
 
 def require_possible(job: Job, precision: Precision, world: World) -> None:
@@ -68,7 +69,9 @@ def load_deepspeed(device: torch.device) -> Any:
     logger = logging.getLogger("DeepSpeed")  # into this rank's log, not on its screen
     logger.handlers.clear()
     logger.propagate = True
-    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD  # a second one would not have our time limits
+    # our group, which has our time limits, and no second one
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False, dist_init_required=False)
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed
 
 
@@ -103,20 +106,13 @@ def start(deepspeed: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, con
     return engine
 
 
-def configuration(job: Job, precision: Precision, world: World, *, stage: int) -> dict[str, Any]:
-    """What DeepSpeed is told: what the job says of it, and of that what is ours last."""
+def configuration(job: Job, precision: Precision, world: World, loss: CausalLoss) -> dict[str, Any]:
+    """What DeepSpeed is told: what the job says of it, and over that what is gangline's."""
     asked = job.strategy.deepspeed
-    zero = {"reduce_bucket_size": BUCKET_NUMBERS, **asked.get("zero_optimization", {}), "stage": stage}
-    zero["memory_efficient_linear"] = False  # it would replace torch's for the whole process
-    pinned = world.device.type == "cuda"
-    if "optimizer" in job.strategy.offload:
-        zero["offload_optimizer"] = {"pin_memory": pinned, **zero.get("offload_optimizer", {}), "device": "cpu"}
-    if "parameters" in job.strategy.offload:
-        zero["offload_param"] = {"pin_memory": pinned, **zero.get("offload_param", {}), "device": "cpu"}
     return {
         "steps_per_print": None,
         **asked,
-        "zero_optimization": zero,
+        "zero_optimization": _zero(job, world, loss),
         # ranks do unequally many micro-batches, and it is told which one is the last
         "train_micro_batch_size_per_gpu": job.micro_batch,
         "gradient_accumulation_steps": 1,
@@ -130,6 +126,45 @@ def configuration(job: Job, precision: Precision, world: World, *, stage: int) -
     }
 
 
-def version() -> str:
-    """Of DeepSpeed, as it is installed."""
-    return importlib.metadata.version("deepspeed")
+def _zero(job: Job, world: World, loss: CausalLoss) -> dict[str, Any]:
+    stage = stage_of(world)
+    asked = dict(job.strategy.deepspeed.get("zero_optimization", {}))
+    hidden = base_of(loss.model).config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
+    # as transformers fills them in
+    filled = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    asked |= {key: filled[key] for key, value in asked.items() if value == "auto"}
+    numbers = sum(parameter.numel() for parameter in trainable(loss.model).values())
+    found = {"reduce_bucket_size": min(BUCKET_NUMBERS[stage], numbers), **asked, "stage": stage}
+    found["memory_efficient_linear"] = False  # it would replace torch's for the whole process
+    pinned = world.device.type == "cuda"
+    for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        if what in job.strategy.offload:
+            found[key] = {"pin_memory": pinned, **found.get(key, {}), "device": "cpu"}
+    return found
+
+
+def stage_of(world: World) -> int:
+    """1, 2 or 3."""
+    return int(world.gang.strategy.removeprefix("zero-"))
+
+
+def require_valid(deepspeed: Any, config: dict[str, Any], job: Job) -> None:
+    """Raise UsageError where DeepSpeed does not understand what it is told."""
+    try:
+        deepspeed.DeepSpeedConfig(config)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
+        raise UsageError(
+            "strategy.deepspeed: DeepSpeed does not take its keys",
+            seen=f"{type(error).__name__}: {str(error)[:500]}; passed on were {', '.join(_names(job))}",
+            fix="put them right in the file, or delete them",
+        ) from error
+
+
+def _names(job: Job) -> list[str]:
+    asked = job.strategy.deepspeed
+    inside = [f"zero_optimization.{key}" for key in asked.get("zero_optimization", {})]
+    return [*(key for key in asked if key != "zero_optimization"), *inside] or ["none"]
