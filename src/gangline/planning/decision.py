@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import Bench, Draft, Option, Question, Shift, shifts
+from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, shifts
 from gangline.planning.room import pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
@@ -149,8 +149,12 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
 
 
 def choose(drafts: list[Draft]) -> Draft | None:
-    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself."""
+    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
+
+    Nor is zero where something else fits: what it has in parts fsdp has, without a package more.
+    """
     exact = [draft for draft in drafts if draft.is_exact] or drafts
+    exact = [draft for draft in exact if draft.strategy.asked or draft.strategy.kind not in ZERO] or exact
     timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]

@@ -289,7 +289,8 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
-    """How machines train together: `ddp`, `fsdp`, `hsdp`, `pipeline`, `local-sgd`, or the keys below."""
+    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `pipeline`, `local-sgd`, or the keys
+    below."""
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
     """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
     their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
