@@ -12,6 +12,7 @@ from gangline.errors import GanglineError
 from gangline.runs.job import StrategyJob
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import trainable
+from gangline.worker.nf4 import num_weights
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
@@ -50,6 +51,7 @@ def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", off
         "stage": int(engine.zero_optimization_stage()),
         "states": sum(part.numel() for part in engine.optimizer.optimizer.state),
         "trained": len(expected),
+        "weights": [num_weights(session.model), num_weights(alone.model)],
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
     }
 

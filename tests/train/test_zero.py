@@ -8,7 +8,8 @@ from tests.train.test_resume import run, sample_order
 
 CASES = "tests.train.cases_zero"
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: pip install 'gangline[deepspeed]'"
+    importlib.util.find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed: pip install 'gangline[deepspeed]'",
 )
 
 
@@ -32,6 +33,7 @@ def test_the_gradient_is_that_of_one_process_and_what_is_in_parts_is(pool, strat
         assert result["stage"] == int(strategy[-1])
         assert result["states"] <= result["trained"] / len(shares) + 100
         assert (result["held"] == 0) == (strategy == "zero-3")
+        assert result["weights"][0] == result["weights"][1]
     assert sum(result["states"] for result in results) >= results[0]["trained"]
 
 

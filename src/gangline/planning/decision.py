@@ -222,14 +222,15 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     elif kind == "fsdp":
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
-    elif kind == "ddp":
-        yield Strategy(kind=kind, world_size=size, shard_size=1)
     else:
-        job = shift.question.strategy
-        asked = job.kind == kind
-        yield Strategy(
-            kind=kind, world_size=size, shard_size=size, asked=asked, offload=job.offload if asked else ()
-        )
+        yield _plain(shift.question.strategy, kind, size)
+
+
+def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
+    """Ddp or zero, with what the job says of it if it asks for just that."""
+    asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
+    offload = job.offload if asked else ()
+    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload)
 
 
 def _rounds(question: Question, slots: Sequence[int]) -> Strategy:

@@ -417,17 +417,21 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
         return kind
     if not builds_method(training, architecture):
         return f"{training.method} of experts"
-    if kind in ZERO and (training.method == "qlora" or training.compute == "fp64"):
-        return f"{kind} with {'weights of 4 bits' if training.method == 'qlora' else 'products in fp64'}"
-    if kind in ZERO and training.parameters != "fp32":
-        return f"{kind} without weights of fp32"
-    if kind in ZERO and training.compute == "fp16":
-        return f"{kind} in fp16"
+    if kind in ZERO:
+        return _lacking_of_zero(kind, training)
     if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
         return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
     if kind == "pipeline" and full and architecture.tied:
         return "pipeline with every weight of a model whose head is its embedding table"
     return ""
+
+
+def _lacking_of_zero(kind: Kind, training: Training) -> str:
+    if training.method == "qlora":
+        return f"{kind} with weights of 4 bits"
+    if training.compute in ("fp16", "fp64"):
+        return f"{kind} in {training.compute}"
+    return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
 
 
 def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:

@@ -13,7 +13,7 @@ from gangline.planning.shares import rank_hosts, rank_shares, stages_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import Job, build
+from gangline.runs.job import Job, StrategyJob, build
 
 SCHEMA_VERSION = 1
 

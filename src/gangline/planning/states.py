@@ -205,7 +205,9 @@ def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
 
 
 def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
-    """States of the optimizer, and under zero the weights that it moves; paged ones lie in memory that a GPU's driver may move away, and count 0 there.
+    """States of the optimizer, and under zero the weights that it moves.
+
+    Paged ones lie in memory that a GPU's driver may move away, and count 0 there.
 
     in_ram: whether there is no GPU. Left out: tensors of fewer than 4,096 numbers, whose states have 32 bits.
     """

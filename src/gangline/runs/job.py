@@ -170,8 +170,8 @@ class StrategyJob:
     kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"] = "auto"
     """auto: what the plan finds best of those that compute what one big machine would. ddp: every rank holds the model.
     fsdp: it lies in parts over all ranks; hsdp: over those of each host. pipeline: every rank holds some consecutive
-    layers. zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks. local-sgd:
-    hosts train apart and exchange what has changed."""
+    layers. zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
+    local-sgd: hosts train apart and exchange what has changed."""
     inner_steps: int = 50
     """local-sgd: optimizer steps of the run between two exchanges."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"

@@ -151,8 +151,8 @@ class StrategyWords(Section):
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
     processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3)."""
     deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
-    """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the job
-    says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
+    """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
+    job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
 
 
 class OptimizerWords(Section):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gangline.spec.job_words import JobWords, StrategyWords
+from gangline.spec.job_words import JobWords
 from gangline.spec.mistakes import KeyPath, quote
 from gangline.spec.paths import absolute, what_is_there, what_was_meant
 from gangline.spec.validate import Checked
@@ -35,7 +35,7 @@ ELSEWHERE = {
     "data_parallel_size": "delete it: it is the number of ranks",
     "data_types": "delete it: gradients are summed in fp32",
     "elasticity": "delete it: a run goes on with other hosts by itself",
-    "gradient_accumulation_steps": "delete it, or write \"auto\": it follows from batch, micro_batch and the ranks",
+    "gradient_accumulation_steps": 'delete it, or write "auto": it follows from batch, micro_batch and the ranks',
     "gradient_allreduce_op": "delete it: gradients are summed, divided by the tokens of the step",
     "gradient_predivide_factor": "delete it: gradients are summed, divided by the tokens of the step",
     "hybrid_engine": "delete it",
@@ -117,7 +117,9 @@ def resolve_deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, 
         checked.report(KEY, seen=f"{quote(text)}: {error}", expected="a file of JSON", fix="look at that place in it")
         return {}
     if not isinstance(found, dict):
-        checked.report(KEY, seen=f"{quote(text)} holds no mapping", expected="keys of DeepSpeed", fix="look at the file")
+        checked.report(
+            KEY, seen=f"{quote(text)} holds no mapping", expected="keys of DeepSpeed", fix="look at the file"
+        )
         return {}
     reader = _Reader(checked, text)
     return reader.passed_on(found)
@@ -187,18 +189,28 @@ class _Reader:
     def _offload(self, name: str, found: Mapping[str, Any], what: str) -> dict[str, Any]:
         device = found.get("device", "none") or "none"
         if device == "nvme":
-            self._refuse(f"{name}.device", device, "cpu or none", "write \"cpu\": state on NVMe is not done")
+            self._refuse(f"{name}.device", device, "cpu or none", 'write "cpu": state on NVMe is not done')
             return {}
         wanted = "cpu" if what in self._words.strategy.offload else "none"
-        if device != AUTO and device != wanted:
-            fix = f"add {what} to `offload` in the job" if device == "cpu" else f"delete {what} from `offload` in the job"
+        if device not in (AUTO, wanted):
+            fix = (
+                f"add {what} to `offload` in the job" if device == "cpu" else f"delete {what} from `offload` in the job"
+            )
             self._refuse(f"{name}.device", device, f"{quote(wanted)}, as strategy.offload says", fix)
         if wanted == "none":
             return {}
         for key in ("super_offload", "ratio", "nvme_path", "cpuadam_cores_perc"):
             if key in found:
                 self._refuse(f"{name}.{key}", found[key], "nothing there", "delete it: the update is torch's AdamW")
-        kept = ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write", "fast_init")
+        kept = (
+            "pin_memory",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "pipeline_read",
+            "pipeline_write",
+            "fast_init",
+        )
         return {key: value for key, value in found.items() if key in kept and value != AUTO}
 
     def _optimizer(self, found: Any) -> None:
@@ -267,7 +279,7 @@ class _Reader:
             self._refuse(name, value, "the update is torch's AdamW, wherever the states lie", "delete it")
 
     def _agree(self, name: str, value: Any, wanted: Any, key: str) -> None:
-        if value == AUTO or value == wanted:
+        if value in (AUTO, wanted):
             return
         shown = "none" if wanted is None else json.dumps(wanted)
         self._refuse(name, value, f"{shown}, as the job says ({key})", 'write "auto", or change one of the two')

@@ -39,7 +39,9 @@ def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
 
 
 def _lacking(kind: str, hosts: Sequence[str], *, seen: str, fix: str) -> UsageError:
-    return UsageError(f"strategy: {kind} is done by DeepSpeed, which {' '.join(hosts)} would not have", seen=seen, fix=fix)
+    return UsageError(
+        f"strategy: {kind} is done by DeepSpeed, which {' '.join(hosts)} would not have", seen=seen, fix=fix
+    )
 
 
 def _is_pinned(host: Host) -> bool:

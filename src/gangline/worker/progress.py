@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from gangline.runs.checkpoints import find_part
-from gangline.worker.optimizer import state_tensors
 from gangline.worker.lots import named_lots
+from gangline.worker.optimizer import state_tensors
 from gangline.worker.pass_on import give, give_lot, lacks_state, receive, receive_lot
 from gangline.worker.restore import load_part
 from gangline.worker.session import Session
@@ -91,9 +91,7 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     return Progress(**state)
 
 
-def _take_parts(
-    strategy: Zero, tensors: Mapping[str, torch.Tensor], checkpoints: Path, world: World
-) -> dict[str, Any]:
+def _take_parts(strategy: Zero, tensors: Mapping[str, torch.Tensor], checkpoints: Path, world: World) -> dict[str, Any]:
     """What lies in parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
     if lacks_state(world):
         for lot in named_lots(tensors):

@@ -47,7 +47,9 @@ def load_part(
     _compare(folder, tensors, metadata, elsewhere)
     try:
         for lot in [dict(tensors)] if take is None else named_lots(tensors):
-            read = lot if take is None else {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+            read = (
+                lot if take is None else {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+            )
             _read_tensors(folder, read, metadata)
             if take is not None:
                 take(read)

@@ -168,7 +168,9 @@ class Parts:
     def flat(self) -> list[torch.Tensor]:
         """This rank's weights in fp32, as the update sees them: one row of numbers per group of parameters, or more."""
         names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-        found: list[torch.Tensor] = next(getattr(self._optimizer, name) for name in names if hasattr(self._optimizer, name))
+        found: list[torch.Tensor] = next(
+            getattr(self._optimizer, name) for name in names if hasattr(self._optimizer, name)
+        )
         return found
 
     def states(self) -> list[dict[str, torch.Tensor]]:
@@ -251,6 +253,7 @@ class ZeroOptimizer:
 
     @step_count.setter
     def step_count(self, count: float) -> None:
+        """As a checkpoint says."""
         for state in self._parts.states():
             state["step"].fill_(count)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -64,6 +65,8 @@ def load_deepspeed(device: torch.device) -> Any:
             seen=f"{type(error).__name__}: {error}",
             fix="pip install 'gangline[deepspeed]' into the environment of every host, or write strategy: fsdp",
         ) from error
+    # it calls collectives by names that torch 2.13 has others for, several times a step
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # it would build an operator for CPUs of one host, for a minute; gloo does the same
     deepspeed.ops.__compatible_ops__ = {}
     logger = logging.getLogger("DeepSpeed")  # into this rank's log, not on its screen
