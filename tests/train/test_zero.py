@@ -43,9 +43,7 @@ def test_the_gradient_is_that_of_one_process_and_what_is_in_parts_is(pool, strat
         ("zero-1", "full", [5, 3, 2], "fp32"),
         ("zero-2", "lora", [7, 3], "fp32"),
         ("zero-3", "full", [5, 3, 2], "fp32"),
-        ("zero-1", "full", [7, 3], "bf16"),
         ("zero-2", "full", [7, 3], "bf16"),
-        ("zero-3", "lora", [7, 3], "bf16"),
     ],
 )
 def test_many_steps_have_the_losses_of_one_process(pool, strategy, method, shares, precision):
@@ -66,10 +64,9 @@ def test_many_steps_have_the_losses_of_one_process(pool, strategy, method, share
     [
         ("zero-1", (), "far off", "fp32"),
         ("zero-1", (), "far off", "bf16"),
-        ("zero-2", (), "no number", "fp32"),
+        ("zero-3", (), "no number", "fp32"),
         ("zero-2", (), "far off", "bf16"),
         ("zero-2", ("optimizer",), "far off", "fp32"),
-        ("zero-3", (), "far off", "fp32"),
         ("zero-3", ("optimizer",), "far off", "fp32"),
     ],
 )
