@@ -1,5 +1,6 @@
 """Models in parts through the real command: they lose a rank, go on by themselves, elsewhere, and leave."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -94,6 +95,29 @@ def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):
     for line in metrics:  # steps that were done again came to what they came to before
         assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
     out = user.gangline("export", run, "--merged", "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_zero_goes_on_after_a_kill_and_leaves_as_any_other(user):
+    config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}, "bf16": {"enabled": "auto"}}
+    (user.folder / "ds.json").write_text(json.dumps(config))
+    write_job(user, strategy={"kind": "zero-3", "offload": "optimizer", "deepspeed": "ds.json"}, steps=14)
+    write_cluster(user, "first", pc1={}, pc2={})
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 7)
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-1.pid").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    assert user.wait_for_end(run) == "finished"
+    told = watching.communicate()[1]
+    assert "DeepSpeed has all state in parts over the 2 ranks, and of it optimizer in the machines' memory" in told
+    assert "rank 1 on pc2 was killed by SIGKILL" in told
+    losses = {}
+    for line in user.metrics("pc1", run):  # steps that were done again came to what they came to before
+        assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
+    assert sorted(losses) == list(range(1, 15))
+    out = user.gangline("export", run, "--to", "out")
     assert (user.folder / "out" / "model.safetensors").is_file(), out
 
 

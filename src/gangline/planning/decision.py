@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import Bench, Draft, Option, Question, Shift, shifts
+from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, shifts
 from gangline.planning.room import pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
@@ -27,6 +27,9 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "ddp": ("single", "ddp"),
     "fsdp": ("single", "fsdp"),
     "hsdp": ("single", "hsdp"),
+    "zero-1": ("single", "zero-1"),
+    "zero-2": ("single", "zero-2"),
+    "zero-3": ("single", "zero-3"),
     "pipeline": ("single", "pipeline"),
     "local-sgd": ("single", "local-sgd"),
 }
@@ -146,8 +149,12 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
 
 
 def choose(drafts: list[Draft]) -> Draft | None:
-    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself."""
+    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
+
+    Nor is zero where something else fits: what it has in parts fsdp has, without a package more.
+    """
     exact = [draft for draft in drafts if draft.is_exact] or drafts
+    exact = [draft for draft in exact if draft.strategy.asked or draft.strategy.kind not in ZERO] or exact
     timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
@@ -216,7 +223,14 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
     else:
-        yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
+        yield _plain(shift.question.strategy, kind, size)
+
+
+def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
+    """Ddp or zero, with what the job says of it if it asks for just that."""
+    asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
+    offload = job.offload if asked else ()
+    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload)
 
 
 def _rounds(question: Question, slots: Sequence[int]) -> Strategy:

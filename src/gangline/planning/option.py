@@ -28,7 +28,9 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "pipeline", "local-sgd")
+ZERO = ("zero-1", "zero-2", "zero-3")
+"""Done by DeepSpeed."""
+BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "pipeline", "local-sgd")
 """What gangline's own trainer does so far; see `lacking`."""
 
 
@@ -402,8 +404,8 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 
 
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
-    taken = strategy.asked or strategy.kind != "local-sgd"
+    """Whether gangline's own trainer can do it, and does: local-sgd and zero only where the job asks for them."""
+    taken = strategy.asked or strategy.kind not in ("local-sgd", *ZERO)
     updates = training.optimizer == "adamw" or _builds_eight_bits(strategy, training)
     return taken and updates and not lacking(strategy, training, architecture)
 
@@ -415,6 +417,8 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
         return kind
     if not builds_method(training, architecture):
         return f"{training.method} of experts"
+    if kind in ZERO:
+        return _lacking_of_zero(kind, training)
     if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
         return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
     if kind == "pipeline" and full and architecture.tied:
@@ -422,9 +426,17 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
     return ""
 
 
+def _lacking_of_zero(kind: Kind, training: Training) -> str:
+    if training.method == "qlora":
+        return f"{kind} with weights of 4 bits"
+    if training.compute in ("fp16", "fp64"):
+        return f"{kind} in {training.compute}"
+    return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
+
+
 def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
     """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
-    in_parts = strategy.kind in IN_STEP and training.method == "full"
+    in_parts = strategy.kind in ZERO or (strategy.kind in IN_STEP and training.method == "full")
     return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
 
 

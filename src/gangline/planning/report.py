@@ -119,7 +119,9 @@ def name(strategy: Strategy) -> str:
         return "fsdp, kept"
     if strategy.kind == "hsdp":
         return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
-    if strategy.asked:
+    if strategy.offload:
+        return f"{strategy.kind}, {' and '.join(strategy.offload)} in RAM"
+    if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
 

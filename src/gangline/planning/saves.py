@@ -2,8 +2,7 @@
 
 A checkpoint holds trained weights and two states for each; frozen weights are never written. Our trainer writes it
 whole on every host, so that a lost disk loses nothing, and puts together before what is in parts; with
-`checkpoint.each_host: part` every host writes what its ranks hold, which come together in its memory. Other trainers
-write parts, a rank its own.
+`checkpoint.each_host: part` every host writes what its ranks hold, which come together in its memory.
 
 Training waits while the state is copied into the host's memory; a thread writes it while training goes on. With
 `checkpoint.asynchronous: false` training waits for the disk as well.
@@ -16,14 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.planning.links import exchange_s
-from gangline.planning.option import BUILT_STRATEGIES, Option, fabric
+from gangline.planning.option import ZERO, Option, fabric
 from gangline.planning.states import state_width, trained_shards
 from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 
-WHOLE = frozenset(BUILT_STRATEGIES)
-"""Strategies whose checkpoints are whole on every host."""
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""
 
@@ -109,15 +106,10 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     training = option.training
     width = BYTES[training.parameters] + state_width(training)
     num_bytes = round(width * trained_weights(option.architecture, training))
-    num_hosts = len(option.world.hosts)
-    ours = option.strategy.kind in WHOLE
-    by_host = ours and saving.by_host and _is_apart(option)
-    whole = ours and not by_host
-    host_bytes = num_bytes if whole else _most_on_a_host(option, num_bytes) if by_host else -(-num_bytes // num_hosts)
-    # one rank of a host saves our part of it; in other trainers all copy their own at once
-    rank_bytes = host_bytes if ours else num_bytes / len(option.needs)
-    written, copied = saving.disk.seconds(host_bytes), COPY.seconds(rank_bytes)
-    gather_s = _gather_s(option, num_bytes) if whole else 0.0
+    by_host = saving.by_host and _is_apart(option)
+    host_bytes = _most_on_a_host(option, num_bytes) if by_host else num_bytes
+    written, copied = saving.disk.seconds(host_bytes), COPY.seconds(host_bytes)
+    gather_s = 0.0 if by_host else _gather_s(option, num_bytes)
     low, likely, high = written if saving.waits else copied
     hold = (low + gather_s, likely + gather_s, high + gather_s)
     if by_host:
@@ -139,9 +131,9 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
 
 
 def _is_apart(option: Option) -> bool:
-    """Whether no host has the whole trained state."""
+    """Whether no host has the whole trained state. What DeepSpeed has in parts is no rows of tensors: it is whole."""
     strategy, hosts = option.strategy, option.world.hosts
-    if len(hosts) == 1:
+    if len(hosts) == 1 or strategy.kind in ZERO:
         return False
     if strategy.kind == "pipeline":
         return True

@@ -132,12 +132,13 @@ class OuterWords(Section):
 class StrategyWords(Section):
     """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "pipeline", "local-sgd"] = "auto"
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"] = "auto"
     """`ddp`: every device holds the model, and gradients are exchanged in every step. `fsdp`: the model lies in parts
     on all devices, for one that no device holds; its layers travel for every micro-batch, which wants fast links.
     `hsdp`: the same inside every host, with one copy per host. `pipeline`: every device holds some of the layers, more
-    where it is faster, and what they compute travels from one to the next, which suits slow links. All four compute
-    what one big machine would. `local-sgd`: every host takes steps of its own, and hosts exchange once in
+    where it is faster, and what they compute travels from one to the next, which suits slow links. `zero-1`, `zero-2`,
+    `zero-3`: by DeepSpeed, the optimizer's states lie in parts on all devices, gradients too, weights too. All of these
+    compute what one big machine would. `local-sgd`: every host takes steps of its own, and hosts exchange once in
     `inner_steps` steps, for links that are too slow for full fine-tuning; other numbers than one big machine. `auto`:
     `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the plan finds best."""
     inner_steps: Count = 50
@@ -146,6 +147,12 @@ class StrategyWords(Section):
     """What changes of weights are rounded to on the wire (local-sgd)."""
     outer: OuterWords = OuterWords()
     """What becomes of the mean change of all hosts (local-sgd)."""
+    offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
+    """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
+    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3)."""
+    deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
+    """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
+    job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
 
 
 class OptimizerWords(Section):
@@ -286,7 +293,8 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
-    """How machines train together: `ddp`, `fsdp`, `hsdp`, `pipeline`, `local-sgd`, or the keys below."""
+    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `pipeline`, `local-sgd`, or the keys
+    below."""
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
     """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
     their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
 from gangline.worker.checkpoint import STATE_FILE
+from gangline.worker.lots import named_lots
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
@@ -34,7 +35,11 @@ def load_part(
 
 
 def load_parts(
-    parts: Sequence[tuple[Path, str]], tensors: Mapping[str, torch.Tensor], *, elsewhere: Collection[str] = ()
+    parts: Sequence[tuple[Path, str]],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    elsewhere: Collection[str] = (),
+    take: Callable[[dict[str, torch.Tensor]], None] | None = None,
 ) -> dict[str, Any]:
     """Fill `tensors` in place from as many parts of a step as it takes, in this order, and give back the state that was
     saved with them.
@@ -44,6 +49,7 @@ def load_parts(
     tensors: the template: exactly the names, shapes and dtypes that were saved, on any device, or what this rank has of
     them; but for names that are `elsewhere`, which other ranks have. It is read block by block as it was written, so
     beside the template there has to be memory for the largest block.
+    take: gets some of them after others, whole, in the machine's memory; then none is filled, and they may be meta.
     Raises CheckpointError when a file is not what was committed, before any of them is interpreted; when .metadata
     asks for anything but DCP's own records; when the template is another, and when parts are missing. `tensors` are
     untouched then; they are not when a forged part with right digests turns out unreadable half-way, which raises
@@ -54,7 +60,13 @@ def load_parts(
     saved = found.metadata.state_dict_metadata
     expected = {name: each for name, each in tensors.items() if name in saved or not found.lacking}
     _compare(found.folder, expected, found.metadata, elsewhere)
-    found.read(tensors)
+    if take is None:
+        found.read(tensors)
+    else:
+        for lot in named_lots(tensors):
+            read = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+            found.read(read)
+            take(read)
     state: dict[str, Any] = json.loads((found.folder / STATE_FILE).read_bytes())
     return state
 

@@ -25,11 +25,13 @@ from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
+from gangline.worker.strategy.zero import Zero, ZeroOptimizer
 from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
-IN_PARTS = ("fsdp", "hsdp", "pipeline")
-"""No rank has the whole model."""
+ZERO = ("zero-1", "zero-2", "zero-3")
+IN_PARTS = ("fsdp", "hsdp", "pipeline", *ZERO)
+"""No device has all of the model, or of its optimizer's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Session:
     precision: Precision
     loss: CausalLoss
     strategy: Strategy
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | ZeroOptimizer
     scaler: torch.amp.GradScaler | None
     train_set: TokenSource
     evaluation_set: TokenSource | None
@@ -57,7 +59,8 @@ class Session:
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
-    divided = world.gang.strategy in IN_PARTS and world.size > 1
+    in_parts = world.size > 1 and world.gang.strategy in IN_PARTS
+    divided = in_parts and world.gang.strategy not in ZERO
     cutting = _Cutting(job, world, precision)
     found = None
     if divided or job.method.kind == "qlora":
@@ -66,7 +69,7 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
             found = None  # a table that is divided twice would not be one any more
     if found is None:
         # what no single device holds is divided layer by layer on its way there
-        device = torch.device("cpu") if divided else world.device
+        device = torch.device("cpu") if in_parts else world.device
         model = load_model(job, device=device, compute=precision.compute)
         cutting.cut(model)
         model = model.to(world.device) if cutting.stage is not None else model
@@ -115,13 +118,16 @@ def assemble(
     evaluation_set: TokenSource | None = None,
 ) -> Session:
     """The session of a model that is loaded already; collective when there are several ranks."""
+    strategy = _make_strategy(loss, job, precision, world)
+    # DeepSpeed's optimizer has the weights, too
+    optimizer = strategy.optimizer if isinstance(strategy, Zero) else make_optimizer(loss.model, job.optimizer)
     return Session(
         job=job,
         world=world,
         precision=precision,
         loss=loss,
-        strategy=_make_strategy(loss, job, precision, world),
-        optimizer=make_optimizer(loss.model, job.optimizer),
+        strategy=strategy,
+        optimizer=optimizer,
         scaler=_make_scaler(world.device) if precision.scaled else None,
         train_set=train_set,
         evaluation_set=evaluation_set,
@@ -169,6 +175,8 @@ def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: Worl
     sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if world.gang.strategy in ("fsdp", "hsdp"):
         return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
+    if world.gang.strategy in ZERO:
+        return Zero(loss, precision=precision, world=world, job=job)
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
 
 

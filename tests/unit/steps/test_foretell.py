@@ -97,7 +97,7 @@ def test_the_screen_says_why_the_length_of_a_run_is_not_known(data: str, why: st
 
 def test_programs_read_what_checkpoints_cost(world: World) -> None:
     saves = plan_json(imagined(world), ())["saves"]
-    assert saves["num_bytes"] == saves["host_bytes"] > 0
+    assert saves["num_bytes"] > 0
     assert len(saves["write_s"]) == len(saves["hold_s"]) == 3
     assert 0 < saves["share"] < 1
     assert saves["every_s"] == pytest.approx(60 * saves["minutes"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.worker.batch import Batch
+from gangline.worker.optimizer import gradients_of
 
 
 class Strategy(Protocol):
@@ -30,6 +32,8 @@ class Strategy(Protocol):
     """Whether no host has the whole trained state."""
     has_loss: bool
     """Whether losses are this rank's to tell; in a pipeline every micro-batch is every rank's."""
+    clips: bool
+    """Whether the update clips gradients itself."""
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
@@ -39,8 +43,15 @@ class Strategy(Protocol):
         """Take part in a step without work of one's own: once (`last`), or, `in_step`, as often as others have more."""
         ...
 
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """Those of the step, after its last micro-batch, or this rank's parts of them."""
+        ...
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name."""
+        """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name.
+
+        On the meta device where it only knows what they are like: then it has a `fill`, too.
+        """
         ...
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
@@ -71,6 +82,11 @@ class Whole:
     parts: dist.ProcessGroup | None = None
     apart = False
     has_loss = True
+    clips = False
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """All of them."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

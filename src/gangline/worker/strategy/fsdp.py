@@ -12,10 +12,11 @@ Gradients are summed, not averaged, because the loss is already divided by the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -25,6 +26,7 @@ from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of, layers_of, trainable
+from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.stream import materialise
 from gangline.worker.world import World
@@ -36,6 +38,7 @@ class Fsdp:
     keeps_gradients = False
     in_step = True
     has_loss = True
+    clips = False
 
     def __init__(
         self,
@@ -81,6 +84,10 @@ class Fsdp:
     def join(self, *, last: bool) -> None:
         """Add zero while others add a micro-batch: one token without a target through the model."""
         self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's part of each."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.errors import UsageError
 from gangline.worker.agree import gather_text
@@ -29,6 +30,7 @@ from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of
+from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.stage import Stage
 from gangline.worker.world import World
@@ -97,6 +99,7 @@ class Pipeline:
     keeps_gradients = False
     in_step = False  # micro-batches wait for the last one of the step
     replicated = False
+    clips = False
 
     def __init__(self, loss: CausalLoss, stage: Stage, *, precision: Precision, world: World) -> None:
         """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
@@ -149,6 +152,10 @@ class Pipeline:
                 self._stage.require_plain(entered)
             return logits
         return self._decode(entered, input_ids, position_ids)
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's part of each."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
