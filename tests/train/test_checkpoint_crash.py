@@ -100,7 +100,7 @@ def test_any_other_failure_is_told_with_its_cause(tmp_path):
 def test_kill_9_at_every_point_loses_nothing_and_the_next_save_works(tmp_path):
     out = tmp_path / "cases.jsonl"
     argv = [sys.executable, "-m", "benchmarks.kill_saves", "--times", "1", "--out", str(out), "--folder", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line["point"] for line in lines if line["story"] == "train"] == list(disk.POINTS)
