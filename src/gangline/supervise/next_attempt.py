@@ -31,8 +31,8 @@ AGAIN_FILE = "again.json"
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
 PASSED_ON = ("ddp", "local-sgd", "zero-1", "zero-2", "zero-3")
-"""Strategies whose ranks have all of the state, or take their part of it as it comes; under others a rank may have a part
-of it, or that of some layers."""
+"""Strategies whose ranks have all of the state, or take their part as it comes; under others a rank may have a part, or
+that of some layers."""
 REST_S = 600.0
 """How long guards rest between two attempts: longer than anybody waits for a host."""
 
