@@ -53,9 +53,7 @@ class Synchronous:
         self._keeper = keeper
         self._parameters = list(trainable(session.model).values())
         gang = session.world.gang
-        self._dealer = Dealer(
-            session.world.shares, moving=gang.moving_shares, together=isinstance(session.strategy, Pipeline)
-        )
+        self._dealer = Dealer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
         if isinstance(session.strategy, Pipeline):
             session.strategy.beat = outlets.beat
         self._pace = Pace(session)
@@ -150,7 +148,8 @@ class Synchronous:
     def _gradient_norm(self) -> torch.Tensor:
         if self._session.scaler is not None:
             self._session.scaler.unscale_(self._session.optimizer)
-        return gradient_norm(self._parameters, parts=self._session.strategy.parts)
+        strategy = self._session.strategy
+        return gradient_norm(strategy.counted(self._parameters), parts=strategy.parts)
 
     def _report(self, tally: _Tally, norm: torch.Tensor, started: float) -> StepReport:
         session, keeper = self._session, self._keeper

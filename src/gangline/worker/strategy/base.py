@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.worker.batch import Batch
 
@@ -27,7 +28,8 @@ class Strategy(Protocol):
     parts: dist.ProcessGroup | None
     """The ranks among which the trained weights are divided; None where every rank has all of them."""
     has_loss: bool
-    """Whether losses are this rank's to tell; in a pipeline every micro-batch is every rank's."""
+    """Whether micro-batches are this rank's to count: of those that do the same ones, one rank counts them. What all
+    of them return as the loss adds up to it."""
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
@@ -37,8 +39,16 @@ class Strategy(Protocol):
         """Take part in a step without work of one's own: once (`last`), or, `in_step`, as often as others have more."""
         ...
 
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Those whose gradient counts in this rank's part of the norm."""
+        ...
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name."""
+        ...
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same live tensors of a checkpoint, parts of them as DTensors with the shape of the whole."""
         ...
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
@@ -69,9 +79,17 @@ class Whole:
     parts: dist.ProcessGroup | None = None
     has_loss = True
 
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """All."""
+        return list(parameters)
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
         return {}
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """None is a part."""
+        return dict(tensors)
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """The tensors themselves."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gangline.errors import UsageError
 from gangline.worker.agree import gather_text
@@ -149,9 +150,17 @@ class Pipeline:
             return logits
         return self._decode(entered, input_ids, position_ids)
 
+    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """All: no rank has what another one has."""
+        return list(parameters)
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
         return {}
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Every tensor is whole on the rank that has it."""
+        return dict(tensors)
 
     def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Names of what other ranks have; `tensors`: what this one has. Collective."""
