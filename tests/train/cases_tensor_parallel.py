@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import GanglineError
+from gangline.planning.config import read_architecture
+from gangline.planning.traffic import traffic
+from gangline.planning.training import Strategy, Training
 from gangline.runs.job import ModelJob
 from gangline.worker.evaluate import evaluate
 from gangline.worker.flops import step_flops
@@ -19,6 +23,7 @@ from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm
 from gangline.worker.progress import Progress
+from gangline.worker.regions import Side
 from gangline.worker.signals import StopFlag
 from gangline.worker.strategy.tensor_parallel import TensorParallel
 from gangline.worker.stream import hollow
@@ -162,3 +167,44 @@ def _accumulate(session, step: int):
     stepper = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
     tally = stepper.accumulate(step)
     return float(tally.loss_sum), tally.micro_batches
+
+
+def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
+    """What a step of two micro-batches sends: counted, and as the plan says."""
+    job = replace(make_job(method=method, batch=2, dropout=0.0), activation_checkpointing=checkpointing)
+    job = replace(job, model=replace(job.model, path=model_folder(layers=layers)))
+    session = make_session(job, make_world([2], rank=dist.get_rank(), strategy="tp"), num_evaluation=0)
+    sums, own = [], Side.sum_up
+
+    def sum_up(side, terms):
+        sums.append(terms.numel())
+        return own(side, terms)
+
+    Side.sum_up = sum_up
+    try:
+        _accumulate(session, 1)
+    finally:
+        Side.sum_up = own
+    trained = trainable(session.model)
+    cut = sum(each.numel() for name, each in trained.items() if name in session.loss.sliced.cuts)
+    config = json.loads((Path(job.model.path) / "config.json").read_text())
+    training = Training(
+        method=method,
+        micro_batch=1,
+        sequence_length=1,
+        rank=4,
+        compute="fp64",
+        parameters="fp64",
+        checkpointing=checkpointing,
+    )
+    two = Strategy(kind="tp", world_size=4, shard_size=2)
+    plan = traffic(read_architecture(config), training, two, micro_batches=2)
+    bytes_of = {each.what: each.num_bytes for each in plan.exchanges}
+    tokens = sum(int(session.train_set.lengths[row]) for row in session.order.samples(1))
+    foreseen = [each for each in plan.exchanges if each.hides == "in-layer"]
+    return {
+        "sums": [len(sums), sum(each.times for each in foreseen)],
+        "numbers": [sum(sums), sum(each.times * each.num_bytes // 8 for each in foreseen) * tokens / 2],
+        "cut": [cut, bytes_of["gradients"] // 8],
+        "whole": [sum(each.numel() for each in trained.values()) - cut, bytes_of["their sums"] // 8],
+    }

@@ -65,6 +65,15 @@ def test_other_words_of_plans_are_as_exact(zygote, tmp_path, family, method):
     assert all(result["fused"] == (family != "gemma2") for result in results)
 
 
+@pytest.mark.parametrize(
+    ("method", "checkpointing"), [("full", False), ("full", True), ("lora", False), ("lora", True)]
+)
+def test_what_ranks_send_is_what_the_plan_says(pool, method, checkpointing):
+    for result in pool(2).run(f"{CASES}:sent", method=method, checkpointing=checkpointing):
+        for name, (counted, planned) in result.items():
+            assert counted == planned, name
+
+
 def test_many_steps_have_the_losses_of_one_process(pool):
     ask = {"shares": [6, 4], "strategy": "tp", "method": "lora", "steps": 16}
     result = pool(4).run("tests.train.cases_exact:losses", **ask, packed=True)[0]
