@@ -40,7 +40,7 @@ def plant(host: LabHost) -> None:
     """Prepare a host on which nothing runs yet. Raises LabFailed where this machine lacks what it takes."""
     _plant_python(host)
     _plant_clock(host)
-    _plant_limit(host)
+    plant_limit(host, memory_mb=MEMORY_MB)
 
 
 def order(host: LabHost, word: str) -> None:
@@ -102,7 +102,11 @@ def _clock_library() -> bytes:
         return library.read_bytes()
 
 
-def _plant_limit(host: LabHost) -> None:
+def plant_limit(host: LabHost, *, memory_mb: int) -> None:
+    """A bound on the memory of all its programs, and the file systems by which the host itself sees what it did.
+
+    Raises LabFailed where this machine has no control groups.
+    """
     version = limits.version()
     if version is None:
         raise LabFailed("no control groups here: a host's memory cannot be limited")
@@ -111,4 +115,4 @@ def _plant_limit(host: LabHost) -> None:
     if version == 1:
         mount = f"mount -t tmpfs -o size=1m,mode=755 cgroups {folder} && {mount}"
     host.check(["sh", "-c", mount], as_root=True)
-    host.limit(memory_mb=MEMORY_MB)
+    host.limit(memory_mb=memory_mb)

@@ -57,9 +57,9 @@ class NewUser:
         rows = json.loads(self.types("ps", "--json").stdout)["runs"]
         return next(row for row in rows if row["id"] == run)
 
-    def awaits(self, run: str, condition, what: str) -> dict:
+    def awaits(self, run: str, condition, what: str, *, patience_s: float = PATIENCE_S) -> dict:
         """Look at `ps` until something is true."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while not condition(row := self.row(run)):
             assert time.monotonic() < deadline, f"waited in vain: {what}\n{row}"
             time.sleep(1.0)  # `ps` takes half a second of a core, which ranks that come up have better use for

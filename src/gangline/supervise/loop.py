@@ -360,7 +360,9 @@ class Supervisor:
         silence_s = self.followed.presence.silence_s()
         if phases == {"unreachable"}:
             return self._ordering.given is not None and silence_s > self._pace.abandon_s
-        return silence_s > self._pace.silence_s
+        pace = self._pace
+        ordered_s = min(pace.silence_s, pace.ordered_silence_s)
+        return silence_s > (pace.silence_s if self._user_order is None else ordered_s)
 
     def _clean_up(self, statuses: Statuses) -> list[Leftover]:
         """End what is left on the hosts; what is left then, and the hosts where nobody could look."""

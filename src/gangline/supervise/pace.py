@@ -25,8 +25,10 @@ class Pace:
     """The same where guards rest afterwards: they end ranks that do not get on themselves, and sooner."""
     silence_s: float = 30.0
     """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
+    ordered_silence_s: float = 30.0
+    """The same, at the most, once the user has ordered the end: a job may wait for a lost host for a day."""
     abandon_s: float = 120.0
-    """The same after an order of the user, where no host has ended yet; and for a guard that does not get on."""
+    """How long silence may last after an order, where no host has ended yet; and for a guard that does not get on."""
     notice_s: float = NOTICE_S
     stall_s: float = STALL_S
     doubt_s: float = DOUBT_S

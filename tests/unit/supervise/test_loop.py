@@ -460,6 +460,19 @@ def test_where_the_others_fail_a_silent_host_is_the_cause_and_is_named_as_not_ve
     assert read_events(lab.layout.events)[-1]["unverified"] == ["pc2"]
 
 
+def test_a_host_that_a_job_waits_for_all_day_does_not_keep_an_order_waiting(make):
+    lab = make()
+
+    def script():
+        lab.backend.silent = {"pc2"}
+        lab.backend.end("pc1", returncode=1, failures=({**FAILURE, "rank": 0},), reason="finished")
+        wait_until(lambda: lab.phase() == "stopping", "it has failed")
+        write_order(lab.layout, "stop", attempt=1)
+
+    outcome = lab.run(script, silence_s=1e5, ordered_silence_s=0.05)
+    assert outcome.unverified == ("pc2",)
+
+
 def test_an_order_is_repeated_until_a_silent_host_takes_it(make):
     lab = make(stubborn=frozenset({"pc1"}))
 
