@@ -201,7 +201,7 @@ class _Cutter:
         table.register_forward_hook(lambda _module, _given, made: side.told_once(made))
         decoder.register_forward_hook(enter)
         inside = {id(parameter) for parameter in decoder.parameters()}
-        behind = {name for number, name in self._names.items() if number not in inside}
+        behind = {name for name, each in self._model.named_parameters() if id(each) not in inside}
         self._summed |= self._own(table) | behind
 
     def _own(self, module: nn.Module) -> set[str]:
@@ -212,7 +212,7 @@ class _Cutter:
         whole = module._parameters.get(which)
         if whole is None:
             return
-        name = self._names[id(whole)]
+        name = self._names.pop(id(whole))
         part = nn.Parameter(self._side.part_of(whole, dim).clone(), requires_grad=whole.requires_grad)
         module._parameters[which] = part
         self._names[id(part)] = name
