@@ -13,6 +13,7 @@ LONG = (
     "test_bad_input.py",
     "test_story_parts.py",
     "test_story_rounds.py",
+    "test_tensor_parallel.py",
     "test_local_sgd.py",
     "test_gang.py",
     "test_scaling.py",

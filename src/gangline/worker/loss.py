@@ -127,11 +127,13 @@ class CausalLoss(nn.Module):
         self.sliced = sliced
         self.compute = compute
         self.fused = False
+        self.is_hollow = is_hollow
         if not is_hollow:
             self.look()
 
     def look(self) -> None:
         """Find out how the loss of this model is computed; collective where the model is in parts."""
+        self.is_hollow = False
         self.fused = self._can_fuse()
 
     def forward(

@@ -58,8 +58,10 @@ class TensorParallel:
         self._several = mesh.size(0) > 1
         self._sent_as = sent_as if self._several and sent_as is not None else None
         across = mesh.get_group(ACROSS)
-        agree_weights(cut.values(), group=across)
-        agree_weights(self._whole.values())
+        if not loss.is_hollow or any(not each.requires_grad for each in loss.parameters()):
+            agree_weights(cut.values(), group=across)
+            agree_weights(self._whole.values())
+        # else every rank reads its part of the same files, and nothing is there yet
         self._inner: Ddp | Single
         if self._several:
             self._inner = Ddp(
