@@ -63,5 +63,5 @@ clean: ## remove .venv and the caches
 	@touch $@
 
 .venv/dev.stamp: .venv/train.stamp
-	$(BIN)/python -m pip install -c constraints.txt -e ".[train,dev]"
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,deepspeed,dev]"
 	@touch $@

@@ -24,9 +24,12 @@ from gangline.runs import retention
 from gangline.runs.cluster import Host
 from gangline.sync.checkpoints import Place, bring, find_checkpoint
 from gangline.sync.place import host_layout
-from gangline.worker.restore import load_part
+from gangline.worker.pieces import Piece
+from gangline.worker.restore import load_parts
 
 RUN = "calm-otter-7"
+IN_PARTS = ("upper", "lower")
+"""Hosts of which each holds half of the state."""
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "gangline.runs.checkpoints": disk.main,
     "gangline.runs.retention": retention.main,
@@ -109,16 +112,30 @@ def load_as_rank(root: Path, name: str, step: int) -> list[str]:
 
     Raises CheckpointError as the rank would.
     """
-    folder, digest = disk.find_part(checkpoints_of(root, name), step, host=name)
-    return compare(folder, step, digest=digest)
+    return compare(disk.find_parts(checkpoints_of(root, name), step, host=name), step)
 
 
-def compare(folder: Path, step: int, *, digest: str) -> list[str]:
-    """Load a part; what is wrong with the state. Raises CheckpointError."""
+def pieces_of(step: int, host: str) -> list[Piece]:
+    """What one of the hosts IN_PARTS has of that state: the upper or the lower rows."""
+    pieces = []
+    for name, tensor in tensors_of(step).items():
+        whole = {"name": name, "shape": tuple(tensor.shape)}
+        if tensor.ndim == 0:
+            pieces.append(Piece(tensor=tensor, offsets=(), **whole))
+            continue
+        cut = len(tensor) // 2
+        rows, first = (tensor[:cut], 0) if host == IN_PARTS[0] else (tensor[cut:], cut)
+        pieces.append(Piece(tensor=rows, offsets=(first, *(0,) * (tensor.ndim - 1)), **whole))
+    return pieces
+
+
+def compare(parts: Sequence[tuple[Path, str]], step: int) -> list[str]:
+    """Load parts; what is wrong with the state. Raises CheckpointError. parts: as `load_parts` takes them."""
     template = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(step).items()}
-    state = load_part(folder, template, digest=digest)
+    state = load_parts(parts, template)
     same = all(torch.equal(template[name], tensor) for name, tensor in tensors_of(step).items())
-    return [] if same and state["step"] == step else [f"wrong: {folder} holds another state than that of step {step}"]
+    where = parts[0][0]
+    return [] if same and state["step"] == step else [f"wrong: {where} holds another state than that of step {step}"]
 
 
 def require_loadable(root: Path, names: Iterable[str], step: int) -> list[str]:

@@ -5,6 +5,7 @@
 Hosts are folders. Three stories, and where in them a process is ended by SIGKILL:
 
     train        two hosts save, commit and prune; at every point of gangline.runs.checkpoints.POINTS
+    in parts     the same where each of them holds half of the state, and only both parts are a checkpoint
     last step    one of three hosts is gone; the others save the last step that they have completed, each its own, which
                  nobody commits; one of them is killed at any point of a save
     resume       the same, and they live; who resumes is killed before or after any act on a host: a survey, the record
@@ -33,7 +34,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from benchmarks.checkpoint_hosts import checkpoints_of, compare, require_loadable, resume, tensors_of
+from benchmarks.checkpoint_hosts import (
+    IN_PARTS,
+    checkpoints_of,
+    compare,
+    pieces_of,
+    require_loadable,
+    resume,
+    tensors_of,
+)
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
@@ -42,6 +51,7 @@ from gangline.runs.retention import set_aside
 from gangline.worker.checkpoint import Saver
 
 STORIES = {"train": ("pc1", "pc2"), "last step": ("pc1", "pc2", "pc3"), "resume": ("pc1", "pc2", "pc3")}
+STORIES["in parts"] = IN_PARTS
 """Story -> its hosts."""
 SAVE = tuple(point for point in disk.POINTS if point.startswith("save: "))
 ACTS = tuple(f"{when} a {what}" for what in ("program", "write", "copy") for when in ("before", "after"))
@@ -49,6 +59,7 @@ MOST_HITS = {"program": 4, "write": 4, "copy": 1}
 """So often a resume surely comes there: a survey on each host and a look at the part; the record on each host."""
 POINTS = (
     *(("train", point) for point in disk.POINTS),
+    *(("in parts", point) for point in disk.POINTS),
     *(("last step", point) for point in (*SAVE, "retention: begin", "retention: end")),
     *(("resume", point) for point in ACTS),
 )
@@ -73,7 +84,7 @@ class Case:
     @property
     def hit(self) -> int:
         """The kill comes at this arrival at the point; in a training, counted over all hosts."""
-        if self.story == "train":
+        if self.story in ("train", "in parts"):
             return self.random().randint(1, 9)
         what = "save" if self.story == "last step" else self.point.rpartition(" ")[2]
         return self.random().randint(1, 3 if self.point == "save: within tensors" else MOST_HITS.get(what, 1))
@@ -107,7 +118,9 @@ def loss_of(step: int) -> float:
 
 def saver_of(root: Path, host: str, hosts: Sequence[str], *, attempt: int, asynchronous: bool) -> Saver:
     """What the first rank of a host saves with."""
+    held = {each: f"the {each} rows" for each in hosts} if tuple(hosts) == IN_PARTS else {}
     description = {"attempt": attempt, "hosts": hosts, "num_ranks": len(hosts), "fingerprints": {"job": "f00d"}}
+    description["held"] = held
     job = CheckpointJob(keep_last=KEEP_LAST, keep_best=True, asynchronous=asynchronous)
     return Saver(checkpoints_of(root, host), host=host, job=job, description=description)
 
@@ -120,8 +133,12 @@ def train(
         set_aside(checkpoints_of(root, host), start)  # as `gangline resume` has every host do
     savers = {host: saver_of(root, host, hosts, attempt=attempt, asynchronous=asynchronous) for host in hosts}
     for step in range(start + INTERVAL, start + INTERVAL * num_saves + 1, INTERVAL):
-        for saver in savers.values():
-            saver.save(step, tensors_of(step), {"step": step, "evaluation_loss": loss_of(step)})
+        for host, saver in savers.items():
+            state = {"step": step, "evaluation_loss": loss_of(step)}
+            if tuple(hosts) == IN_PARTS:
+                saver.save_pieces(step, pieces_of(step, host), state)
+            else:
+                saver.save(step, tensors_of(step), state)
         parts = {}
         for host, saver in savers.items():
             saver.wait()
@@ -233,7 +250,7 @@ def lose_a_host(case: Case, root: Path, *, attempt: int, start: int) -> tuple[ra
     return chance, survivors, {host: step + chance.randint(0, 1) for host in survivors}
 
 
-PLAY = {"train": play_train, "last step": play_last_step, "resume": play_resume}
+PLAY = {"train": play_train, "in parts": play_train, "last step": play_last_step, "resume": play_resume}
 
 
 # --- what is left
@@ -256,14 +273,35 @@ def look(root: Path, hosts: Sequence[str]) -> tuple[int, list[str]]:
         only = {host: [entry for entry in entries if entry["step"] == step] for host, entries in surveys.items()}
         if disk.choose(only).step != step:
             wrong.append(f"lost: step {step} was committed and is not valid any more")
-    for source in choice.sources:
+    if choice.held:
+        wrong += load_all(root, choice.sources, chosen)
+    for source in choice.sources if not choice.held else ():
         wrong += load_and_compare(checkpoints_of(root, source.host), chosen, source.part)
     for step, record in choice.adoptable.items():
-        source = disk.choose(disk.with_record(surveys, step, record)).sources[0]
-        adopt(root, hosts, step, record, source)
-        wrong += load_and_compare(checkpoints_of(root, source.host), step, source.part)
+        adopted = disk.choose(disk.with_record(surveys, step, record))
+        if adopted.held:
+            for host in hosts:
+                disk.place_commit(checkpoints_of(root, host), record)
+                journal(root, step)
+            wrong += load_all(root, adopted.sources, step)
+        else:
+            source = adopted.sources[0]
+            adopt(root, hosts, step, record, source)
+            wrong += load_and_compare(checkpoints_of(root, source.host), step, source.part)
         chosen = max(chosen, step)
     return chosen, wrong
+
+
+def load_all(root: Path, sources: Sequence[disk.Source], step: int) -> list[str]:
+    """Whether the parts of a step that lies in parts make up its state, once they lie beside each other."""
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        parts = []
+        for source in sources:
+            own = disk.part_folder(checkpoints_of(root, source.host), step, source.part)
+            copy = Path(folder) / own.name
+            shutil.copytree(own, copy)
+            parts.append((copy, digest_of((copy / PART_FILE).read_bytes())))
+        return compare(parts, step)
 
 
 def adopt(root: Path, hosts: Sequence[str], step: int, record: bytes, source: disk.Source) -> None:
@@ -283,7 +321,7 @@ def load_and_compare(checkpoints: Path, step: int, part: str) -> list[str]:
     folder = disk.part_folder(checkpoints, step, part)
     commit = disk.read_commit(checkpoints, step)
     # The record may be on the other host only: then the part's own description is what the record listed.
-    return compare(folder, step, digest=commit.parts[part] if commit else digest_of((folder / PART_FILE).read_bytes()))
+    return compare([(folder, commit.parts[part] if commit else digest_of((folder / PART_FILE).read_bytes()))], step)
 
 
 def resume_again(case: Case, root: Path, ended: Ended) -> list[str]:

@@ -40,6 +40,7 @@ from gangline.steps.command import (
     start_command,
 )
 from gangline.steps.decide import Decision, decide
+from gangline.steps.engine import require_engine
 from gangline.steps.equip import claim, equip, foresee
 from gangline.steps.forecast import require_startable
 from gangline.steps.foretell import Foretold, WhatIf, foretell
@@ -103,6 +104,7 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
         decision = decide(job, cluster, means)
         require(decision.findings)
         require_startable(decision.job, decision.outlook)
+        require_engine(decision.plan, decision.cluster, decision.inventory)
         claim(cluster, means)
         layout = create_folder(start.home)
         state = RunState(name=job.name, supervisor=ProcessId.current())
@@ -157,6 +159,7 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
     decision = decide(Job.load(layout.job), cluster, means)
     require(decision.findings)
     require_startable(decision.job, decision.outlook)
+    require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, means)
     with preparing(layout, next_state(ended), before=ended):
         ready = equip(decision.sight, means)
@@ -164,10 +167,11 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
         choice = choose_checkpoint(places, layout.run_id, talk=means.talk)
         carry_on(run, ready, means)
         plan, ready = bring_inputs(layout, decision, ready, means, before=inputs_before(layout))
-        for label in bring(places, layout.run_id, choice, targets=[host.name for host in cluster.hosts]):
+        gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
+        targets = gang.hosts if choice.held else [host.name for host in cluster.hosts]
+        for label in bring(places, layout.run_id, choice.for_ranks_of(gang), targets=targets):
             means.talk.say(f"step {choice.step} brought to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
-        gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
         start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
 
 

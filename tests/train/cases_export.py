@@ -13,20 +13,25 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gangline.errors import GanglineError
+from gangline.worker import by_tensor as by_tensor_module
 from gangline.worker import export as export_module
 from gangline.worker.export import export
 from gangline.worker.model import load_model, trainable
+from tests.train.peak import Peak
 from tests.train.tiny import make_job, write_model, write_run, write_tokenizer
 
 TOKENS = torch.arange(2, 42).reshape(2, 20)
 
 
-def prepare(folder, *, kind="llama", method="lora", dtype="float32", model=None, **changes):
+def prepare(
+    folder, *, kind="llama", method="lora", dtype="float32", model=None, in_parts=False, start="pretrained", **changes
+):
     base = Path(folder) / "base"
     write_model(base, kind, dtype=getattr(torch, dtype), **(model or {}))
     write_tokenizer(base)
     job = make_job(base, method=method, **changes)
-    return base, job, *write_run(Path(folder) / "root", job)
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, start=start))
+    return base, job, *write_run(Path(folder) / "root", job, in_parts=in_parts)
 
 
 @torch.no_grad()
@@ -73,6 +78,69 @@ def exported(folder, *, merged=False, **how):
         "said": said,
         "left": sorted(path.name for path in Path(folder).iterdir()),
     }
+
+
+def by_tensor(folder, *, merged=False, file_bytes=None, **how):
+    """What differs between the exports of a checkpoint that is whole and of one in parts, and what was said."""
+    whole, parts = Path(folder) / "whole", Path(folder) / "parts"
+    _, _, run, part, _ = prepare(whole, **how)
+    export(run, part, whole / "out", merged=merged)
+    _, _, run, part, _ = prepare(parts, in_parts=True, **how)
+    said, loads = [], []
+    plain = export_module.load_trained
+    export_module.load_trained = lambda *words: loads.append(words) or plain(*words)
+    try:
+        if file_bytes is not None:
+            by_tensor_module.FILE_BYTES = file_bytes
+        done = export(run, part, parts / "out", merged=merged, say=said.append)
+    finally:
+        export_module.load_trained, by_tensor_module.FILE_BYTES = plain, 2 << 30
+    one, other = (_all_tensors(each / "out") for each in (whole, parts))
+    return {
+        "names": sorted(set(one) ^ set(other)),
+        "values": [name for name in one if name in other and not _same(one[name], other[name])],
+        "tensors": len(other),
+        "files": done.files,
+        "configs": [json.loads((each / "out" / _config(merged, how)).read_text()) for each in (whole, parts)],
+        "max_logit_difference": done.max_logit_difference,
+        "said": said,
+        "loads": len(loads),
+        "left": sorted(path.name for path in parts.iterdir()),
+    }
+
+
+def _config(merged, how):
+    return "config.json" if merged or how.get("method") == "full" else "adapter_config.json"
+
+
+def _same(one, other):
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _all_tensors(folder):
+    return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def memory(folder, *, in_parts, file_bytes):
+    """Anonymous memory that an export of every weight takes at its peak, and the sizes of what it writes; bytes."""
+    wide = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10}
+    _, _, run, part, _ = prepare(folder, method="full", model=wide, in_parts=in_parts)
+    by_tensor_module.FILE_BYTES = file_bytes
+    try:
+        with Peak() as peak:
+            done = export(run, part, Path(folder) / "out")
+    finally:
+        by_tensor_module.FILE_BYTES = 2 << 30
+    sizes = [(Path(done.folder) / name).stat().st_size for name in done.files if name.endswith(".safetensors")]
+    return {"peak": peak.num_bytes, "files": sizes}
+
+
+def stranger_loads(folder):
+    """Whether plain transformers loads what was written in parts, with the logits of what was written whole."""
+    one, other = (
+        logits(AutoModelForCausalLM.from_pretrained(Path(folder) / each / "out")) for each in ("whole", "parts")
+    )
+    return bool(torch.equal(one, other))
 
 
 def dtypes(folder):

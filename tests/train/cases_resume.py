@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.held import held_by
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.model import trainable
+from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import restore
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
@@ -28,13 +30,16 @@ def piece(
     job: dict,
     strategy: str = "ddp",
     lacking=(),
+    hosts=None,
+    each_host: str = "whole",
+    disks: bool = False,
 ):
     """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights.
 
-    lacking: hosts whose checkpoints are not looked at.
+    lacking: hosts whose checkpoints are not looked at. hosts: of every rank. disks: every host has a folder of its own.
     """
     rank = dist.get_rank()
-    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy, lacking=lacking)
+    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy, lacking=lacking, hosts=hosts)
     hosts = world.gang.hosts
     words = dict(job)
     warmup, layers = words.pop("warmup", 5), words.pop("layers", None)
@@ -42,9 +47,12 @@ def piece(
     if layers is not None:
         made = replace(made, model=replace(made.model, path=model_folder(layers=layers)))
     made = replace(made, schedule=replace(made.schedule, warmup_steps=warmup))
+    made = replace(made, checkpoint=replace(made.checkpoint, each_host=each_host))
     session = make_session(made, world, num_evaluation=0)
-    checkpoints = Path(folder)
+    folders = {host: Path(folder) / host if disks else Path(folder) for host in hosts}
+    checkpoints = folders[world.host]
     description = {"attempt": 1, "hosts": hosts, "num_ranks": len(shares), "fingerprints": {"train": "t"}}
+    description["held"] = held_by(world.gang)
     saver = None
     if world.is_first_of_host:
         saver = Saver(checkpoints, host=world.host, job=session.job.checkpoint, description=description)
@@ -57,8 +65,9 @@ def piece(
         saver.wait()
     dist.barrier()
     if rank == 0:
-        parts = {host: (part_folder(checkpoints, progress.step, host) / PART_FILE).read_bytes() for host in hosts}
-        place_commit(checkpoints, commit_record(parts))
+        parts = {host: (part_folder(folders[host], progress.step, host) / PART_FILE).read_bytes() for host in hosts}
+        for each in set(folders.values()):
+            place_commit(each, commit_record(parts))
     dist.barrier()
     trained = [parameter.detach() for parameter in trainable(session.model).values()]
     weights = torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).flatten() for each in trained])
@@ -68,7 +77,14 @@ def piece(
         "losses": captured.steps,
         "samples": read if world.gang.crews.index(world.gang.crews[rank]) == rank else [],  # others read the same
         "digest": str(torch.hash_tensor(weights).item()),
+        "state": digests_of(session) if disks else {},
     }
+
+
+def digests_of(session) -> dict[str, str]:
+    """The whole state: name -> hash of its bits; collective."""
+    whole = session.strategy.whole(state_tensors(session.model, session.optimizer), wanted=True)
+    return {name: str(torch.hash_tensor(tensor.contiguous()).item()) for name, tensor in sorted(whole.items())}
 
 
 def _listen(session, progress) -> list[tuple[int, int]]:

@@ -21,7 +21,7 @@ from gangline.worker.evaluate import evaluate
 from gangline.worker.flops import step_flops
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import load_model, trainable
-from gangline.worker.optimizer import gradient_norm
+from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.regions import Side
 from gangline.worker.signals import StopFlag
@@ -140,7 +140,7 @@ def _compare(session, alone, step: int) -> dict:
     strategy, trained = session.strategy, trainable(session.model)
     ours = strategy.whole({f"model.{name}": each.grad for name, each in trained.items()}, wanted=True)
     wanted = {f"model.{name}": each.grad for name, each in trainable(alone.model).items()}
-    norm = gradient_norm(strategy.counted(trained.values()), parts=strategy.parts)
+    norm = norm_of(strategy.gradients(list(trained.values())), parts=strategy.parts)
     expected = torch.cat([each.flatten() for each in wanted.values()])
     assert ours.keys() == wanted.keys()
     total = torch.tensor(loss, dtype=torch.float64)

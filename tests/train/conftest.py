@@ -12,6 +12,7 @@ LONG = (
     "test_fsdp.py",
     "test_bad_input.py",
     "test_story_parts.py",
+    "test_zero.py",
     "test_story_rounds.py",
     "test_tensor_parallel.py",
     "test_local_sgd.py",

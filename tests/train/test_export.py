@@ -3,6 +3,10 @@
 import pytest
 
 CASES = "tests.train.cases_export"
+MIB = 1 << 20
+CONSTANT = 48 * MIB
+"""The largest tensors on their way (4 MiB each), what is imported meanwhile, and the heap of one that reads and writes.
+30 MiB were seen, whatever the size of a file."""
 
 
 def run(pool, tmp_path, case, **arguments):
@@ -38,6 +42,50 @@ def test_after_qlora_the_adapter_is_over_the_base_models_own_weights(pool, tmp_p
     assert done["difference"] <= 1e-4
     assert done["max_logit_difference"] <= done["tolerance"] == 1e-4
     assert any("rounded to 4 bits" in text for text in done["said"])
+
+
+@pytest.mark.parametrize(
+    ("how", "num_files"),
+    [
+        ({"method": "full", "file_bytes": 30_000, "model": {"tie_word_embeddings": True}}, 4),
+        ({"method": "full", "kind": "mixture"}, 1),
+        ({"method": "full", "kind": "gpt2", "dtype": "bfloat16"}, 1),
+        ({"method": "lora"}, 1),
+        ({"method": "lora", "merged": True, "dtype": "bfloat16", "file_bytes": 20_000}, 4),
+        ({"method": "qlora", "merged": True, "kind": "llama"}, 1),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else " ".join(map(str, value.values())),
+)
+def test_a_checkpoint_in_parts_is_exported_tensor_by_tensor_to_the_same_bits(pool, tmp_path, how, num_files):
+    done = run(pool, tmp_path, "by_tensor", **how)
+    assert (done["names"], done["values"]) == ([], [])
+    assert done["tensors"] > 10
+    assert done["loads"] == 0
+    assert sum(name.endswith(".safetensors") for name in done["files"]) == num_files
+    one, other = done["configs"]
+    for config in (one, other):
+        config.pop("base_model_name_or_path", None)
+    assert one == other
+    assert done["max_logit_difference"] is None
+    assert done["left"] == ["base", "out", "root"]
+    if how["method"] == "full" or how.get("merged"):
+        assert run(pool, tmp_path, "stranger_loads")
+
+
+def test_an_export_of_a_checkpoint_in_parts_takes_the_memory_of_one_file(pool, tmp_path):
+    parts, whole = (
+        run(pool, tmp_path / str(each), "memory", in_parts=each, file_bytes=32 * MIB) for each in (True, False)
+    )
+    assert sum(parts["files"]) > 140 * MIB
+    assert max(parts["files"]) <= 33 * MIB
+    assert parts["peak"] <= max(parts["files"]) + CONSTANT, parts
+    assert whole["peak"] > sum(whole["files"])
+
+
+def test_where_the_base_can_only_be_loaded_whole_it_is_and_that_is_said(pool, tmp_path):
+    done = run(pool, tmp_path, "by_tensor", start="random", merged=True)
+    assert (done["names"], done["values"], done["loads"]) == ([], [], 1)
+    assert "the base model cannot be read tensor by tensor: it is loaded whole" in done["said"]
 
 
 def test_tied_embeddings_stay_tied(pool, tmp_path):

@@ -1,7 +1,9 @@
 """Models in parts through the real command: they lose a rank, go on by themselves, elsewhere, and leave."""
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -69,6 +71,32 @@ def test_layers_that_ranks_of_a_host_have_between_them_go_on_after_a_kill(user):
     assert (user.folder / "out" / "model.safetensors").is_file(), out
 
 
+def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_is_back(user):
+    write_job(user, strategy="fsdp", steps=60, checkpoint={"every_steps": 5, "each_host": "part"})
+    write_cluster(user, "first", pc1={"slots": 2}, pc2={})
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 7)
+    user.gangline("stop", run)
+    watching.communicate()
+    steps = sorted((user.at_host("pc2", run) / "checkpoints").glob("step-*"))
+    assert [[part.name for part in step.glob("part-*")] for step in steps] == [["part-pc2"]] * len(steps)
+
+    out = user.gangline("export", run, "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+    shutil.rmtree(user.at_host("pc1", run) / "checkpoints" / steps[-1].name / "part-pc2")  # export had it brought
+    for step in steps:
+        (step / "part-pc2").rename(user.folder / f"{step.name}-part-pc2")
+    said = user.gangline("resume", run, code=5).err
+    assert "without pc2: they lie in parts, one on each host" in said
+    assert "part-pc2 was not found on any host; it held the rows of rank 2 of 3" in said
+    back = user.at_host("pc1", run) / "checkpoints" / steps[-1].name / "part-pc2"
+    (user.folder / f"{steps[-1].name}-part-pc2").rename(back)
+    user.gangline("resume", run, "--cluster", "second.yaml")
+    assert user.wait_for_end(run) == "finished"
+    assert sorted({line["step"] for line in user.metrics("pc4", run)}) == list(range(1, 61))
+
+
 def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):
     write_job(user, strategy="pipeline", steps=24, method={"kind": "qlora", "rank": 4})
     write_cluster(user, "first", pc1={}, pc2={})
@@ -87,6 +115,29 @@ def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):
     for line in metrics:  # steps that were done again came to what they came to before
         assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
     out = user.gangline("export", run, "--merged", "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_zero_goes_on_after_a_kill_and_leaves_as_any_other(user):
+    config = {"zero_optimization": {"stage3_param_persistence_threshold": 0}, "bf16": {"enabled": "auto"}}
+    (user.folder / "ds.json").write_text(json.dumps(config))
+    write_job(user, strategy={"kind": "zero-3", "offload": "optimizer", "deepspeed": "ds.json"}, steps=14)
+    write_cluster(user, "first", pc1={}, pc2={})
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 7)
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-1.pid").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    assert user.wait_for_end(run) == "finished"
+    told = watching.communicate()[1]
+    assert "DeepSpeed has all state in parts over the 2 ranks, and of it optimizer in the machines' memory" in told
+    assert "rank 1 on pc2 was killed by SIGKILL" in told
+    losses = {}
+    for line in user.metrics("pc1", run):  # steps that were done again came to what they came to before
+        assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
+    assert sorted(losses) == list(range(1, 15))
+    out = user.gangline("export", run, "--to", "out")
     assert (user.folder / "out" / "model.safetensors").is_file(), out
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.serve.model import chat_with_folder, chat_with_saved, find_saved, is_model_folder
+from gangline.serve.model import chat_with_folder, chat_with_saved, complete, find_saved, is_model_folder
 from gangline.steps.command import require_job
 
 
@@ -35,4 +35,6 @@ def _talk(target: str, options: list[str]) -> int:
         return chat_with_folder(Path(target), options)
     with app.opened(target, home=app.default_home()) as opened:
         require_job(opened.layout)
-        return chat_with_saved(find_saved(opened.layout.run_id, opened.cluster, opened.transports), options)
+        saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports)
+        complete(saved, opened.layout.run_id)
+        return chat_with_saved(saved, options)

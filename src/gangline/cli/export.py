@@ -37,6 +37,10 @@ def command(
             return
         talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
         record = export_model(saved, opened.layout, to=to, merged=merged, on_text=talk.tick)
-    talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
+    difference = record["max_logit_difference"]
+    compared = (
+        "every tensor is what was saved" if difference is None else f"logits differ by {difference:.2g} at the most"
+    )
+    talk.say(f"{'read' if difference is None else 'loaded'} again: {compared}")
     print_data([record["folder"]])
     talk.say(f"talk to it: gangline chat {quoted(record['folder'])}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import Bench, Draft, Option, Question, Shift, lacking, shifts
+from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, lacking, shifts
 from gangline.planning.room import pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
@@ -38,6 +38,9 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "ddp": ("single", "ddp"),
     "fsdp": ("single", "fsdp"),
     "hsdp": ("single", "hsdp"),
+    "zero-1": ("single", "zero-1"),
+    "zero-2": ("single", "zero-2"),
+    "zero-3": ("single", "zero-3"),
     "tp": ("single", "tp"),
     "pipeline": ("single", "pipeline"),
     "local-sgd": ("single", "local-sgd"),
@@ -160,12 +163,13 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
 
 
 def choose(drafts: list[Draft]) -> Draft | None:
-    """The simplest of the fastest.
+    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
 
-    What computes other numbers than one big machine is never taken by itself; tp is where nothing simpler fits, for how
-    fast slices of layers compute is a guess.
+    Nor is zero where something else fits: what it has in parts fsdp has, without a package more. tp is taken where
+    nothing simpler fits, for how fast slices of layers compute is a guess.
     """
     exact = [draft for draft in drafts if draft.is_exact] or drafts
+    exact = [draft for draft in exact if draft.strategy.asked or draft.strategy.kind not in ZERO] or exact
     if any(draft.strategy.kind in BEFORE_TP for draft in exact):
         exact = [draft for draft in exact if draft.strategy.kind != "tp"]
     timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
@@ -235,7 +239,14 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
     else:
-        yield Strategy(kind=kind, world_size=size, shard_size=1 if kind == "ddp" else size)
+        yield _plain(shift.question.strategy, kind, size)
+
+
+def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
+    """Ddp or zero, with what the job says of it if it asks for just that."""
+    asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
+    offload = job.offload if asked else ()
+    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload)
 
 
 def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:

@@ -106,7 +106,11 @@ class Step:
         parts = trained_shards(training, strategy) if strategy.kind in SHARDED else 1
         held = adapters * BYTES[training.parameters] // parts
         return _filled(
-            Term(name="weights", num_bytes=weight_bytes(share, training, strategy), source=self._weights() + among),
+            Term(
+                name="weights",
+                num_bytes=weight_bytes(share, training, strategy, in_ram=self.in_ram),
+                source=self._weights() + among,
+            ),
             Term(
                 name="adapters", num_bytes=held, source=f"{adapters:,} numbers in {training.parameters}{trained_among}"
             ),

@@ -16,7 +16,7 @@ from gangline.planning.links import Fabric
 from gangline.planning.memory import Memory
 from gangline.planning.room import EVEN, SURE, Need, Room
 from gangline.planning.shares import ceiling
-from gangline.planning.slices import unsliceable
+from gangline.planning.slices import lacking_of_tp
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
 from gangline.planning.training import Kind, Number, Strategy, Training
@@ -29,7 +29,9 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd")
+ZERO = ("zero-1", "zero-2", "zero-3")
+"""Done by DeepSpeed."""
+BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "tp", "pipeline", "local-sgd")
 """What gangline's own trainer does so far; see `lacking`."""
 
 
@@ -439,8 +441,8 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 
 
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it, and does: local-sgd only where the job asks for it."""
-    taken = strategy.asked or strategy.kind != "local-sgd"
+    """Whether gangline's own trainer can do it, and does: local-sgd and zero only where the job asks for them."""
+    taken = strategy.asked or strategy.kind not in ("local-sgd", *ZERO)
     updates = training.optimizer == "adamw" or _builds_eight_bits(strategy, training)
     return taken and updates and not lacking(strategy, training, architecture)
 
@@ -452,21 +454,22 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
         return kind
     if not builds_method(training, architecture):
         return f"{training.method} of experts"
-    if training.compute == "fp16" and (kind in ("tp", "pipeline") or (full and kind in IN_STEP)):
+    if kind in ZERO or kind == "tp":
+        parts = strategy.shard_size
+        return _lacking_of_zero(kind, training) if kind in ZERO else lacking_of_tp(architecture, training, parts)
+    if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
         return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
-    if kind == "tp":
-        return _uncut(strategy, training, architecture)
     if kind == "pipeline" and full and architecture.tied:
         return "pipeline with every weight of a model whose head is its embedding table"
     return ""
 
 
-def _uncut(strategy: Strategy, training: Training, architecture: Architecture) -> str:
-    """What of tp is not done."""
+def _lacking_of_zero(kind: Kind, training: Training) -> str:
     if training.method == "qlora":
-        return "tp with weights of 4 bits"
-    why = unsliceable(architecture, strategy.shard_size)
-    return f"tp with {why}" if why else ""
+        return f"{kind} with weights of 4 bits"
+    if training.compute in ("fp16", "fp64"):
+        return f"{kind} in {training.compute}"
+    return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
 
 
 def _firsts(world: World, kind: Kind) -> list[int]:
@@ -479,7 +482,7 @@ def _firsts(world: World, kind: Kind) -> list[int]:
 
 def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
     """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
-    in_parts = strategy.kind == "tp" or (strategy.kind in IN_STEP and training.method == "full")
+    in_parts = strategy.kind in (*ZERO, "tp") or (strategy.kind in IN_STEP and training.method == "full")
     return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
 
 

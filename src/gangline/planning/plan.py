@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
-from gangline.planning.option import IN_STEP, Option
+from gangline.planning.option import IN_STEP, ZERO, Option
 from gangline.planning.shares import host_shares, rank_hosts, rank_shares, stages_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import Job, build
+from gangline.runs.job import Job, StrategyJob, build
 
 SCHEMA_VERSION = 1
 
@@ -89,7 +89,7 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
+    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
     reason: str
     """Why this strategy."""
     method: str
@@ -199,7 +199,7 @@ def make_plan(
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
     stages = option.strategy.stages if option is not None and strategy == "pipeline" else ()
     several = len(cluster.hosts) > 1 if strategy == "tp" else len(ranks) > 1
-    moving = several and strategy not in (*IN_STEP, "pipeline")
+    moving = several and strategy not in (*IN_STEP, *ZERO, "pipeline")
     return Plan(
         job=job.name,
         strategy=strategy,
@@ -298,7 +298,7 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-Kind = Literal["ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
+Kind = Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
 
 
 def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) -> Kind:
@@ -308,8 +308,12 @@ def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) ->
     if slots > 1:
         kinds["tp"] = "tp"
     if num_ranks > 1:
-        kinds["pipeline"] = "pipeline"
+        kinds |= {"pipeline": "pipeline", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
     return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
+
+
+def _offloaded(job: StrategyJob) -> str:
+    return f", and of it {' and '.join(job.offload)} in the machines' memory" if job.offload else ""
 
 
 def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
@@ -323,17 +327,24 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: S
         )
     if num_ranks == 1:
         return "one rank holds the model and does the whole batch"
+    if strategy in ZERO:
+        held = {"zero-1": "optimizer states", "zero-2": "gradients and optimizer states", "zero-3": "all state"}
+        return f"DeepSpeed has {held[strategy]} in parts over the {num_ranks} ranks{_offloaded(asked)}"
     if strategy in IN_STEP:
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
         return f"{among} one copy of the model between them; its layers travel for every micro-batch"
-    if strategy == "tp":
-        hosts = len({rank.host for rank in ranks})
-        across = "; gradients travel between hosts" if hosts > 1 else ""
-        return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
+    if strategy in ("tp", "pipeline"):
+        return _layers_reason(strategy, ranks, stages=stages)
+    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
+
+
+def _layers_reason(strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
+    """Where layers are cut, or dealt."""
     if strategy == "pipeline":
         named = f" ({stages_named(stages)})" if stages else ""
         return f"every rank holds some of the layers{named}; activations travel from one to the next"
-    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
+    across = "; gradients travel between hosts" if len({rank.host for rank in ranks}) > 1 else ""
+    return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
 
 
 def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, ...]:

@@ -118,11 +118,11 @@ def name(strategy: Strategy) -> str:
         return f"pipeline {stages_named(strategy.stages)}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
-    if strategy.kind == "hsdp":
-        return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
-    if strategy.kind == "tp":
-        return f"tp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
-    if strategy.asked:
+    if strategy.kind in ("hsdp", "tp"):
+        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
+    if strategy.offload:
+        return f"{strategy.kind}, {' and '.join(strategy.offload)} in RAM"
+    if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gangline.planning.architecture import Architecture, Layer, Linear
 from gangline.planning.families import FAMILIES, SLICED
+from gangline.planning.training import Training
 
 _BY_HEADS = "query_key_value"
 """One matrix for three whose outputs lie head by head, so that a cut leaves heads whole."""
@@ -38,6 +39,16 @@ def unsliceable(architecture: Architecture, parts: int) -> str:
             figures["of the feed-forward width"] = layer.width
     uneven = [f"{number:,} {what}" for what, number in figures.items() if number % parts]
     return f"{', '.join(uneven)}, which {parts} ranks do not divide evenly" if uneven else ""
+
+
+def lacking_of_tp(architecture: Architecture, training: Training, parts: int) -> str:
+    """What of tp gangline's own trainer does not do, in words; empty where it does."""
+    if training.compute == "fp16":
+        return "tp in fp16"
+    if training.method == "qlora":
+        return "tp with weights of 4 bits"
+    why = unsliceable(architecture, parts)
+    return f"tp with {why}" if why else ""
 
 
 def _layer(layer: Layer, parts: int) -> Layer:

@@ -3,9 +3,10 @@
 A micro-batch of T tokens in documents of s tokens takes max(floor, a + b T + c T s). The floor is the time that the
 processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of t_i seconds each:
 
-    ddp, zero-1   max(k_i t_i) + exposed + update. Gradients travel in buckets while the last micro-batch of a rank
+    ddp           max(k_i t_i) + exposed + update. Gradients travel in buckets while the last micro-batch of a rank
                   runs backward; the slowest to have a bucket ready decides, and nothing hides the last one
-    zero-2        as ddp, after every micro-batch
+    zero-1        max(k_i t_i) + exchange + update: DeepSpeed's one bucket waits for all of backward
+    zero-2        the same after every micro-batch, together
     fsdp, zero-3  k * sum over layers of max(computation, gathering of the next layer's weights), backward with the
                   exchange of gradients on the same link
     pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
@@ -295,11 +296,7 @@ def _sliced_s(ask: _Ask) -> float:
 
 def _every_backward_s(ask: _Ask) -> float:
     k = max(1.0, ask.traffic.micro_batches)
-    each_s = ask.spent("backward") / k
-    slowest_s = max(
-        max(ask.micro_s(rank), ask.micro_s(rank) * (1 - rank.compute.backward_share) + each_s) for rank in ask.ranks
-    )
-    return k * slowest_s + ask.spent("nothing")
+    return k * max(map(ask.micro_s, ask.ranks)) + ask.spent("nothing")
 
 
 def _sharded_s(ask: _Ask) -> float:

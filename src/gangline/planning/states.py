@@ -171,8 +171,10 @@ def weight_width(training: Training, strategy: Strategy) -> int:
     return BYTES[training.parameters]
 
 
-def weight_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """The model without adapters, as this rank holds it."""
+def weight_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
+    """The model without adapters, as this rank holds it. in_ram: see `optimizer_bytes`."""
+    if "parameters" in strategy.offload and not in_ram:
+        return 0
     parts = shards(strategy) if strategy.kind in SHARDED else 1
     if training.method == "full":
         return _ceil(share.num_parameters * weight_width(training, strategy), parts)
@@ -198,18 +200,25 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
 
 def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
     """Gradients of all trained weights, as this rank keeps them."""
+    numbers, width = share.num_trained(training), weight_width(training, strategy)
     parts = trained_shards(training, strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
-    return _ceil(share.num_trained(training) * weight_width(training, strategy), parts)
+    wide = max(width, BYTES[training.stack.reduces]) if strategy.kind.startswith("zero") else width
+    # zero-1: they are summed up beside what the last micro-batch leaves
+    return _ceil(numbers * (wide + (width if strategy.kind == "zero-1" and wide > width else 0)), parts)
 
 
 def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
-    """States of the optimizer; paged ones lie in memory that a GPU's driver may move away, and count 0 there.
+    """States of the optimizer, and under zero the weights that it moves.
+
+    Paged ones lie in memory that a GPU's driver may move away, and count 0 there.
 
     in_ram: whether there is no GPU. Left out: tensors of fewer than 4,096 numbers, whose states have 32 bits.
     """
+    if "optimizer" in strategy.offload and not in_ram:
+        return 0
     parts = trained_shards(training, strategy)
     numbers, stored = share.num_trained(training), BYTES[training.parameters]
-    master = stored if weight_width(training, strategy) < stored else 0
+    master = stored if strategy.kind.startswith("zero") else 0
     paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
     return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
 

@@ -3,7 +3,8 @@
 Symbols: N ranks, k micro-batches, P weights, P_t trained ones, b bytes of a number, c = (N-1)/N. Sent by every rank:
 
     ddp               2c * P_t * b
-    zero-1            2c * P_t * b                         zero-2    k*c * P_t * b + c * P_t * b
+    zero-1            2c * P_t * b + c * P_t * b           zero-2    k*2c * P_t * b + c * P_t * b
+                                                           (DeepSpeed sums buckets of all ranks, and each keeps its own)
     zero-3, fsdp      k*c * (2 * P * b + P_t * b)          without resharding: k*c * (P * b + P_t * b)
     hsdp              inside a shard as fsdp, and across 2(M-1)/M * P_t / G * b (M copies of G ranks each)
     tp                inside a host k * 2(n-1)/n * 4 * L * tokens * hidden * b for L layers (n ranks of a host; one sum
@@ -37,9 +38,9 @@ is a whole all_reduce of which each rank keeps its part, and the root of a broad
 Among = Literal["world", "shard", "replicas", "next", "previous", "ends"]
 """Who takes part in one: all ranks; the neighbours that hold one copy; those with the same part of all copies; a rank
 and the one after it (or before it), everywhere at once; the first and the last rank."""
-Hides = Literal["nothing", "in-layer", "last-backward", "backward", "forward-layer", "backward-layer", "stages"]
+Hides = Literal["nothing", "in-layer", "last-backward", "forward-layer", "backward-layer", "stages"]
 """Behind which computation it can run: none; none, and a layer waits for it in every micro-batch; backward of a rank's
-last micro-batch, or of each; the layer before (in forward or backward); other micro-batches of a pipeline."""
+last micro-batch; the layer before (in forward or backward); other micro-batches of a pipeline."""
 
 PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
 """Of one changed weight on the wire; int8 with an fp32 scale per 256 (worker/strategy/quantise)."""
@@ -224,21 +225,28 @@ def _ddp(ask: _Ask) -> Iterator[Exchange]:
 
 
 def _zero(ask: _Ask) -> Iterator[Exchange]:
-    """Optimizer states in parts, and with them (zero-2) gradients, which are then summed after every micro-batch."""
-    number = ask.training.compute
-    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[number]
+    """Optimizer states in parts, and with them (zero-2) gradients, which are then summed after every micro-batch.
+
+    Of up to 500 million numbers at once, so that next to nothing of it hides behind the backward pass.
+    """
+    number, kept = ask.training.compute, ask.training.exchange or ask.training.parameters
+    num_weights = trained_weights(ask.architecture, ask.training)
     every = ask.strategy.kind == "zero-2"
     yield Exchange(
         what="gradients",
-        operation="reduce_scatter",
-        num_bytes=num_bytes,
+        operation="all_reduce",  # DeepSpeed's use_multi_rank_bucket_allreduce
+        num_bytes=num_weights * BYTES[kept],
         times=ask.micro_batches if every else 1,
         ranks=ask.size,
-        number=number,
-        hides="backward" if every else "last-backward",
+        number=kept,
     )
     yield Exchange(
-        what="new weights", operation="all_gather", num_bytes=num_bytes, times=1, ranks=ask.size, number=number
+        what="new weights",
+        operation="all_gather",
+        num_bytes=num_weights * BYTES[number],
+        times=1,
+        ranks=ask.size,
+        number=number,
     )
 
 
@@ -363,7 +371,7 @@ def _sharded(ask: _Ask) -> Iterator[Exchange]:
 def _unit(ask: _Ask, gathered: float, trained: int, *, count: int) -> Iterator[Exchange]:
     """The exchanges of `count` layers of one shape; 0: of what is outside layers, which hides behind nothing."""
     training = ask.training
-    kept = training.compute if ask.strategy.kind == "zero-3" else training.exchange or training.parameters
+    kept = training.exchange or training.parameters
     gather = Exchange(
         what="weights for forward",
         operation="all_gather",

@@ -140,6 +140,8 @@ class Strategy:
     payload: Payload = "fp32"
     """local-sgd: what changes of weights are rounded to on the wire."""
     asked: bool = False
-    """local-sgd: whether the job asks for it. It is taken for no other reason."""
+    """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
+    offload: tuple[Literal["optimizer", "parameters"], ...] = ()
+    """zero: what of it lies in the machine's memory, not on the card."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""

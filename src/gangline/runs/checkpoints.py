@@ -6,8 +6,8 @@
     checkpoints/.trash-step-00000100/               being removed, or left by a crash
     checkpoints/aside-00000090-step-00000100/       passed over when the run went on from step 90
 
-A checkpoint is valid if a commit record and one whole part that it lists are found anywhere. "The latest" is
-computed from that and never from names.
+A checkpoint is valid if a commit record is found anywhere, and of the parts that it lists one whole replica, or all
+shards, each on any host. "The latest" is computed from that and never from names.
 
 On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]`.
 """
@@ -25,6 +25,8 @@ from typing import Any
 
 from gangline.errors import CheckpointError
 from gangline.runs.files import write_atomic
+from gangline.runs.gang import Gang
+from gangline.runs.held import held_by
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, Part, commit_record, digest_of, verify_part
 
 POINTS = (
@@ -100,10 +102,15 @@ def read_commit(checkpoints: Path, step: int) -> Commit | None:
 
 
 def find_part(checkpoints: Path, step: int, *, host: str) -> tuple[Path, str]:
-    """The part to load on this host, and the digest that its part.json must have.
+    """The replica to load on this host, or the first of the shards: see `find_parts`."""
+    return find_parts(checkpoints, step, host=host)[0]
 
-    Its own part if it is listed in the commit record, else any that is. Raises CheckpointError when there is none;
-    `load_part` verifies the content.
+
+def find_parts(checkpoints: Path, step: int, *, host: str) -> list[tuple[Path, str]]:
+    """The parts that lie here, and the digest that the part.json of each must have.
+
+    Its own first if it is listed in the commit record. Of replicas one, for it is all there is. Raises CheckpointError
+    when there is none; `load_parts` verifies the content, and that shards are enough.
     """
     commit = read_commit(checkpoints, step)
     if commit is None:
@@ -113,10 +120,16 @@ def find_part(checkpoints: Path, step: int, *, host: str) -> tuple[Path, str]:
             fix="resume from the newest valid checkpoint: gangline resume looks for it on every host",
         )
     own = part_folder(checkpoints, step, host)
+    found: list[tuple[Path, str]] = []
     for folder in sorted(part_folders(step_folder(checkpoints, step)), key=lambda path: path != own):
         digest = commit.parts.get(folder.name.removeprefix("part-"))
-        if digest and (folder / PART_FILE).is_file() and digest_of((folder / PART_FILE).read_bytes()) == digest:
-            return folder, digest
+        text = (folder / PART_FILE).read_bytes() if (folder / PART_FILE).is_file() else b""
+        if digest and digest_of(text) == digest:
+            found.append((folder, digest))
+            if Part.from_bytes(text).kind == "replica":
+                return found[-1:]
+    if found:
+        return found
     raise CheckpointError(
         f"step {step} on {host}: no part here is the one that was committed",
         seen=f"expected a part of one of {', '.join(commit.parts)} in {step_folder(checkpoints, step)}",
@@ -159,6 +172,8 @@ class Rejection:
     step: int
     host: str
     reason: str
+    in_parts: bool = False
+    """It lies in parts, and one of them is whole nowhere."""
 
     def __str__(self) -> str:
         return f"step {self.step} on {self.host}: {self.reason}"
@@ -182,10 +197,35 @@ class Choice:
     """The commit record of `step`, for hosts that lack it."""
     sources: tuple[Source, ...] = ()
     """Every whole part of `step`, for hosts that lack one."""
+    held: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Of a step in parts: host -> what its part holds; {}: any whole part is all of it."""
+    needs: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Of a step in parts: host -> the parts that its ranks read, where that is not all of them."""
     rejected: tuple[Rejection, ...] = ()
     """Newer checkpoints, and damaged copies of the chosen one, newest first."""
     adoptable: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    """Newer steps of which a part is whole somewhere but that were never committed -> the record to place."""
+    """Newer steps of which a replica, or every shard, is whole somewhere but that were never committed -> the record to
+    place."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a host needs of `step`, by the hosts that wrote it: any one replica, or all shards."""
+        return tuple(self.held) or tuple(dict.fromkeys(source.part for source in self.sources[:1]))
+
+    def for_ranks_of(self, gang: Gang) -> Choice:
+        """The same for a gang: a host whose ranks hold what they held when it was saved needs that part alone."""
+        part_of = {words: host for host, words in self.held.items()}
+        needs: dict[str, tuple[str, ...]] = {
+            host: (part_of[words],) for host, words in held_by(gang).items() if words in part_of
+        }
+        return dataclasses.replace(self, needs=needs)
+
+    def lacks(self, host: str) -> tuple[str, ...]:
+        """The parts that a host needs and does not have whole."""
+        own = {source.part for source in self.sources if source.host == host}
+        if not self.held:
+            return () if own else self.parts
+        return tuple(part for part in self.needs.get(host, self.parts) if part not in own)
 
 
 def choose(surveys: Surveys) -> Choice:
@@ -199,13 +239,14 @@ def choose(surveys: Surveys) -> Choice:
             continue  # what a save leaves that never finished anywhere: no checkpoint, so none to pass over
         commits, notes = _commits(step, found)
         for commit in commits:
-            sources, damaged = _match(commit, found)
+            sources, held, damaged = _match(commit, found)
             notes += damaged
             if sources:
                 return Choice(
                     step=step,
                     record=commit.to_bytes(),
                     sources=sources,
+                    held=held,
                     rejected=(*rejected, *notes),
                     adoptable=adoptable,
                 )
@@ -243,9 +284,14 @@ def _commits(step: int, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Co
     return sorted(commits.values(), key=lambda commit: -commit.attempt), rejected
 
 
-def _match(commit: Commit, found: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Source, ...], list[Rejection]]:
-    """The whole parts that the record lists, and what is wrong with the others."""
+def _match(
+    commit: Commit, found: Mapping[str, Mapping[str, Any]]
+) -> tuple[tuple[Source, ...], dict[str, str], list[Rejection]]:
+    """The whole parts that the record lists, if they are enough; what each holds, if all are needed; and what is wrong
+    with the others.
+    """
     sources: list[Source] = []
+    held: dict[str, str] = {}
     rejected: list[Rejection] = []
     for host, part in _parts(found):
         name = part["host"]
@@ -254,14 +300,18 @@ def _match(commit: Commit, found: Mapping[str, Mapping[str, Any]]) -> tuple[tupl
             problems.append(f"{PART_FILE} is not the one of the commit record (attempt {commit.attempt})")
         if not problems:
             sources.append(Source(host=host, part=name))
+            held = Part.from_bytes(part["text"].encode()).held
         rejected += [_part_rejection(commit.step, host, name, problem) for problem in problems]
+    whole = {source.part for source in sources}
     have = {part["host"] for _, part in _parts(found)}
-    rejected += [
-        Rejection(step=commit.step, host=host, reason=f"part-{host} was not found on any host")
-        for host in commit.parts
-        if host not in have
-    ]
-    return tuple(sources), rejected
+    for host in commit.parts:
+        state = "was not found on any host" if host not in have else "is whole on no host"
+        if host in held and host not in whole:
+            reason = f"part-{host} {state}; it held {held[host]}"
+            rejected.append(Rejection(step=commit.step, host=host, reason=reason, in_parts=True))
+        elif host not in have:
+            rejected.append(Rejection(step=commit.step, host=host, reason=f"part-{host} {state}"))
+    return () if set(held) - whole else tuple(sources), held, rejected
 
 
 def _adopt(
@@ -288,7 +338,9 @@ def _adopt(
         reason = "its parts were written for another step"
     except CheckpointError as error:
         reason = f"it was not committed: {error.seen}"
-    return None, [*rejected, Rejection(step=step, host=", ".join(whole[newest]), reason=reason)]
+    held = Part.from_bytes(next(iter(whole[newest].values()))).held
+    named = [host for host in held if host not in whole[newest]] or list(whole[newest])
+    return None, [*rejected, Rejection(step=step, host=", ".join(named), reason=reason, in_parts=bool(held))]
 
 
 def _parts(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:

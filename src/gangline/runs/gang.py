@@ -46,10 +46,10 @@ class Gang:
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
-    strategy: Literal["ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"] = "ddp"
-    """fsdp: the model in parts over all ranks; hsdp: over those of each host. tp: its layers cut by columns and rows
-    over the ranks of each host. pipeline: some consecutive layers on each rank. local-sgd: with the numbers of
-    `Job.strategy`."""
+    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "ddp"
+    """fsdp, zero: the model, or some of its state, in parts over all ranks; hsdp: over those of each host. tp: its
+    layers cut by columns and rows over the ranks of each host. pipeline: some consecutive layers on each rank.
+    local-sgd: with the numbers of `Job.strategy`."""
     stages: tuple[int, ...] = ()
     """pipeline: layers of each rank, in order; they sum to the model's depth."""
     reshard: bool = True

@@ -126,6 +126,8 @@ class CheckpointJob:
     keep_best: bool = True
     """Keep the one with the lowest evaluation loss, too."""
     asynchronous: bool = True
+    each_host: Literal["whole", "part"] = "whole"
+    """What every host writes: the whole trained state, or what its ranks hold of it, where no host holds all."""
     on_failure: Literal["stop", "continue"] = "stop"
     """What a save that fails (a full disk) does to the run."""
 
@@ -167,16 +169,21 @@ class OuterJob:
 class StrategyJob:
     """How ranks train together."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"] = "auto"
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
     """auto: what the plan finds best of those that compute what one big machine would. ddp: every rank holds the model.
     fsdp: it lies in parts over all ranks; hsdp: over those of each host. tp: the ranks of a host compute its layers
-    together, some columns and rows each; across hosts as ddp. pipeline: every rank holds some consecutive
-    layers. local-sgd: hosts train apart and exchange what has changed."""
+    together, some columns and rows each; across hosts as ddp. pipeline: every rank holds some consecutive layers.
+    zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
+    local-sgd: hosts train apart and exchange what has changed."""
     inner_steps: int = 50
     """local-sgd: optimizer steps of the run between two exchanges."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"
     """local-sgd: what changes are rounded to on the wire; fp32: not at all (in an fp64 run they stay fp64)."""
     outer: OuterJob = OuterJob()
+    offload: tuple[Literal["optimizer", "parameters"], ...] = ()
+    """zero: what lies in the machine's memory: the optimizer's states; under zero-3 weights, too."""
+    deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """zero: what DeepSpeed is told besides, in the words of its own configuration file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from gangline.runs.job import build
 SCHEMA_VERSION = 1
 PART_FILE = "part.json"
 COMMIT_FILE = "COMMITTED"
+KINDS = ("replica", "shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,10 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One host's part of a checkpoint. Every part is a replica: it holds the whole state.
+    """One host's part of a checkpoint: a replica, which holds the whole state, or a shard, which holds what the ranks
+    of that host have of it.
 
-    With local-sgd weights and outer momentum are equal in all of them; the optimizer's states are those of its host.
+    With local-sgd weights and outer momentum are equal in all replicas; the optimizer's states are those of its host.
     """
 
     step: int
@@ -53,6 +55,9 @@ class Part:
     """Of an evaluation at this very step, else None; retention keeps the lowest."""
     files: tuple[PartFile, ...]
     kind: str = "replica"
+    """replica: any one part is enough; shard: it takes the parts of all hosts."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Of a shard: host -> what its part holds, in words (`runs.held`)."""
     gangline: str = __version__
     schema_version: int = SCHEMA_VERSION
 
@@ -64,8 +69,11 @@ class Part:
     def from_bytes(data: bytes) -> Part:
         """The part that `to_bytes` wrote; raises ValueError for anything else."""
         part = _unseal(Part, data)
-        if part.kind != "replica":
-            raise ValueError(f"it is of kind {part.kind!r}, and this version reads replicas only")
+        if part.kind not in KINDS:
+            raise ValueError(f"it is of kind {part.kind!r}, and this version reads {' and '.join(KINDS)}")
+        of_hosts = set(part.hosts) if part.kind == "shard" else set()
+        if not isinstance(part.held, dict) or part.held.keys() != of_hosts:
+            raise ValueError("it does not say what the parts of all its hosts hold")
         if any(Path(file.name).name != file.name for file in part.files):
             raise ValueError("it lists a file outside its folder")
         return part
@@ -73,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The commit record of a step: with it, and with one whole part, the checkpoint is valid."""
+    """The commit record of a step: with it, and with one whole replica or all shards, the checkpoint is valid."""
 
     step: int
     attempt: int
@@ -102,7 +110,8 @@ def describe_part(
 ) -> Part:
     """Write part.json over all files of `folder`: the last file of a part, after the others reached the disk.
 
-    description: `attempt`, `hosts`, `num_ranks`, `fingerprints`. A loss that is not finite is nobody's best.
+    description: `attempt`, `hosts`, `num_ranks`, `fingerprints`, and of a shard `held`. A loss that is not finite is
+    nobody's best.
     """
     files = [
         PartFile(name=path.name, size_bytes=path.stat().st_size, digest=file_digest(path))
@@ -119,6 +128,8 @@ def describe_part(
         fingerprints=dict(description["fingerprints"]),
         evaluation_loss=loss,
         files=tuple(files),
+        kind="shard" if description.get("held") else "replica",
+        held=dict(description.get("held", {})),
     )
     write_atomic(folder / PART_FILE, part.to_bytes())
     return part
@@ -141,9 +152,9 @@ def verify_part(folder: Path, *, hashes: bool = True) -> list[str]:
 def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes:
     """The commit record over the part.json of every host of the attempt, or, of_some, of those that have one.
 
-    Some are enough to go on from, for each holds the whole state; all are wanted while the hosts live, so that losing a
-    disk loses nothing. Raises CheckpointError when a part is missing, cannot be read, or belongs to another step,
-    attempt or input.
+    Some replicas are enough to go on from, for each holds the whole state; all are wanted while the hosts live, so that
+    losing a disk loses nothing. Of shards all are always wanted. Raises CheckpointError when a part is missing, cannot
+    be read, or belongs to another step, attempt or input.
     """
     try:
         read = {host: Part.from_bytes(data) for host, data in parts.items()}
@@ -157,8 +168,10 @@ def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes
             raise _uncommittable(f"the part given for {host} was written by {part.host}")
         if _identity(part) != _identity(first):
             raise _uncommittable(f"the parts of {first.host} and {host} are not of one step, attempt and input")
-    if not of_some and (absent := [host for host in first.hosts if host not in read]):
-        raise _uncommittable(f"no part of {', '.join(absent)} (step {first.step})")
+    some_suffice = of_some and first.kind == "replica"
+    if not some_suffice and (absent := [host for host in first.hosts if host not in read]):
+        held = "".join(f"; {host} held {first.held[host]}" for host in absent if host in first.held)
+        raise _uncommittable(f"no part of {', '.join(absent)} (step {first.step}){held}")
     digests = {host: digest_of(data) for host, data in parts.items()}
     loss = read.get(first.hosts[0], first).evaluation_loss
     commit = Commit(step=first.step, attempt=first.attempt, parts=digests, evaluation_loss=loss)
@@ -166,7 +179,7 @@ def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes
 
 
 def _identity(part: Part) -> tuple[object, ...]:
-    return part.step, part.attempt, part.hosts, part.num_ranks, part.fingerprints
+    return part.step, part.attempt, part.hosts, part.num_ranks, part.fingerprints, part.kind, part.held
 
 
 def _uncommittable(seen: str) -> CheckpointError:

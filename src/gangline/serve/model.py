@@ -16,9 +16,11 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import COMMIT_FILE
 from gangline.sync.ask import ask_worker
-from gangline.sync.checkpoints import Place, Survey, at_step, rejected_error, survey_places
+from gangline.sync.checkpoints import Place, Places, Survey, at_step, bring_parts, rejected_error, survey_places
 from gangline.sync.place import host_layout
+from gangline.sync.tell import SILENT, Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,11 @@ class Saved:
     place: Place
     run_folder: Path
     part: Path
+    """Of a step in parts, one of them; `complete` brings the others beside it."""
     step: int
+    choice: Choice
+    places: Places
+    """Where the run's checkpoints lie, by host."""
 
 
 def find_saved(run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, step: int | None = None) -> Saved:
@@ -50,7 +56,17 @@ def find_saved(run_id: str, cluster: Cluster, transports: Mapping[str, Transport
         run_folder=host_layout(place.host, run_id).folder,
         part=part_folder(place.checkpoints(run_id), choice.step, source.part),
         step=choice.step,
+        choice=choice,
+        places=places,
     )
+
+
+def complete(saved: Saved, run_id: str, *, tell: Tell = SILENT) -> None:
+    """Bring the parts that its host lacks, where a checkpoint lies in parts. Raises GanglineError."""
+    if saved.choice.held and saved.choice.record is not None:
+        host = saved.place.host.name
+        saved.place.transport.write(saved.part.parent / COMMIT_FILE, saved.choice.record)
+        bring_parts(saved.places, run_id, saved.choice, targets=[host], tell=tell)
 
 
 def export_argv(saved: Saved, *, to: Path | None, merged: bool) -> tuple[str, ...]:
@@ -71,6 +87,7 @@ def export_model(
     target = (to or layout.export / _name(saved, merged)).absolute()
     if fetched and target.exists():
         raise UsageError(f"{target} exists", seen="expected a new folder", fix="name another one: --to DIR")
+    complete(saved, layout.run_id, tell=_Ticking(on_text))
     record = ask_worker(
         host,
         transport,
@@ -83,6 +100,13 @@ def export_model(
         name_base(target, Job.load(layout.job).model.path)
         record = {**record, "folder": str(target)}
     return record
+
+
+class _Ticking:
+    """Whoever asked for a model hears how its parts are getting on."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self.say = self.tick = on_text
 
 
 def name_base(folder: Path, base: str) -> None:

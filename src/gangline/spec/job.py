@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from gangline.runs.deal import nearby, whole_counts
 from gangline.runs.job import (
@@ -26,6 +27,7 @@ from gangline.spec.mistakes import KeyPath, listed, nearest, quote
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
+from gangline.spec.zero import check_zero, resolve_deepspeed
 
 ROLES = {
     "text": ("text",),
@@ -48,6 +50,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_lengths(checked)
     _check_method(checked)
     _check_strategy(checked)
+    check_zero(checked)
     _check_parts(checked)
     _check_exchange(checked)
     _check_schedule(checked)
@@ -56,6 +59,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     data = _data(checked, folder=folder)
     optimizer = _optimizer(checked)
     failures = resolve_failures(checked)
+    strategy = _strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
     checked.document.mistakes.raise_if_any()
     return Job(
         name=words.name or default_name,
@@ -76,7 +80,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         precision=words.precision.compute,
         parameters=words.precision.parameters,
         activation_checkpointing=words.activation_checkpointing or False,
-        strategy=_strategy(words.strategy),
+        strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,
         schedule=ScheduleJob(
@@ -244,12 +248,14 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
 
 
-def _strategy(words: StrategyWords) -> StrategyJob:
+def _strategy(words: StrategyWords, *, deepspeed: dict[str, Any]) -> StrategyJob:
     return StrategyJob(
         kind=words.kind,
         inner_steps=words.inner_steps,
         payload=words.payload,
         outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),
+        offload=tuple(words.offload),
+        deepspeed=deepspeed,
     )
 
 

@@ -132,22 +132,29 @@ class OuterWords(Section):
 class StrategyWords(Section):
     """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"] = "auto"
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
     """`ddp`: every device holds the model, and gradients are exchanged in every step. `fsdp`: the model lies in parts
     on all devices, for one that no device holds; its layers travel for every micro-batch, which wants fast links.
     `hsdp`: the same inside every host, with one copy per host. `tp`: the devices of a host compute every layer
     together, each some of its columns and rows, which wants the links between the GPUs of one machine; across hosts as
     `ddp`. `pipeline`: every device holds some of the layers, more where it is faster, and what they compute travels
-    from one to the next, which suits slow links. All five compute what one big machine would. `local-sgd`: every host
-    takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for full
-    fine-tuning; other numbers than one big machine. `auto`: `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the plan
-    finds best, or `tp` where none of the first three fits."""
+    from one to the next, which suits slow links. `zero-1`, `zero-2`, `zero-3`: by DeepSpeed, the optimizer's states lie
+    in parts on all devices, gradients too, weights too. All of these compute what one big machine would. `local-sgd`:
+    every host takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for
+    full fine-tuning; other numbers than one big machine. `auto`: `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the
+    plan finds best, or `tp` where none of the first three fits."""
     inner_steps: Count = 50
     """Optimizer steps between two exchanges (local-sgd)."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"
     """What changes of weights are rounded to on the wire (local-sgd)."""
     outer: OuterWords = OuterWords()
     """What becomes of the mean change of all hosts (local-sgd)."""
+    offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
+    """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
+    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3)."""
+    deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
+    """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
+    job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
 
 
 class OptimizerWords(Section):
@@ -222,6 +229,10 @@ class CheckpointWords(Section):
     """Keep the one with the lowest evaluation loss, too."""
     asynchronous: bool = True
     """Go on training while a checkpoint is written."""
+    each_host: Literal["whole", "part"] = "whole"
+    """What every host writes: the `whole` trained state, so that one disk that survives is enough, or the `part` that
+    its ranks hold (fsdp with `method: full`, pipeline): less memory, disk and network, and it takes every disk to go
+    on. Where a host holds all of it (ddp, hsdp, adapters under fsdp) its part is the whole."""
     on_failure: Literal["stop", "continue"] = "stop"
     """What a save that fails, such as on a full disk, does to the run."""
 
@@ -284,7 +295,8 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
-    """How machines train together: `ddp`, `fsdp`, `hsdp`, `tp`, `pipeline`, `local-sgd`, or the keys below."""
+    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
+    keys below."""
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
     """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
     their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""

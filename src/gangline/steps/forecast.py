@@ -12,7 +12,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import IN_STEP, Option, Question, builds_method, lacking
+from gangline.planning.option import IN_STEP, ZERO, Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
@@ -272,7 +272,9 @@ def _refuse_size(verdict: Verdict) -> None:
     if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
     better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do"
-    if better:
+    if better and verdict.best is not None and verdict.best.strategy.kind in ZERO:
+        better = f"; strategy: {verdict.best.strategy.kind} would fit, by DeepSpeed"
+    elif better:
         kind = verdict.question.training.optimizer
         better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
     raise DoesNotFit(

@@ -69,6 +69,7 @@ class Foretold:
             every_minutes=words.every_minutes,
             waits=not words.asynchronous,
             disk=disk_rate(self.world, inventory),
+            by_host=words.each_host == "part",
         )
         return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
 

@@ -96,7 +96,7 @@ def bring(
     bare: Collection[str] = (),
     tell: Tell = SILENT,
 ) -> list[str]:
-    """See to it that every target has the commit record and a whole part; the labels of those that got a part.
+    """See to it that every target has the commit record and the parts that it needs; the labels of those that got any.
 
     bare: targets that get the record only.
 
@@ -104,25 +104,45 @@ def bring(
     """
     if choice.step is None or choice.record is None:
         return []
-    holders = {source.host for source in choice.sources}
-    lacking = [label for label in targets if label not in holders and label not in bare]
     for label in targets:
         place = places[label]
         place.transport.write(step_folder(place.checkpoints(run_id), choice.step) / COMMIT_FILE, choice.record)
-    if lacking:
-        _bring_part(places, run_id, choice, lacking, tell=tell)
+    lacking = bring_parts(places, run_id, choice, targets=[label for label in targets if label not in bare], tell=tell)
     for label in _with_newer(choice, places):
         with contextlib.nullcontext() if label in targets else contextlib.suppress(HostUnreachable):
             _set_aside(places[label], run_id, choice.step)
     return lacking
 
 
+def bring_parts(
+    places: Places, run_id: str, choice: Choice, *, targets: Sequence[str], tell: Tell = SILENT
+) -> list[str]:
+    """The parts that the targets need and lack, each from any place that has it; the labels of those that got any."""
+    lacking = {label: parts for label in targets if (parts := choice.lacks(label))}
+    for label, parts in lacking.items():
+        _blank_parts(places[label], run_id, choice, parts)
+    for part in choice.parts:
+        labels = [label for label, parts in lacking.items() if part in parts]
+        if labels:
+            _bring_part(places, run_id, choice, part, labels, tell=tell)
+    return list(lacking)
+
+
 def rejected_error(run_id: str, choice: Choice) -> CheckpointError:
     """There are checkpoints, and none can be used."""
+    what = f"no checkpoint of {run_id} can be used"
+    fix = "bring back the host or disk that has a whole copy and try again, or start a new run: gangline train"
+    lost = [rejection for rejection in choice.rejected if rejection.in_parts]
+    if lost:
+        what += f" without {lost[0].host}: they lie in parts, one on each host"
+        fix = (
+            "bring that host or disk back, or put its part-<host> beside the others, into "
+            f"runs/{run_id}/checkpoints/step-<number> in the work folder of any host; then: gangline resume {run_id}"
+        )
     return CheckpointError(
-        f"no checkpoint of {run_id} can be used",
+        what,
         seen="; ".join(str(rejection) for rejection in choice.rejected),
-        fix="bring back the host or disk that has a whole copy and try again, or start a new run: gangline train",
+        fix=fix,
     )
 
 
@@ -169,17 +189,14 @@ def _adopt(places: Places, run_id: str, record: bytes) -> None:
             place.transport.write(step_folder(place.checkpoints(run_id), commit.step) / COMMIT_FILE, record)
 
 
-def _bring_part(places: Places, run_id: str, choice: Choice, lacking: Sequence[str], *, tell: Tell) -> None:
-    """A whole part to the places that lack one, from any that has one."""
+def _bring_part(places: Places, run_id: str, choice: Choice, part: str, lacking: Sequence[str], *, tell: Tell) -> None:
+    """One whole part to the places that lack it, from any that has it."""
     assert choice.step is not None
-    source = choice.sources[0]
-    spot = _part_spot(places, source.host, run_id, step=choice.step, part=source.part)
-    for label in lacking:
-        _blank_parts(places[label], run_id, choice.step)
-    targets = [_part_spot(places, label, run_id, step=choice.step, part=source.part) for label in lacking]
-    fanout.bring(
-        Cargo(what=f"step {choice.step}", source=spot, tree=look(spot), kind=CheckpointError), targets, tell=tell
-    )
+    source = next(source for source in choice.sources if source.part == part)
+    spot = _part_spot(places, source.host, run_id, step=choice.step, part=part)
+    targets = [_part_spot(places, label, run_id, step=choice.step, part=part) for label in lacking]
+    what = f"step {choice.step}" + (f", the part of {part}" if choice.held else "")
+    fanout.bring(Cargo(what=what, source=spot, tree=look(spot), kind=CheckpointError), targets, tell=tell)
 
 
 def _part_spot(places: Places, label: str, run_id: str, *, step: int, part: str) -> Spot:
@@ -189,9 +206,13 @@ def _part_spot(places: Places, label: str, run_id: str, *, step: int, part: str)
     return Spot(host=dataclasses.replace(place.host, name=label), transport=place.transport, path=path)
 
 
-def _blank_parts(place: Place, run_id: str, step: int) -> None:
-    """A damaged part whose part.json is intact would be preferred by the ranks, and refused."""
-    folder = step_folder(place.checkpoints(run_id), step)
+def _blank_parts(place: Place, run_id: str, choice: Choice, parts: Collection[str]) -> None:
+    """A damaged part whose part.json is intact would be preferred by the ranks, and refused. Of a step in parts others
+    than those that are brought may be whole.
+    """
+    assert choice.step is not None
+    folder = step_folder(place.checkpoints(run_id), choice.step)
     for name in place.transport.names(folder):
-        if name.startswith("part-") and not name.endswith(".tmp"):
+        is_part = name.startswith("part-") and not name.endswith(".tmp")
+        if is_part and (not choice.held or name.removeprefix("part-") in parts):
             place.transport.write(folder / name / PART_FILE, b"")

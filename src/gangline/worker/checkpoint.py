@@ -1,4 +1,4 @@
-"""Saving and loading a part: this host's whole copy of the trainable state.
+"""Saving a part: this host's whole copy of the trainable state, or what its ranks hold of it.
 
 Why not `dcp.async_save`: replicated state needs no collective, and DCP would spread it over the ranks, so that the
 loss of one disk loses a piece of what every rank holds. Its thread also ends where ours begins: the hashes, part.json
@@ -15,16 +15,23 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
@@ -33,6 +40,7 @@ from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
 from gangline.units import format_bytes
+from gangline.worker.pieces import Piece, own_pieces
 
 STATE_FILE = "state.json"
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -54,7 +62,8 @@ class Saver:
     """Writes this host's part of one checkpoint after another; made by the first rank of a host only.
 
     checkpoints: the run's folder of checkpoints on this host.
-    description: `attempt`, `hosts`, `num_ranks`, `fingerprints`, as `manifest.describe_part` takes them.
+    description: `attempt`, `hosts`, `num_ranks`, `fingerprints`, as `manifest.describe_part` takes them, and `held` of
+    a host whose ranks hold a part of the state only.
 
     A write that fails never raises: it sets `failure` and leaves older checkpoints alone. There is no thread before
     the first save, so a process that forks may hold a Saver. An interpreter that ends waits for the write in flight.
@@ -66,7 +75,7 @@ class Saver:
         self._job = job
         self._description = description
         self._thread: threading.Thread | None = None
-        self._staged: dict[str, torch.Tensor] = {}
+        self._staged: dict[object, torch.Tensor] = {}
         self.failure: CheckpointError | None = None
         """Why the last write failed; None again after one that succeeded."""
         self.saved: Saved | None = None
@@ -82,22 +91,40 @@ class Saver:
     def save(
         self, step: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], *, wait: bool = False
     ) -> None:
-        """Write `tensors` (any device) and `state` (JSON; its `evaluation_loss` decides the best) as this host's part.
+        """Write `tensors` (any device) and `state` (JSON; its `evaluation_loss` decides the best) as this host's part:
+        the whole of it.
 
         Returns once both are copied, and the tensors may change; with `wait`, or where the job wants it so, once the
         part is on the disk. Waits first for the save before this one. Raises TypeError for what is not a tensor or
         not JSON.
         """
-        started_s = time.perf_counter()
-        text = json.dumps(dict(state), sort_keys=True)
         if strangers := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
             raise TypeError(f"a checkpoint holds tensors only; not one: {', '.join(strangers)}")
+        self._save(step, own_pieces(tensors), state, description={**self._description, "held": {}}, wait=wait)
+
+    def save_pieces(self, step: int, pieces: Iterable[Piece], state: Mapping[str, Any], *, wait: bool = False) -> None:
+        """The same for what the ranks of this host hold of it. `pieces` is gone through once, and always to its end:
+        other ranks may be waiting to hand theirs over.
+        """
+        self._save(step, pieces, state, description=self._description, wait=wait)
+
+    def _save(
+        self,
+        step: int,
+        pieces: Iterable[Piece],
+        state: Mapping[str, Any],
+        *,
+        description: Mapping[str, Any],
+        wait: bool,
+    ) -> None:
+        started_s = time.perf_counter()
+        text = json.dumps(dict(state), sort_keys=True)
         self.wait()
-        part = _Part(step=step, state=text, evaluation_loss=state.get("evaluation_loss"))
+        part = _Part(step=step, state=text, description=description, evaluation_loss=state.get("evaluation_loss"))
         if wait or not self._job.asynchronous:
-            self._write(part, tensors)
+            self._write(part, list(pieces))
         else:
-            staged = self._stage(tensors)
+            staged = self._stage(pieces)
             self._thread = threading.Thread(target=self._write, args=(part, staged), name="gangline-save")
             self._thread.start()
         self.stall_s = time.perf_counter() - started_s
@@ -108,19 +135,22 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _stage(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Copies in this process's memory, kept for the next save: pinned pages are slow to get."""
         kept, self._staged = self._staged, {}
-        for name, tensor in tensors.items():
-            copy = kept.get(name)
+        staged, on_gpu = [], False
+        for piece in pieces:
+            tensor, copy = piece.tensor, kept.get(piece.key)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._staged[name] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-        if any(tensor.is_cuda for tensor in tensors.values()):
+            self._staged[piece.key] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+            staged.append(replace(piece, tensor=copy))
+            on_gpu = on_gpu or tensor.is_cuda
+        if on_gpu:
             torch.cuda.synchronize()
-        return self._staged
+        return staged
 
-    def _write(self, part: _Part, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, part: _Part, pieces: Sequence[Piece]) -> None:
         started_s = time.perf_counter()
         folder = disk.part_folder(self._checkpoints, part.step, self._host)
         temporary = folder.with_name(f"{folder.name}.tmp")
@@ -131,11 +161,11 @@ class Saver:
                 keep_best=self._job.keep_best,
                 writing=frozenset({part.step}),
             )
-            num_bytes = self._write_part(temporary, part, tensors)
+            num_bytes = self._write_part(temporary, part, pieces)
             _put_in_place(temporary, folder)
         except (Exception, CheckpointException) as error:  # noqa: BLE001
             # Not narrower: what is lost in a thread is lost for good. DCP's exception is a BaseException.
-            self.failure = _explain(error, temporary, _num_bytes(tensors))
+            self.failure = _explain(error, temporary, sum(piece.tensor.nbytes for piece in pieces))
             shutil.rmtree(temporary, ignore_errors=True)
             with contextlib.suppress(OSError):  # it may hold an older part
                 temporary.parent.rmdir()
@@ -144,14 +174,14 @@ class Saver:
         self.saved = Saved(step=part.step, folder=folder, num_bytes=num_bytes, write_s=write_s)
         self.failure = None
 
-    def _write_part(self, temporary: Path, part: _Part, tensors: Mapping[str, torch.Tensor]) -> int:
+    def _write_part(self, temporary: Path, part: _Part, pieces: Sequence[Piece]) -> int:
         disk.at_point("save: begin")
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
         sync_folder(self._checkpoints)
         disk.at_point("save: folder made")
-        _write_tensors(temporary, tensors)
+        _write_tensors(temporary, pieces)
         disk.at_point("save: tensors written")
         (temporary / STATE_FILE).write_text(part.state, encoding="utf-8")
         disk.at_point("save: state written")
@@ -162,7 +192,7 @@ class Saver:
             temporary,
             step=part.step,
             host=self._host,
-            description=self._description,
+            description=part.description,
             evaluation_loss=part.evaluation_loss,
         )
         disk.at_point("save: part described")
@@ -175,6 +205,7 @@ class _Part:
 
     step: int
     state: str
+    description: Mapping[str, Any]
     evaluation_loss: float | None
 
 
@@ -193,11 +224,45 @@ class _Writer(dcp.FileSystemWriter):
         return StorageMeta()
 
 
-def _write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+class _PiecesPlanner(_Planner):
+    """The same for blocks of tensors, of which those that other hosts have are not missing."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__()
+        self._pieces = {MetadataIndex(piece.name, torch.Size(piece.offsets)): piece for piece in pieces}
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan([_block(index, piece) for index, piece in self._pieces.items()])
+        return self.plan
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        self.global_plan, self.metadata = create_default_global_save_plan(all_plans)
+        return self.global_plan, self.metadata
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self._pieces[index].tensor
+
+
+def _block(index: MetadataIndex, piece: Piece) -> WriteItem:
+    sizes = piece.tensor.size()
+    data = TensorWriteData(
+        chunk=ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=sizes),
+        properties=TensorProperties.create_from_tensor(piece.tensor),
+        size=torch.Size(piece.shape),
+    )
+    return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
+
+
+def _write_tensors(folder: Path, pieces: Sequence[Piece]) -> None:
     # Said by DCP whenever no_dist is asked for. Not catch_warnings: that swaps the filters of all threads.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
-    writer = _Writer(folder, sync_files=False)
-    dcp.save(dict(tensors), storage_writer=writer, planner=_Planner(), no_dist=True)
+    are_whole = all(piece.is_whole for piece in pieces)
+    dcp.save(
+        {piece.name: piece.tensor for piece in pieces} if are_whole else {},
+        storage_writer=_Writer(folder, sync_files=False),
+        planner=_Planner() if are_whole else _PiecesPlanner(pieces),
+        no_dist=True,
+    )
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
@@ -218,10 +283,6 @@ def _sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _explain(error: BaseException, folder: Path, num_bytes: int) -> CheckpointError:

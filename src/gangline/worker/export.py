@@ -3,13 +3,12 @@
 LoRA and QLoRA give an adapter in peft's format, or with --merged a whole model in the precision of the base model,
 whose weights are its own and never those of 4 bits; full fine-tuning gives a whole model. Nothing is called done before
 the folder was loaded again by plain transformers and peft, every tensor was what it should be, and the logits were
-those of the trained model.
+those of the trained model. A checkpoint in parts is written, and read again, tensor by tensor: see `by_tensor`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -25,9 +24,12 @@ import torch
 from gangline import __version__
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
-from gangline.worker.merge import adapted_layers, merge_adapter
+from gangline.worker.by_tensor import Wrong, write_adapter_alone, write_full, write_merged
+from gangline.worker.digests import digest_of_tensor
+from gangline.worker.merge import merge_adapter
 from gangline.worker.model import load_tokenizer
-from gangline.worker.trained import Trained, hush_libraries, load_trained
+from gangline.worker.trained import Checkpoint, Trained, hush_libraries, load_trained, open_checkpoint
+from gangline.worker.worth import check_weights
 
 NOTE_FILE = "gangline.json"
 """Where the folder came from: run, step, base model, and the form of its prompts."""
@@ -44,8 +46,9 @@ class Export:
 
     folder: str
     files: tuple[str, ...]
-    max_logit_difference: float
-    """Largest difference of a logit, over the largest logit."""
+    max_logit_difference: float | None
+    """Largest difference of a logit, over the largest logit; None: the model was never loaded, every tensor was
+    compared."""
     tolerance: float
     """What the difference may be: 1e-4, or four rounding steps of the dtype where weights were rounded to it."""
     dtype: str
@@ -83,9 +86,12 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     the trained model, and then `to` does not exist.
     """
     _refuse_existing(to)
+    checkpoint = open_checkpoint(run, part)
+    _refuse_useless(checkpoint, merged=merged)
+    if checkpoint.in_parts and (done := _export_by_tensor(checkpoint, to, merged=merged, say=say)) is not None:
+        return done
     say("loading the trained model")
     trained = load_trained(run, part)
-    _refuse_useless(trained, merged=merged)
     check_weights(trained.model)
     if trained.job.method.kind == "qlora":
         say("over the base model's own weights: in training they were rounded to 4 bits")
@@ -93,18 +99,49 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     with _staged(to) as folder:
         say("writing")
         expected = write_adapter(trained, folder) if lora else write_model(trained, folder)
-        write_json(folder / NOTE_FILE, _note(trained, merged=merged))
+        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
         trained.model.to("meta")
         say("loading what was written, and comparing")
         difference = verify(folder, expected, trained)
-    files = tuple(sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()))
     return Export(
         folder=str(to),
-        files=files,
+        files=_files_of(to),
         max_logit_difference=difference,
         tolerance=expected.tolerance,
         dtype=str(expected.dtype).removeprefix("torch."),
     )
+
+
+def _export_by_tensor(checkpoint: Checkpoint, to: Path, *, merged: bool, say: Say) -> Export | None:
+    """The same of a checkpoint in parts, by a process that never holds the model; None where its base can only be
+    loaded whole.
+    """
+    if checkpoint.job.method.kind == "qlora":
+        say("over the base model's own weights: in training they were rounded to 4 bits")
+    say("writing tensor by tensor, and reading again what was written")
+    try:
+        with _staged(to) as folder:
+            write = (
+                write_full if checkpoint.job.method.kind == "full" else write_merged if merged else write_adapter_alone
+            )
+            if write(checkpoint, folder) is None:
+                raise _LoadedWholeOnly
+            write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
+    except _LoadedWholeOnly:
+        say("the base model cannot be read tensor by tensor: it is loaded whole")
+        return None
+    except Wrong as error:
+        raise _wrong(str(error)) from error
+    dtype = str(checkpoint.stored).removeprefix("torch.")
+    return Export(folder=str(to), files=_files_of(to), max_logit_difference=None, tolerance=0.0, dtype=dtype)
+
+
+class _LoadedWholeOnly(Exception):
+    """The folder that was begun is to go."""
+
+
+def _files_of(to: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()))
 
 
 def write_adapter(trained: Trained, folder: Path) -> Expected:
@@ -172,19 +209,6 @@ def probe(model: Any) -> torch.Tensor:
     return logits.float()
 
 
-def check_weights(model: Any) -> None:
-    """Raises RunFailed for weights that nobody can want: NaN, an empty tensor, an adapter that does nothing."""
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    for name, value in trained.items():
-        if value.numel() == 0:
-            raise _useless(f"{name} is empty")
-        if not torch.isfinite(value).all():
-            raise _useless(f"{name} holds values that are not finite")
-    outputs = [value for name, value in trained.items() if "lora_B" in name or "lora_embedding_B" in name]
-    if adapted_layers(model) and not any(value.any() for value in outputs):
-        raise _useless("all B matrices of the adapter are zero, so that it changes nothing")
-
-
 def _reload(folder: Path, trained: Trained) -> tuple[Any, Mapping[str, torch.Tensor]]:
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
@@ -215,24 +239,14 @@ def _compare_tensors(expected: Mapping[str, str], tensors: Mapping[str, torch.Te
 
 
 def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Digest of shape and values of each tensor: equality without holding the model twice.
-
-    Values, not bytes: some models load a few of their layers in fp32 whatever the dtype of the others.
-    """
-    found = {}
-    for name, tensor in tensors.items():
-        digest = hashlib.blake2b(f"{list(tensor.shape)}".encode(), digest_size=16)
-        value = tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
-        digest.update(memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
-        found[name] = digest.hexdigest()
-    return found
+    return {name: digest_of_tensor(tensor) for name, tensor in tensors.items()}
 
 
-def _note(trained: Trained, *, merged: bool) -> dict[str, Any]:
-    job = trained.job
+def _note(checkpoint: Checkpoint, *, merged: bool) -> dict[str, Any]:
+    job = checkpoint.job
     return {
-        "run": trained.run_id,
-        "step": trained.step,
+        "run": checkpoint.run_id,
+        "step": checkpoint.step,
         "base_model": job.model.path,
         "method": job.method.kind,
         "merged": merged,
@@ -281,8 +295,8 @@ def _refuse_existing(to: Path) -> None:
         )
 
 
-def _refuse_useless(trained: Trained, *, merged: bool) -> None:
-    method, start = trained.job.method.kind, trained.job.model.start
+def _refuse_useless(checkpoint: Checkpoint, *, merged: bool) -> None:
+    method, start = checkpoint.job.method.kind, checkpoint.job.model.start
     if merged and method == "full":
         raise UsageError(
             "--merged: there is no adapter to merge",
@@ -295,14 +309,6 @@ def _refuse_useless(trained: Trained, *, merged: bool) -> None:
             seen=f"model.start: random with method: {method}",
             fix="export with --merged",
         )
-
-
-def _useless(seen: str) -> RunFailed:
-    return RunFailed(
-        "the checkpoint is not worth exporting",
-        seen=f"expected finite weights, and an adapter that changes something; {seen}",
-        fix="export an earlier or a later checkpoint; metrics.jsonl shows the loss and the skipped steps",
-    )
 
 
 def _wrong(seen: str) -> RunFailed:

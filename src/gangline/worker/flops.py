@@ -30,7 +30,8 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool, 
         attention = 4.0 * config.num_hidden_layers * config.hidden_size * squares
     except AttributeError:
         return None
-    weights = num_weights(core) + elsewhere - (0 if embedding is head else embedding.numel())
+    weights = num_weights(core) + elsewhere
+    weights -= 0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel())
     passes = 3 if full else 2
     return passes * (2.0 * weights * float(lengths.sum()) + attention)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from gangline.errors import CheckpointError
 from gangline.runs.cadence import FIRST_MIN, minutes_between
@@ -15,6 +17,7 @@ from gangline.worker.cut import Cut
 from gangline.worker.dealer import Moved
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
+from gangline.worker.pieces import of_host, send
 from gangline.worker.progress import Progress
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session
@@ -147,11 +150,25 @@ class Keeper:
             return
         self._out.enter("save", step=progress.step + 1)
         tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
-        whole = session.strategy.whole(tensors, wanted=saver is not None)
         if saver is not None:
             log.info("saving step %d", progress.step)
-            saver.save(progress.step, whole, progress.to_json(session.scaler), wait=wait)
+        if session.job.checkpoint.each_host == "part" and session.strategy.apart:
+            self._save_pieces(tensors, wait=wait)
+        else:
+            whole = session.strategy.whole(tensors, wanted=saver is not None)
+            if saver is not None:
+                saver.save(progress.step, whole, progress.to_json(session.scaler), wait=wait)
+        if saver is not None:
             self._out.event("saving", step=progress.step)
+
+    def _save_pieces(self, tensors: Mapping[str, torch.Tensor], *, wait: bool) -> None:
+        """What the ranks of this host have; nothing passes between hosts."""
+        session, progress, saver = self._session, self._progress, self._out.saver
+        if saver is None:
+            send(tensors, session.world)
+        else:
+            state = progress.to_json(session.scaler)
+            saver.save_pieces(progress.step, of_host(tensors, session.world), state, wait=wait)
 
     def gives_up(self) -> bool:
         """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave.

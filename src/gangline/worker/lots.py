@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,13 @@ def in_lots(tensors: Iterable[torch.Tensor], *, at_once_bytes: int = AT_ONCE_BYT
         num_bytes += tensor.nbytes
     if lot:
         yield lot
+
+
+def named_lots(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+    """The same with their names."""
+    names = iter(tensors)
+    for lot in in_lots(tensors.values()):
+        yield {next(names): tensor for tensor in lot}
 
 
 def joined(lot: Sequence[torch.Tensor]) -> torch.Tensor:

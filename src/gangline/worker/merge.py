@@ -18,7 +18,7 @@ def merge_adapter(model: Any) -> Any:
     """
     for name, layer in adapted_layers(model):
         weight = layer.get_base_layer().weight
-        _refuse_shared(model, name, weight)
+        refuse_shared(model, name, weight)
         for adapter in layer.active_adapters:
             delta = layer.get_delta_weight(adapter)
             weight.data = (weight.data.float() + delta.float()).to(weight.dtype)
@@ -32,7 +32,8 @@ def adapted_layers(model: Any) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer)]
 
 
-def _refuse_shared(model: Any, name: str, weight: torch.Tensor) -> None:
+def refuse_shared(model: Any, name: str, weight: torch.Tensor) -> None:
+    """Raises UsageError for a weight that two layers share."""
     owners = [other for other, value in model.named_parameters(remove_duplicate=False) if value is weight]
     if len(owners) > 1:
         raise UsageError(

@@ -160,7 +160,9 @@ def num_weights(model: nn.Module) -> int:
     packed = [layer for layer in model.modules() if isinstance(layer, Nf4Linear)]
     inside = sum(layer.weight.numel() + layer.scales.numel() for layer in packed)
     stand_for = sum(layer.in_features * layer.out_features for layer in packed)
-    return sum(parameter.numel() for parameter in model.parameters()) - inside + stand_for
+    # DeepSpeed's zero-3 leaves none of a weight in its place
+    found = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    return found - inside + stand_for
 
 
 def _put(layer: Nf4Linear, name: str, tensor: torch.Tensor) -> None:

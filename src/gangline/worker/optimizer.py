@@ -22,33 +22,41 @@ def make_optimizer(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer
     than the others. Raises ModelError and UsageError as `make_adam8` does.
     """
     parameters = list(trainable(model).values())
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": job.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return _make_adam(parameters, groups, job) if job.kind == "adamw" else make_adam8(groups, job)
+    if job.kind != "adamw":
+        return make_adam8(_groups(parameters, job), job)
+    optimizer = adamw(parameters, job)
+    for parameter in parameters:
+        optimizer.state[parameter] = empty_state(parameter, fused=bool(optimizer.defaults["fused"]))
+    return optimizer
 
 
-def _make_adam(
-    parameters: Sequence[nn.Parameter], groups: Sequence[dict[str, Any]], job: OptimizerJob
-) -> torch.optim.AdamW:
-    """AdamW of torch, fused where it has that."""
+def adamw(parameters: Sequence[nn.Parameter], job: OptimizerJob) -> torch.optim.AdamW:
+    """AdamW of torch, fused where it has that, without a state so far."""
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-    optimizer = torch.optim.AdamW(
-        list(groups),
+    return torch.optim.AdamW(
+        _groups(parameters, job),
         lr=job.learning_rate,
         betas=(job.beta1, job.beta2),
         eps=job.epsilon,
         fused=fused,
     )
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
-    return optimizer
+
+
+def empty_state(parameter: torch.Tensor, *, fused: bool = True) -> dict[str, torch.Tensor]:
+    """What AdamW keeps of a weight, before the first step."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
+
+
+def _groups(parameters: Sequence[nn.Parameter], job: OptimizerJob) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": job.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def state_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -70,14 +78,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-@torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], *, parts: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Global L2 norm of all gradients, a scalar. parts: the ranks that have a part of each, which is collective.
+    """Global L2 norm of the gradients of these parameters; see `norm_of`."""
+    return norm_of(gradients_of(parameters), parts=parts)
+
+
+@torch.no_grad()
+def norm_of(gradients: Sequence[torch.Tensor], *, parts: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """L2 norm of all of them together, a scalar. parts: the ranks that have a part of each, which is collective.
 
     On a CPU row by row, and the rows in fp64: its fp32 sums are off by 1e-4 at five million values, and fp64 over
     all values takes five times as long. A GPU sums in a tree.
     """
-    gradients = _own_gradients(parameters)
     if gradients[0].device.type == "cpu":
         norms = [torch.linalg.vector_norm(_row_norms(gradient), dtype=torch.float64) for gradient in gradients]
     else:
@@ -90,7 +102,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], *, parts: dist.ProcessGrou
     return square.sqrt()
 
 
-def _own_gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """The gradients there are, or this rank's parts of them; changes in place reach them."""
     gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
     return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
@@ -106,5 +118,5 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, *, maximum: flo
     """Scale gradients so that their global norm is `maximum` at most."""
     if maximum is None or not norm > maximum:
         return
-    gradients = _own_gradients(parameters)
+    gradients = gradients_of(parameters)
     torch._foreach_mul_(gradients, (maximum / (norm + 1e-6)).to(gradients[0].dtype))

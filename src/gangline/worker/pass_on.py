@@ -35,6 +35,22 @@ def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: W
         _send(joined(lot).cpu(), receivers)
 
 
+def give_lot(tensors: Mapping[str, torch.Tensor], world: World) -> None:
+    """Send some whole tensors, as `give` sends all of them."""
+    giver, receivers = _parties(world)
+    if receivers and world.rank == giver:
+        _send(joined(list(tensors.values())), receivers)
+
+
+def receive_lot(like: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
+    """New tensors of the same names, shapes and format, as `give_lot` sends them."""
+    giver, _ = _parties(world)
+    row = torch.empty(sum(tensor.numel() for tensor in like.values()), dtype=next(iter(like.values())).dtype)
+    dist.recv(row, src=giver)
+    parts = row.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+
+
 def receive(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, Any]:
     """Fill `tensors` in place, and give back the state that was saved with them; see `restore.load_part`."""
     giver, _ = _parties(world)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gangline.runs.checkpoints import find_part
+from gangline.runs.checkpoints import find_parts
+from gangline.worker.lots import named_lots
 from gangline.worker.optimizer import state_tensors
-from gangline.worker.pass_on import give, lacks_state, receive
-from gangline.worker.restore import load_part
+from gangline.worker.pass_on import give, give_lot, lacks_state, receive, receive_lot
+from gangline.worker.restore import load_parts
 from gangline.worker.session import Session
+from gangline.worker.strategy.zero import Zero
+from gangline.worker.world import World
 
 
 @dataclass(slots=True)
@@ -74,13 +78,35 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
     tensors = session.strategy.placed(tensors)
     elsewhere = session.strategy.elsewhere(tensors)
-    if lacks_state(session.world):
+    if isinstance(session.strategy, Zero):
+        state = _take_parts(session.strategy, tensors, checkpoints, session.world)
+    elif lacks_state(session.world):
         state = receive(tensors, session.world)
     else:
-        folder, digest = find_part(checkpoints, step, host=session.world.host)
-        state = load_part(folder, tensors, digest=digest, elsewhere=elsewhere)
+        parts = find_parts(checkpoints, step, host=session.world.host)
+        state = load_parts(parts, tensors, elsewhere=elsewhere)
         give(tensors, state, session.world)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:
         session.scaler.load_state_dict(scaler)
     return Progress(**state)
+
+
+def _take_parts(strategy: Zero, tensors: Mapping[str, torch.Tensor], checkpoints: Path, world: World) -> dict[str, Any]:
+    """What lies in parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
+    if lacks_state(world):
+        for lot in named_lots(tensors):
+            strategy.fill(receive_lot(lot, world))
+        state = receive({}, world)
+    else:
+
+        def take(lot: dict[str, torch.Tensor]) -> None:
+            give_lot(lot, world)
+            strategy.fill(lot)
+
+        assert world.gang.resume_step is not None
+        parts = find_parts(checkpoints, world.gang.resume_step, host=world.host)
+        state = load_parts(parts, tensors, take=take)
+        give({}, state, world)
+    strategy.filled()
+    return state

@@ -1,10 +1,13 @@
-"""Loading a part: nothing of it is used before every file matched its digest."""
+"""Loading parts: nothing of one is used before every file of it matched its digest."""
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,12 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as dcp_files
 import torch.distributed.checkpoint.metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
 from gangline.worker.checkpoint import STATE_FILE
+from gangline.worker.lots import named_lots
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
@@ -25,38 +30,133 @@ _MAX_SHOWN = 5
 def load_part(
     folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str, elsewhere: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Fill `tensors` in place from a part, and give back the state that was saved with them.
+    """Fill `tensors` in place from one part; see `load_parts`."""
+    return load_parts([(folder, digest)], tensors, elsewhere=elsewhere)
 
-    digest: blake2b-256 of part.json, from the commit record (`checkpoints.find_part` gives both).
-    tensors: the template: exactly the names, shapes and dtypes that were saved, on any device; but for names that are
-    `elsewhere`, which other ranks have.
+
+def load_parts(
+    parts: Sequence[tuple[Path, str]],
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    elsewhere: Collection[str] = (),
+    take: Callable[[dict[str, torch.Tensor]], None] | None = None,
+) -> dict[str, Any]:
+    """Fill `tensors` in place from as many parts of a step as it takes, in this order, and give back the state that was
+    saved with them.
+
+    parts: folders beside each other, and of each the blake2b-256 of its part.json, from the commit record
+    (`checkpoints.find_parts` gives both).
+    tensors: the template: exactly the names, shapes and dtypes that were saved, on any device, or what this rank has of
+    them; but for names that are `elsewhere`, which other ranks have. It is read block by block as it was written, so
+    beside the template there has to be memory for the largest block.
+    take: gets some of them after others, whole, in the machine's memory; then none is filled, and they may be meta.
     Raises CheckpointError when a file is not what was committed, before any of them is interpreted; when .metadata
-    asks for anything but DCP's own records; and when the template is another. `tensors` are untouched then; they
-    are not when a forged part with right digests turns out unreadable half-way, which raises CheckpointError, too.
+    asks for anything but DCP's own records; when the template is another, and when parts are missing. `tensors` are
+    untouched then; they are not when a forged part with right digests turns out unreadable half-way, which raises
+    CheckpointError, too.
     """
-    part = _verified(folder, digest)
-    metadata = _read_metadata(folder, part)
-    _compare(folder, tensors, metadata, elsewhere)
-    try:
-        _read_tensors(folder, tensors, metadata)
-    except Exception as error:  # only a forger gets here: torch's weights-only loading refuses, or a place is wrong
-        raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
-    state: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
+    found = Blocks(parts)
+    found.open_for(tensors)
+    saved = found.metadata.state_dict_metadata
+    expected = {name: each for name, each in tensors.items() if name in saved or not found.lacking}
+    _compare(found.folder, expected, found.metadata, elsewhere)
+    if take is None:
+        found.read(tensors)
+    else:
+        for lot in named_lots(tensors):
+            read = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+            found.read(read)
+            take(read)
+    state: dict[str, Any] = json.loads((found.folder / STATE_FILE).read_bytes())
     return state
 
 
+class Blocks:
+    """Where in the parts of a step each block of each tensor lies; parts are opened one after the other.
+
+    parts: as `load_parts` takes them. Raises CheckpointError as it does.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Path, str]]) -> None:
+        self.folder = parts[0][0]
+        """Of the first part."""
+        self._left = list(parts)
+        self._here = {folder.name.removeprefix("part-") for folder, _ in parts}
+        self.lacking: dict[str, str] = {}
+        """Parts of the step that are not here: host -> what it holds."""
+        self.metadata = Metadata(state_dict_metadata={}, storage_data={})
+
+    def open_for(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Open parts until all of these are found, or there are no more."""
+        while self._left:
+            self._open(*self._left.pop(0))
+            with _distrust(self.folder):
+                if not _missing(tensors, self.metadata):
+                    return
+
+    def open_all(self) -> None:
+        """Open all parts."""
+        while self._left:
+            self._open(*self._left.pop(0))
+
+    def empty(self) -> dict[str, torch.Tensor]:
+        """Every tensor that is known of, on the meta device."""
+        saved = self.metadata.state_dict_metadata
+        return {
+            name: torch.empty(item.size, dtype=item.properties.dtype, device="meta") for name, item in saved.items()
+        }
+
+    def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Fill tensors in place; they have to be there."""
+        with _distrust(self.folder):
+            names = _missing(tensors, self.metadata)
+            if not names:
+                _read_tensors(self.folder.parent, tensors, self.metadata)
+                return
+        others = "; ".join(f"part-{host} is not here, which holds {words}" for host, words in self.lacking.items())
+        raise CheckpointError(
+            f"{self.folder.parent} lacks what this rank reads",
+            seen=f"{others or 'there are all parts'}; some values are nowhere of {_some(names)}",
+            fix="gangline resume brings the parts that lie on other hosts",
+        )
+
+    def _open(self, folder: Path, digest: str) -> None:
+        """Add what one part has; of what several have, as numbers that every rank has, the first counts."""
+        part = _verified(folder, digest)
+        metadata = _read_metadata(folder, part)
+        self.lacking = {host: words for host, words in part.held.items() if host not in self._here}
+        with _distrust(folder):
+            self._add(folder, metadata)
+
+    def _add(self, folder: Path, metadata: Metadata) -> None:
+        known = self.metadata.state_dict_metadata
+        for name, item in metadata.state_dict_metadata.items():
+            mine = known.setdefault(name, replace(item, chunks=[]))
+            if (mine.size, mine.properties.dtype) != (item.size, item.properties.dtype):
+                raise _suspicious(folder, f"{name} as another tensor than in {self.folder.name}")
+            taken = {chunk.offsets for chunk in mine.chunks}
+            mine.chunks += [chunk for chunk in item.chunks if chunk.offsets not in taken]
+        for index, place in metadata.storage_data.items():
+            inside = replace(place, relative_path=f"{folder.name}/{place.relative_path}")
+            self.metadata.storage_data.setdefault(index, inside)
+
+
 def read_part(folder: Path, *, digest: str, prefix: str) -> dict[str, torch.Tensor]:
+    """The saved tensors whose names begin with `prefix`, of one part; see `read_parts`."""
+    return read_parts([(folder, digest)], prefix=prefix)
+
+
+def read_parts(parts: Sequence[tuple[Path, str]], *, prefix: str) -> dict[str, torch.Tensor]:
     """The saved tensors whose names begin with `prefix`, by the rest of their names, in new memory on the CPU.
 
-    For whoever needs the weights and not the optimizer. Raises CheckpointError as `load_part` does.
+    For whoever needs the weights and not the optimizer. Raises CheckpointError as `load_parts` does.
     """
-    metadata = _read_metadata(folder, _verified(folder, digest))
+    blocks = Blocks(parts)
+    blocks.open_all()
     tensors = {
-        name: torch.empty(item.size, dtype=item.properties.dtype)
-        for name, item in metadata.state_dict_metadata.items()
-        if name.startswith(prefix)
+        name: torch.empty_like(empty, device="cpu") for name, empty in blocks.empty().items() if name.startswith(prefix)
     }
-    _read_tensors(folder, tensors, metadata)
+    blocks.read(tensors)
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
@@ -93,14 +193,43 @@ def _is_tensor(item: object) -> bool:
 
 
 def _read_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> None:
-    """What `dcp.load` does for one process, minus its own reading of .metadata."""
-    state = dict(tensors)
-    planner = dcp.DefaultLoadPlanner()
-    planner.set_up_planner(state, metadata, is_coordinator=True)
+    """What `dcp.load` does for one process, minus its own reading of .metadata. folder: of the step."""
+    planner, plan = _plan(tensors, metadata)
     reader = dcp.FileSystemReader(folder)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
-    (plan,) = planner.create_global_plan([planner.create_local_plan()])
+    (plan,) = planner.create_global_plan([plan])
     reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def _plan(tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> tuple[dcp.DefaultLoadPlanner, dcp.LoadPlan]:
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner(dict(tensors), metadata, is_coordinator=True)
+    return planner, planner.create_local_plan()
+
+
+def _missing(tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> list[str]:
+    """Tensors of which some numbers lie in no part that was opened: DCP would leave them as they are."""
+    saved = metadata.state_dict_metadata
+    there = {name: each for name, each in tensors.items() if name in saved and saved[name].size == each.size()}
+    counts = dict.fromkeys(tensors, 0)
+    for item in _plan(there, metadata)[1].items:
+        counts[item.dest_index.fqn] += math.prod(item.lengths)
+    return [name for name, each in tensors.items() if counts[name] != _local(each).numel()]
+
+
+@contextmanager
+def _distrust(folder: Path) -> Iterator[None]:
+    """Only a forger gets here: torch's weights-only loading refuses, or a place is wrong."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metadata, elsewhere: Collection[str]) -> None:

@@ -31,11 +31,13 @@ from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
 from gangline.worker.strategy.tensor_parallel import TensorParallel, require_slices
+from gangline.worker.strategy.zero import Zero, ZeroOptimizer
 from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
-IN_PARTS = ("fsdp", "hsdp", "tp", "pipeline")
-"""No rank has the whole model."""
+ZERO = ("zero-1", "zero-2", "zero-3")
+IN_PARTS = ("fsdp", "hsdp", "tp", "pipeline", *ZERO)
+"""No device has all of the model, or of its optimizer's state."""
 _PARTLY = {
     "pipeline": "take hidden states and give hidden states",
     "tp": "compute with some of their heads and columns alone",
@@ -51,7 +53,7 @@ class Session:
     precision: Precision
     loss: CausalLoss
     strategy: Strategy
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | ZeroOptimizer
     scaler: torch.amp.GradScaler | None
     train_set: TokenSource
     evaluation_set: TokenSource | None
@@ -67,7 +69,8 @@ class Session:
 def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_set: TokenSource | None) -> Session:
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
-    divided = world.gang.strategy in IN_PARTS and world.size > 1
+    in_parts = world.size > 1 and world.gang.strategy in IN_PARTS
+    divided = in_parts and world.gang.strategy not in ZERO
     cutting = _Cutting(job, world, precision)
     found = None
     if divided or job.method.kind == "qlora":
@@ -76,7 +79,7 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
             found = None  # a table that is divided twice would not be one any more
     if found is None:
         # what no single device holds is divided layer by layer on its way there
-        device = torch.device("cpu") if divided else world.device
+        device = torch.device("cpu") if in_parts else world.device
         model = load_model(job, device=device, compute=precision.compute)
         cutting.cut(model)
         model = model.to(world.device) if cutting.is_done else model
@@ -138,13 +141,16 @@ def assemble(
     evaluation_set: TokenSource | None = None,
 ) -> Session:
     """The session of a model that is loaded already; collective when there are several ranks."""
+    strategy = _make_strategy(loss, job, precision, world)
+    # DeepSpeed's optimizer has the weights, too
+    optimizer = strategy.optimizer if isinstance(strategy, Zero) else make_optimizer(loss.model, job.optimizer)
     return Session(
         job=job,
         world=world,
         precision=precision,
         loss=loss,
-        strategy=_make_strategy(loss, job, precision, world),
-        optimizer=make_optimizer(loss.model, job.optimizer),
+        strategy=strategy,
+        optimizer=optimizer,
         scaler=_make_scaler(world.device) if precision.scaled else None,
         train_set=train_set,
         evaluation_set=evaluation_set,
@@ -181,19 +187,27 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 
 
 def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: World) -> Strategy:
+    sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if loss.stage is not None:
         return Pipeline(loss, loss.stage, precision=precision, world=world)
-    sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if loss.sliced is not None:
         return TensorParallel(loss, loss.sliced, precision=precision, world=world, sent_as=sent_as)
     if world.size > 1:
         agree_weights(trainable(loss).values())
+    return _of_whole_layers(loss, job, precision, world, sent_as)
+
+
+def _of_whole_layers(
+    loss: CausalLoss, job: Job, precision: Precision, world: World, sent_as: torch.dtype | None
+) -> Strategy:
     if world.gang.strategy == "local-sgd":
         return LocalSgd(loss, precision=precision, world=world, job=job.strategy)
     if world.size == 1:
         return Single(loss, precision=precision, device=world.device)
     if world.gang.strategy in ("fsdp", "hsdp"):
         return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
+    if world.gang.strategy in ZERO:
+        return Zero(loss, precision=precision, world=world, job=job)
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)
 
 

@@ -55,11 +55,15 @@ class Files:
     @staticmethod
     def of(job: Job, model: nn.Module) -> Files | None:
         """The files of a hollow model; None where it cannot be read by parts."""
-        folder = Path(job.model.path)
+        core: Any = base_of(model)
+        return None if _keeps_some_in_fp32(core) else Files.covering(Path(job.model.path), core)
+
+    @staticmethod
+    def covering(folder: Path, core: nn.Module) -> Files | None:
+        """The files of a folder, if everything that a transformers model wants lies in them under known names."""
         with _readable(folder):
             file_of = _keys(folder)
-        core: Any = base_of(model)
-        if file_of is None or _keeps_some_in_fp32(core):
+        if file_of is None:
             return None
         rows: dict[str, Rows] = {}
         for name in _wanted(core):
@@ -184,6 +188,16 @@ def _pack(layer: Nf4Linear, weight: torch.Tensor) -> None:
     for name, packed in layer.pack(weight.to(layer.mean_scale.device)).items():
         local, _, start = _local(tensors[name])
         local.copy_(packed[start : start + len(local)] if local.ndim else packed)
+
+
+def read_whole(files: Files, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the files that make up one of the model, under their names there. Raises ModelError."""
+    from safetensors import safe_open
+
+    for key in (key for several in files.rows[name].keys for key in several):
+        with _readable(files.folder), safe_open(files.folder / files.file_of[key], framework="pt") as stream:
+            tensor = stream.get_tensor(key)
+        yield key, tensor
 
 
 def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ from gangline.worker.foreseen import Foreseen
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.memory import memory_bytes
 from gangline.worker.model import trainable
-from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate
+from gangline.worker.optimizer import clip, norm_of, set_learning_rate
 from gangline.worker.order import Indices, micro_batch_seed
 from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress
@@ -149,7 +149,7 @@ class Synchronous:
         if self._session.scaler is not None:
             self._session.scaler.unscale_(self._session.optimizer)
         strategy = self._session.strategy
-        return gradient_norm(strategy.counted(self._parameters), parts=strategy.parts)
+        return norm_of(strategy.gradients(self._parameters), parts=strategy.parts)
 
     def _report(self, tally: _Tally, norm: torch.Tensor, started: float) -> StepReport:
         session, keeper = self._session, self._keeper
@@ -183,7 +183,8 @@ class Synchronous:
         self._enter("update")
         if not skipped:
             self._progress.skipped_in_a_row = 0
-            clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
+            if not session.strategy.clips:
+                clip(self._parameters, norm, maximum=session.job.optimizer.clip_norm)
             set_learning_rate(session.optimizer, rate)
             if session.scaler is None:
                 session.optimizer.step()

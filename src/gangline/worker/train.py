@@ -12,6 +12,7 @@ from typing import NoReturn, TextIO
 
 from gangline.errors import BadState, GanglineError, RunFailed
 from gangline.runs.files import read_json, write_json
+from gangline.runs.held import held_by
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.arrival import Arrival, arrive
@@ -155,6 +156,7 @@ def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver:
         "hosts": world.gang.hosts,
         "num_ranks": world.size,
         "fingerprints": read_json(layout.inputs),
+        "held": held_by(world.gang),
     }
     return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,43 +15,81 @@ from torch import nn
 from gangline.errors import CheckpointError, UsageError
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.runs.manifest import COMMIT_FILE, Commit
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, Part
 from gangline.worker.model import base_of, load_config, load_model, trainable
-from gangline.worker.restore import read_part
+from gangline.worker.restore import read_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A run's model with the weights of one of its checkpoints."""
+class Checkpoint:
+    """One of a run's checkpoints, and what it is of."""
 
     job: Job
     run_id: str
     step: int
     stored: torch.dtype
     """The dtype in which the base model is stored; frozen weights have it here, too."""
+    parts: tuple[tuple[Path, str], ...]
+    """Folders with the digests of their part.json: the part that was named, or, of a step in parts, all of them."""
+    in_parts: bool
+    """Whether each of them holds a part of the state only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A run's model with the weights of one of its checkpoints."""
+
+    checkpoint: Checkpoint
     model: Any
     """A peft model for LoRA and QLoRA; in evaluation mode."""
 
+    @property
+    def job(self) -> Job:
+        """The run's."""
+        return self.checkpoint.job
 
-def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
-    """Load the base model and the weights of a checkpoint's part.
+    @property
+    def stored(self) -> torch.dtype:
+        """See `Checkpoint.stored`."""
+        return self.checkpoint.stored
 
-    run: the run directory. part: the folder `checkpoints/step-<k>/part-<host>`, of that run or of a copy of it.
-    packed: frozen weights have 4 bits where they had them in training (QLoRA); otherwise they are those of the base.
-    Raises UsageError, ModelError, CheckpointError.
+
+def open_checkpoint(run: Path, part: Path) -> Checkpoint:
+    """What there is to know of a checkpoint before its tensors are read.
+
+    run: the run directory. part: the folder `checkpoints/step-<k>/part-<host>`, of that run or of a copy of it; of a
+    step in parts any of them, and the others lie beside it. Raises UsageError, ModelError, CheckpointError.
     """
     job = _load_job(run)
     commit = _commit_of(part)
-    stored = stored_dtype(job)
+    in_parts = _is_shard(part)
+    hosts = [_host_of(part), *(host for host in commit.parts if in_parts and host != _host_of(part))]
+    return Checkpoint(
+        job=job,
+        run_id=RunLayout.of(run.absolute()).run_id,
+        step=commit.step,
+        stored=stored_dtype(job),
+        parts=tuple((part.with_name(f"part-{host}"), commit.parts[host]) for host in hosts),
+        in_parts=in_parts,
+    )
+
+
+def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
+    """Load the base model and the weights of a checkpoint; see `open_checkpoint`.
+
+    packed: frozen weights have 4 bits where they had them in training (QLoRA); otherwise they are those of the base.
+    """
+    checkpoint = open_checkpoint(run, part)
+    job = checkpoint.job
     method = job.method if packed or job.method.kind == "full" else dataclasses.replace(job.method, kind="lora")
-    model = load_model(dataclasses.replace(job, method=method, activation_checkpointing=False), compute=stored)
-    saved = read_part(part, digest=commit.parts[_host_of(part)], prefix="model.")
-    _fill(model, saved, part)
+    loaded = dataclasses.replace(job, method=method, activation_checkpointing=False)
+    model = load_model(loaded, compute=checkpoint.stored)
+    _fill(model, read_parts(checkpoint.parts, prefix="model."), checkpoint)
     model.eval()
     base = base_of(model)
     # Training turns the cache off; what is written and used from here on has the model's own setting.
     base.config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
-    return Trained(job=job, run_id=RunLayout.of(run.absolute()).run_id, step=commit.step, stored=stored, model=model)
+    return Trained(checkpoint=checkpoint, model=model)
 
 
 def hush_libraries() -> None:
@@ -100,17 +139,34 @@ def _host_of(part: Path) -> str:
     return part.name.removeprefix("part-")
 
 
-def _fill(model: nn.Module, saved: dict[str, torch.Tensor], part: Path) -> None:
+def _is_shard(part: Path) -> bool:
+    """Whether it holds a part of the state only. What cannot be read is found out where it is verified."""
+    try:
+        return Part.from_bytes((part / PART_FILE).read_bytes()).kind == "shard"
+    except (OSError, ValueError):
+        return False
+
+
+def _fill(model: nn.Module, saved: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
     wanted = trainable(model)
-    strangers = sorted(set(wanted) ^ set(saved))
-    strangers += [name for name in wanted if name in saved and wanted[name].shape != saved[name].shape]
-    if strangers:
-        raise CheckpointError(
-            f"{part} does not fit the model of this run",
-            seen=f"expected the same trainable tensors in both; they differ in {', '.join(strangers[:5])}"
-            + (f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""),
-            fix="use the run directory that the checkpoint came from; its model folder may have changed since",
-        )
+    if problem := misfit(wanted, saved, checkpoint):
+        raise problem
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(saved[name])
+
+
+def misfit(
+    wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+) -> CheckpointError | None:
+    """Why the tensors of a checkpoint are not those that the model of its run trains, if they are not."""
+    strangers = sorted(set(wanted) ^ set(saved))
+    strangers += [name for name in wanted if name in saved and wanted[name].shape != saved[name].shape]
+    if not strangers:
+        return None
+    return CheckpointError(
+        f"{checkpoint.parts[0][0]} does not fit the model of this run",
+        seen=f"expected the same trainable tensors in both; they differ in {', '.join(strangers[:5])}"
+        + (f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""),
+        fix="use the run directory that the checkpoint came from; its model folder may have changed since",
+    )

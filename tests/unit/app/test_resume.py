@@ -8,7 +8,7 @@ import pytest
 
 from gangline import app
 from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
-from gangline.runs.checkpoints import find_part, part_folder
+from gangline.runs.checkpoints import find_part, find_parts, part_folder
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
@@ -117,6 +117,31 @@ def test_where_no_checkpoint_can_be_used_every_reason_is_told(world: World, run_
     assert "step 20 on a" in caught.value.seen
     assert "step 20 on b" in caught.value.seen
     assert world.spawned == []
+
+
+def test_of_a_step_in_parts_every_host_gets_what_its_ranks_read(world: World, run_id: str) -> None:
+    world.save(run_id, 40, in_parts=True)
+    resume(world, run_id)  # two ranks under ddp: each reads all of it
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 40
+    for name in ("a", "b"):
+        assert f"step 40 brought to {name}" in world.said
+        folders = [folder for folder, _ in find_parts(world.host(name, run_id).checkpoints, 40, host=name)]
+        assert [verify_part(folder) for folder in folders] == [[], []]
+
+
+def test_without_one_part_an_older_step_is_taken_and_without_any_nothing_changes(world: World, run_id: str) -> None:
+    world.save(run_id, 40, in_parts=True)
+    flip(part_folder(world.host("b", run_id).checkpoints, 40, "b") / "weights")
+    with pytest.raises(CheckpointError, match="without b: they lie in parts, one on each host") as caught:
+        resume(world, run_id)
+    assert caught.value.exit_code == 5
+    assert "it held the rows of rank 1 of 2" in caught.value.seen
+    assert world.spawned == []
+    assert not world.host("a", run_id).attempt(2).exists()
+    world.save(run_id, 20)
+    resume(world, run_id)
+    assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 20
+    assert any("passed over: step 40 on b: part-b is whole on no host" in line for line in world.said)
 
 
 def test_other_hosts_get_checkpoint_data_and_history_and_the_batch_stays(world: World, run_id: str) -> None:

@@ -129,14 +129,18 @@ class World:
         layout = RunLayout(self.home, run_id)
         RunState(name="job", phase=phase, attempt=attempt).save(layout)  # type: ignore[arg-type]
 
-    def save(self, run_id: str, step: int, hosts: Sequence[str] = ("a", "b"), *, commit: bool = True) -> None:
-        """Let all hosts have saved a step."""
+    def save(
+        self, run_id: str, step: int, hosts: Sequence[str] = ("a", "b"), *, commit: bool = True, in_parts: bool = False
+    ) -> None:
+        """Let all hosts have saved a step, or, in_parts, each what its rank holds under fsdp."""
+        held = {name: f"the rows of rank {number} of {len(hosts)}" for number, name in enumerate(hosts)}
         parts = {}
         for name in hosts:
             folder = step_folder(self.host(name, run_id).checkpoints, step) / f"part-{name}"
             folder.mkdir(parents=True)
             (folder / "weights").write_text(f"weights of step {step}", encoding="utf-8")
             description = {"attempt": 1, "hosts": tuple(hosts), "num_ranks": 2, "fingerprints": {}}
+            description["held"] = held if in_parts else {}
             describe_part(folder, step=step, host=name, description=description)
             parts[name] = (folder / PART_FILE).read_bytes()
         for name in hosts if commit else ():

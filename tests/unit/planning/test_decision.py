@@ -14,7 +14,7 @@ from gangline.planning.decision import Verdict, decide, drafts_of_kinds
 from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
-from gangline.planning.option import IN_STEP, Bench, Compute, Option, Question, weigh
+from gangline.planning.option import IN_STEP, Bench, Compute, Option, Question, lacking, weigh
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
 from gangline.planning.speed import ComputeModel
@@ -496,3 +496,46 @@ def test_one_rank_has_nothing_to_send_in_bf16() -> None:
     job = question(method="lora", sequence_length=512, exchange="bf16", leave_open=False)
     lines = " ".join(report(decide(job, with_memory(world("rtx4090"), 24)), Length(None), width=400))
     assert "exchange: bf16 does nothing" in lines
+
+
+def test_deepspeed_is_never_taken_unasked_and_taken_where_the_job_asks_for_it() -> None:
+    eight = with_memory(world(",".join(["4xa100-80gb"] * 2), wire="hdr"), *[80.0] * 8)
+    job = question(method="full", batch=64, sequence_length=512)
+    unasked = decide(job, eight)
+    assert unasked.best == unasked.runnable
+    assert unasked.best is not None
+    assert not unasked.best.strategy.kind.startswith("zero")
+    for asked in ("zero-1", "zero-2", "zero-3"):
+        given = decide(dataclasses.replace(job, strategy=StrategyJob(kind=asked)), eight)  # type: ignore[arg-type]
+        assert given.runnable is not None
+        assert given.runnable.strategy.kind == asked
+
+
+def test_states_in_the_machines_memory_leave_the_card() -> None:
+    cards = with_memory(world("a100-80gb,a100-80gb", wire="hdr"), 80, 80)
+    need = {}
+    for offload in ((), ("optimizer",), ("optimizer", "parameters")):
+        asked = StrategyJob(kind="zero-3", offload=offload)  # type: ignore[arg-type]
+        job = dataclasses.replace(
+            question(method="full", batch=8, sequence_length=512, leave_open=False), strategy=asked
+        )
+        option = decide(job, cards).by_kind[0]
+        need[len(offload)] = option.tightest.memory.persistent_bytes
+        assert option.strategy.offload == offload
+    weights = job.architecture.num_parameters
+    assert need[0] - need[1] == pytest.approx(12 * weights / 2, rel=1e-6)  # fp32 weights and two moments, by halves
+    assert need[1] - need[2] == pytest.approx(2 * weights / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method": "qlora"}, "zero-3 with weights of 4 bits"),
+        ({"method": "lora", "compute": "fp16"}, "zero-3 in fp16"),
+        ({"method": "full", "parameters": "bf16"}, "zero-3 without weights of fp32"),
+    ],
+)
+def test_what_deepspeed_does_not_do_is_not_planned(words: dict[str, str], said: str) -> None:
+    job = question(**words)  # type: ignore[arg-type]
+    way = Strategy(kind="zero-3", world_size=2, shard_size=2, asked=True)
+    assert lacking(way, job.training, job.architecture) == said

@@ -26,8 +26,7 @@ def option(kind: str, method: str = "lora", **words: object) -> Option:
 
 def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_them() -> None:
     cost = save_cost(option("ddp"), MINUTES)
-    assert cost.num_bytes == cost.host_bytes == 3 * 8_388_608 * 4
-    assert not cost.in_parts
+    assert cost.num_bytes == 3 * 8_388_608 * 4
     assert cost.write_s == pytest.approx([cost.num_bytes / rate for rate in (2e9, 0.4e9, 0.1e9)])
     assert cost.every_s == 600
 
@@ -54,7 +53,7 @@ def test_what_our_trainer_has_in_parts_comes_together_before_it_is_written() -> 
         save_cost(option(kind, "full", shard_size=size), MINUTES)
         for kind, size in (("ddp", 1), ("hsdp", 2), ("fsdp", 4))
     )
-    assert whole.num_bytes == inside.host_bytes == parts.host_bytes
+    assert whole.num_bytes == inside.num_bytes == parts.num_bytes
     assert whole.hold_s[1] < inside.hold_s[1] < parts.hold_s[1]
     assert parts.hold_s[1] > 0.75 * parts.num_bytes / 12.5e9  # three quarters of it over 100 Gbit/s
     for kind in ("fsdp", "hsdp"):  # every rank has all adapters
@@ -68,18 +67,31 @@ def test_what_a_pipeline_trains_goes_from_each_rank_to_all_hosts_before_it_is_wr
             save_cost(option("ddp", method), MINUTES),
             save_cost(option("pipeline", method, stages=(8,) * 4), MINUTES),
         )
-        assert parts.num_bytes == parts.host_bytes == whole.num_bytes
-        assert not parts.in_parts
+        assert parts.num_bytes == whole.num_bytes
         assert parts.hold_s[1] - whole.hold_s[1] > parts.num_bytes / 12.5e9  # all of it over 100 Gbit/s
 
 
-def test_what_is_in_parts_is_written_in_parts() -> None:
-    whole, parts = (save_cost(option(kind, "full"), MINUTES) for kind in ("ddp", "zero-3"))
+BY_HOST = dataclasses.replace(MINUTES, by_host=True)
+
+
+def test_by_host_nothing_passes_between_hosts_and_each_writes_its_part() -> None:
+    fsdp, three = option("fsdp", "full", shard_size=4), option("pipeline", "full", stages=(10, 10, 10, 2))
+    whole, parts, uneven = save_cost(fsdp, MINUTES), save_cost(fsdp, BY_HOST), save_cost(three, BY_HOST)
     assert parts.num_bytes == whole.num_bytes
     assert parts.in_parts
     assert parts.host_bytes == -(-whole.num_bytes // 2)
     assert parts.write_s[1] == pytest.approx(whole.write_s[1] / 2)
-    assert parts.hold_s[1] == pytest.approx(whole.hold_s[1] / 4)  # every card copies its own
+    assert parts.hold_s[1] == pytest.approx(parts.host_bytes / 8e9 + parts.host_bytes / 2 / 0.9e9)
+    assert uneven.host_bytes == pytest.approx(whole.num_bytes * 20 / 32, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "size"),
+    [("ddp", "full", 1), ("hsdp", "full", 2), ("fsdp", "lora", 4), ("hsdp", "lora", 2), ("zero-3", "full", 4)],
+)
+def test_by_host_is_whole_where_a_host_holds_all_of_it(kind: str, method: str, size: int) -> None:
+    way = option(kind, method, shard_size=size)
+    assert save_cost(way, BY_HOST) == save_cost(way, MINUTES)
 
 
 def test_training_waits_for_a_copy_or_where_the_job_wants_it_for_the_disk() -> None:

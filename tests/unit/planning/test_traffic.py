@@ -104,9 +104,9 @@ def test_bytes_are_those_of_the_formulas(size, k):
     c, p = (size - 1) / size, SMALL.num_parameters
     expected = {
         "ddp": 2 * c * p * 4,
-        "zero-1": 2 * c * p * 2,
-        "zero-2": k * c * p * 2 + c * p * 2,
-        "zero-3": k * c * (2 * p * 2 + p * 2),
+        "zero-1": 2 * c * p * 4 + c * p * 2,
+        "zero-2": k * 2 * c * p * 4 + c * p * 2,
+        "zero-3": k * c * (2 * p * 2 + p * 4),
         "fsdp": k * c * (2 * p * 2 + p * 4),
     }
     for kind, num_bytes in expected.items():

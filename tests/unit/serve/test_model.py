@@ -10,7 +10,8 @@ from gangline import app
 from gangline.errors import CheckpointError, UsageError
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.files import read_json, write_json
-from gangline.serve.model import Saved, export_argv, find_saved, is_model_folder, name_base
+from gangline.runs.manifest import verify_part
+from gangline.serve.model import Saved, complete, export_argv, find_saved, is_model_folder, name_base
 from tests.unit.app.world import World
 
 
@@ -81,6 +82,34 @@ def test_an_uncommitted_checkpoint_is_not_used(world: World, run_id: str) -> Non
     world.save(run_id, 40, commit=False)
     with pytest.raises(UsageError, match="has no checkpoint"):
         find(world, run_id)
+
+
+def test_of_a_checkpoint_in_parts_the_host_that_exports_gets_the_others_parts(world: World, run_id: str) -> None:
+    world.save(run_id, 40, in_parts=True)
+    saved = find(world, run_id)
+    assert (saved.step, saved.place.host.name) == (40, "a")
+    other = part_folder(world.host("a", run_id).checkpoints, 40, "b")
+    assert not other.exists()
+    said: list[str] = []
+    complete(saved, run_id, tell=Said(said))
+    assert verify_part(other) == []
+    assert any("step 40, the part of b brought: a from b" in line for line in said)
+    assert not part_folder(world.host("b", run_id).checkpoints, 40, "a").exists()
+
+
+class Said:
+    """Keeps what it is told."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.say = self.tick = lines.append
+
+
+def test_one_that_lacks_a_part_is_not_exported_and_says_where_it_belongs(world: World, run_id: str) -> None:
+    world.save(run_id, 40, in_parts=True)
+    damage(world, run_id, 40, "b")
+    with pytest.raises(CheckpointError, match="can be used without b: they lie in parts") as caught:
+        find(world, run_id)
+    assert "it held the rows of rank 1 of 2" in caught.value.seen
 
 
 def test_exports_lie_in_the_run_directory_unless_told_otherwise(world: World, run_id: str) -> None:

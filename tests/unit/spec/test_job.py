@@ -78,7 +78,7 @@ exchange: bf16
 optimizer: {kind: adamw-8bit, learning_rate: 1e-4, betas: [0.8, 0.95], epsilon: 1e-6, weight_decay: 0.1, clip_norm: none}
 schedule: {kind: linear, warmup_steps: 50, final_ratio: 0.1}
 evaluation: {every_steps: 20, at_start: false, max_samples: 100}
-checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false,
+checkpoint: {every_steps: 10, every_minutes: none, keep_last: 5, keep_best: false, asynchronous: false, each_host: part,
   on_failure: continue}
 failures: {restarts: 2, wait: 1.5 min, without: false, take_back: false, smaller_micro_batch: true}
 report: {tensorboard: false, wandb: my-project}
@@ -171,9 +171,115 @@ def test_hosts_may_train_apart(folder):
     assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
     words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 0.5, momentum: 0}}\n"
     job = load(folder, MINIMAL + words)
-    assert fields_left_at_default(job.strategy, StrategyJob()) == []
+    assert fields_left_at_default(job.strategy, StrategyJob()) == ["offload", "deepspeed"]
     assert job.strategy.outer == OuterJob(learning_rate=0.5, momentum=0.0)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+FROM_TRANSFORMERS = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "offload_param": {"device": "none"},
+        "overlap_comm": True,
+        "reduce_bucket_size": "auto",
+    },
+    "steps_per_print": 2000,
+    "wall_clock_breakdown": False,
+}
+
+
+def with_deepspeed(folder, **keys):
+    (folder / "ds.json").write_text(json.dumps({**FROM_TRANSFORMERS, **keys}), encoding="utf-8")
+    return MINIMAL + "strategy: {kind: zero-3, offload: optimizer, deepspeed: ds.json}\n"
+
+
+def test_what_a_file_of_deepspeed_says_besides_the_job_is_passed_on(folder):
+    job = load(folder, with_deepspeed(folder))
+    assert (job.strategy.kind, job.strategy.offload) == ("zero-3", ("optimizer",))
+    assert job.strategy.deepspeed == {
+        "zero_optimization": {
+            "offload_optimizer": {"pin_memory": True},
+            "overlap_comm": True,
+            "reduce_bucket_size": "auto",
+        },
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    }
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_where_it_says_the_same_as_the_job_in_figures_it_is_as_good(folder):
+    agreeing = {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-4, "betas": [0.9, 0.999], "weight_decay": 0}},
+        "communication_data_type": "fp32",
+        "bf16": {"enabled": False},
+    }
+    assert load(folder, with_deepspeed(folder, **agreeing)) == load(folder, with_deepspeed(folder))
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "expected"),
+    [
+        ({"train_batch_size": 128}, "train_batch_size is 128", "8, as the job says (batch)"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is 4", "it follows from batch"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5", "optimizer.clip_norm"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled is true", "fp32 or bf16"),
+        ({"bf16": {"enabled": True}}, "bf16.enabled is true", "(precision)"),
+        ({"optimizer": {"type": "Lamb"}}, 'optimizer.type is "Lamb"', "AdamW"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1}}}, "optimizer.params.lr is 1", "optimizer.learning_rate"),
+        ({"scheduler": {"type": "WarmupLR"}}, 'scheduler.type is "WarmupLR"', "schedule.kind: cosine"),
+        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage is 2", "3, as the job says"),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "offload_param.device", "add parameters"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device", "NVMe"),
+        ({"zero_optimization": {"sub_group_size": "auto"}}, "sub_group_size", "the job says nothing of it"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel", "delete it"),
+        ({"amp": "auto"}, "amp", "precision: bf16"),
+    ],
+)
+def test_where_it_says_something_else_it_is_refused_by_its_name(folder, keys, name, expected):
+    said = refused(folder, with_deepspeed(folder, **keys))
+    assert "strategy.deepspeed" in said
+    assert name in said
+    assert expected in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_file_of_deepspeed_that_is_none_is_told_of(folder, text):
+    (folder / "ds.json").write_text(text)
+    assert "strategy.deepspeed" in refused(folder, MINIMAL, "strategy.kind=zero-2", "strategy.deepspeed=ds.json")
+    assert "there is no file" in refused(folder, MINIMAL, "strategy.kind=zero-2", "strategy.deepspeed=other.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["strategy.kind=ddp", "strategy.offload=optimizer"], "strategy.offload"),
+        (["strategy.kind=fsdp", "strategy.deepspeed=ds.json"], "strategy.deepspeed"),
+        (["strategy.kind=zero-2", "strategy.offload=[optimizer, parameters]"], "strategy.offload"),
+        (["strategy.kind=zero-3", "strategy.offload=parameters"], "strategy.offload"),
+        (["strategy.kind=zero-1", "precision=fp16"], "precision"),
+        (["strategy.kind=zero-1", "precision=fp64"], "precision"),
+        (["strategy.kind=zero-2", "precision.compute=bf16", "precision.parameters=compute"], "precision.parameters"),
+        (["strategy.kind=zero-2", "method=qlora"], "method"),
+        (["strategy.kind=zero-2", "optimizer.kind=adamw-8bit"], "optimizer.kind"),
+    ],
+)
+def test_what_deepspeed_does_not_do_is_refused(folder, words, key):
+    said = refused(folder, MINIMAL, *words)
+    assert key in said
+    assert "zero-" in said
 
 
 @pytest.mark.parametrize("key", ["inner_steps: 5", "payload: bf16", "outer: {momentum: 0}"])

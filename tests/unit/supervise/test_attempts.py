@@ -19,6 +19,7 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
+from gangline.runs.held import held_by
 from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
@@ -51,13 +52,13 @@ class Hosts:
     def layout(self, name):
         return RunLayout(Path(self.cluster.host(name).workdir), RUN_ID)
 
-    def save(self, step, *, on=NAMES, attempt=1):
-        """Parts of a step, which nobody has committed."""
+    def save(self, step, *, on=NAMES, attempt=1, held=None):
+        """Parts of a step, which nobody has committed. held: what each holds; None: all of them everything."""
         for name in on:
             folder = disk.part_folder(self.layout(name).checkpoints, step, name)
             folder.mkdir(parents=True)
             (folder / "weights").write_text(f"step {step}", encoding="utf-8")
-            description = {"attempt": attempt, "hosts": NAMES, "num_ranks": 3, "fingerprints": {}}
+            description = {"attempt": attempt, "hosts": NAMES, "num_ranks": 3, "fingerprints": {}, "held": held or {}}
             describe_part(folder, step=step, host=name, description=description)
 
 
@@ -335,6 +336,63 @@ def test_where_ranks_have_parts_of_the_state_every_host_gets_a_copy(tmp_path, sa
     assert (story.gang(2).resume_step, story.gang(2).lacking) == (39, ())
     for name in NAMES:
         assert disk.find_part(story.hosts.layout(name).checkpoints, 39, host=name)
+    story.finish()
+
+
+def in_parts(story):
+    return held_by(Gang.load(story.layout.gang(1)))
+
+
+def test_a_rank_that_died_costs_no_copy_of_parts_that_stay_where_they_are(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    story.kill_rank("pc2")
+    story.joined(2)
+    assert (story.gang(2).resume_step, story.gang(2).lacking) == (39, ())
+    for name in NAMES:
+        parts = disk.find_parts(story.hosts.layout(name).checkpoints, 39, host=name)
+        assert [folder.name for folder, _ in parts] == [f"part-{name}"]
+    story.finish()
+
+
+def test_a_lost_host_takes_its_part_with_it_and_the_run_says_so_and_ends(tmp_path):
+    story = Story(tmp_path, strategy="fsdp", restarts=1)
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    lose(story, "pc2")
+    story.thread.join(20)
+    assert story.outcome.result == "failed"
+    why = story.last("failed")["why"]
+    assert why.endswith("no checkpoint of calm-otter-7 can be used without pc2: they lie in parts, one on each host")
+    for name in ("pc1", "pc3"):  # nothing is removed or moved: it goes on once the host is back
+        assert disk.saved_steps(story.hosts.layout(name).checkpoints) == [39]
+    story.hosts.off.clear()
+    surveys = {name: disk.survey(story.hosts.layout(name).checkpoints) for name in NAMES}
+    assert disk.choose(surveys).step == 39
+
+
+def test_a_host_that_has_left_and_still_answers_hands_its_part_over(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    write_leave(story.layout, ["pc3"], attempt=1)
+    story.joined(2)
+    assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc2"), 39)
+    for name in ("pc1", "pc2"):  # the rows of two ranks are not those of three
+        parts = disk.find_parts(story.hosts.layout(name).checkpoints, 39, host=name)
+        assert {folder.name for folder, _ in parts} == {"part-pc1", "part-pc2", "part-pc3"}
+    story.finish()
+
+
+def test_what_was_saved_whole_before_is_gone_on_from_without_a_part(tmp_path):
+    story = Story(tmp_path, strategy="fsdp")
+    story.hosts.save(30)
+    story.hosts.save(39, held=in_parts(story))
+    story.begin()
+    lose(story, "pc2")
+    story.joined(2)
+    assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc3"), 30)
     story.finish()
 
 

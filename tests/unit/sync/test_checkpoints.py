@@ -12,9 +12,10 @@ from gangline.remote.local import LocalTransport
 from gangline.remote.transport import Result
 from gangline.runs import checkpoints as disk
 from gangline.runs.cluster import Host
+from gangline.runs.gang import Gang, GangRank
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
 from gangline.runs.retention import prune
-from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint
+from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
 from gangline.sync.place import host_layout
 
 RUN = "calm-otter-7"
@@ -28,13 +29,14 @@ def places(tmp_path: Path) -> Places:
     return {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
 
 
-def save(places: Places, step: int, *, damaged: bool = False) -> None:
+def save(places: Places, step: int, *, damaged: bool = False, held: dict[str, str] | None = None) -> None:
+    """held: what the part of each holds; None: all of them everything."""
     parts = {}
     for name, place in places.items():
         folder = disk.part_folder(place.checkpoints(RUN), step, name)
         folder.mkdir(parents=True)
-        (folder / "weights").write_text(f"step {step}", encoding="utf-8")
-        description = {"attempt": 1, "hosts": NAMES, "num_ranks": 2, "fingerprints": {}}
+        (folder / "weights").write_text(f"step {step}{f' of {name}' if held else ''}", encoding="utf-8")
+        description = {"attempt": 1, "hosts": NAMES, "num_ranks": 2, "fingerprints": {}, "held": held or {}}
         describe_part(folder, step=step, host=name, description=description)
         parts[name] = (folder / PART_FILE).read_bytes()
     for name, place in places.items():
@@ -120,3 +122,57 @@ def test_a_host_may_get_the_record_only(places: Places) -> None:
     assert bring(places, RUN, choice, targets=NAMES, bare=["pc1"]) == []
     assert disk.read_commit(places["pc1"].checkpoints(RUN), 130) is not None
     assert bring(places, RUN, choice, targets=NAMES) == ["pc1"]
+
+
+HELD = {"pc1": "the rows of rank 0 of 2", "pc2": "the rows of rank 1 of 2"}
+
+
+def parts_of(place: Place, step: int) -> dict[str, str]:
+    folder = disk.step_folder(place.checkpoints(RUN), step)
+    return {path.name: (path / "weights").read_text() for path in disk.part_folders(folder)}
+
+
+def test_every_host_gets_the_parts_that_its_ranks_read_and_no_others(tmp_path: Path) -> None:
+    hosts = [Host(name=name, workdir=str(tmp_path / name), python=sys.executable, transport="ssh") for name in NAMES]
+    places = {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
+    save(places, 130, held=HELD)
+    choice = find_checkpoint(places, RUN)
+    same = Gang(run_id=RUN, attempt=2, ranks=tuple(GangRank(host=name, share=1) for name in NAMES), strategy="fsdp")
+    assert bring(places, RUN, choice.for_ranks_of(same), targets=NAMES) == []
+    assert parts_of(places["pc1"], 130) == {"part-pc1": "step 130 of pc1"}
+    assert bring(places, RUN, choice, targets=NAMES) == ["pc1", "pc2"]
+    for place in places.values():
+        assert parts_of(place, 130) == {"part-pc1": "step 130 of pc1", "part-pc2": "step 130 of pc2"}
+        assert (
+            disk.find_parts(place.checkpoints(RUN), 130, host=place.host.name)[0][0].name == f"part-{place.host.name}"
+        )
+    assert bring(places, RUN, find_checkpoint(places, RUN), targets=NAMES) == []
+
+
+def test_a_damaged_part_is_replaced_by_a_copy_that_lies_elsewhere(tmp_path: Path) -> None:
+    hosts = [Host(name=name, workdir=str(tmp_path / name), python=sys.executable, transport="ssh") for name in NAMES]
+    places = {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
+    save(places, 130, held=HELD)
+    bring(places, RUN, find_checkpoint(places, RUN), targets=NAMES)
+    (disk.part_folder(places["pc2"].checkpoints(RUN), 130, "pc2") / "weights").write_text("STEP 130 of pc2")
+    assert bring(places, RUN, find_checkpoint(places, RUN), targets=NAMES) == ["pc2"]
+    assert parts_of(places["pc2"], 130) == {"part-pc1": "step 130 of pc1", "part-pc2": "step 130 of pc2"}
+
+
+def test_on_a_disk_that_hosts_share_nothing_is_moved(tmp_path: Path) -> None:
+    hosts = [Host(name=name, workdir=str(tmp_path / "shared"), python=sys.executable) for name in NAMES]
+    places = {host.name: Place(host=host, transport=LocalTransport(host)) for host in hosts}
+    save(places, 130, held=HELD)
+    assert bring(places, RUN, find_checkpoint(places, RUN), targets=NAMES) == []
+
+
+def test_where_a_part_is_lost_it_is_said_what_can_be_done(places: Places) -> None:
+    save(places, 130, held=HELD)
+    choice = find_checkpoint({"pc1": places["pc1"]}, RUN)
+    assert choice.step is None
+    error = rejected_error(RUN, choice)
+    assert error.what == f"no checkpoint of {RUN} can be used without pc2: they lie in parts, one on each host"
+    assert "part-pc2 was not found on any host; it held the rows of rank 1 of 2" in error.seen
+    assert "bring that host or disk back, or put its part-<host> beside the others, into" in error.fix
+    assert f"runs/{RUN}/checkpoints/step-<number>" in error.fix
+    assert error.exit_code == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline.worker.batch import Batch
+from gangline.worker.optimizer import gradients_of
 
 
 class Strategy(Protocol):
@@ -27,9 +28,13 @@ class Strategy(Protocol):
     """Whether every rank has the whole trained state between two steps, the same as all others have."""
     parts: dist.ProcessGroup | None
     """The ranks among which the trained weights are divided; None where every rank has all of them."""
+    apart: bool
+    """Whether no host has the whole trained state."""
     has_loss: bool
     """Whether micro-batches are this rank's to count: of those that do the same ones, one rank counts them. What all
     of them return as the loss adds up to it."""
+    clips: bool
+    """Whether the update clips gradients itself."""
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; returns its summed loss, detached. `last` of a rank completes the exchange."""
@@ -39,12 +44,17 @@ class Strategy(Protocol):
         """Take part in a step without work of one's own: once (`last`), or, `in_step`, as often as others have more."""
         ...
 
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Those whose gradient counts in this rank's part of the norm."""
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """Those of the step, after its last micro-batch, or this rank's parts of them; of what several ranks have whole
+        beside their parts, one rank gives the gradient.
+        """
         ...
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name."""
+        """What a checkpoint holds of it besides weights and optimizer: the live tensors, by name.
+
+        On the meta device where it only knows what they are like: then it has a `fill`, too.
+        """
         ...
 
     def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -77,11 +87,13 @@ class Whole:
     in_step = False
     replicated = True
     parts: dist.ProcessGroup | None = None
+    apart = False
     has_loss = True
+    clips = False
 
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """All."""
-        return list(parameters)
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """All of them."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

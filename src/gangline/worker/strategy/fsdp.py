@@ -12,7 +12,7 @@ Gradients are summed, not averaged, because the loss is already divided by the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.mesh import sum_over
 from gangline.worker.model import base_of, layers_of, trainable
+from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.stream import materialise
 from gangline.worker.world import World
@@ -37,6 +38,7 @@ class Fsdp:
     keeps_gradients = False
     in_step = True
     has_loss = True
+    clips = False
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Fsdp:
             raise _shares_gpus(world.gang.strategy)
         self._mesh = _mesh(world)
         self.parts = None if self.replicated else self._mesh.get_group("shard")
+        self.apart = not self.replicated and self._mesh.ndim == 1 and len(world.gang.hosts) > 1
         self._divided = self._shard(reshard=world.gang.reshard)
         materialise(loss, world.device)
         for method in ("look", "logits"):  # these pass through the model as `forward` does
@@ -82,9 +85,9 @@ class Fsdp:
         """Add zero while others add a micro-batch: one token without a target through the model."""
         self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
 
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """All: no rank has what another one has."""
-        return list(parameters)
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's part of each."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -30,6 +30,7 @@ from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of
+from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.stage import Stage
 from gangline.worker.world import World
@@ -98,6 +99,7 @@ class Pipeline:
     keeps_gradients = False
     in_step = False  # micro-batches wait for the last one of the step
     replicated = False
+    clips = False
 
     def __init__(self, loss: CausalLoss, stage: Stage, *, precision: Precision, world: World) -> None:
         """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
@@ -113,6 +115,7 @@ class Pipeline:
         self._queue: list[_Waiting] = []
         self.beat: Callable[[], None] = lambda: None
         self.parts = dist.group.WORLD
+        self.apart = len(world.gang.hosts) > 1
         self.has_loss = stage.is_last
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
@@ -150,9 +153,9 @@ class Pipeline:
             return logits
         return self._decode(entered, input_ids, position_ids)
 
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """All: no rank has what another one has."""
-        return list(parameters)
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's part of each."""
+        return gradients_of(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

@@ -11,7 +11,7 @@ over all ranks once a step, and come to the same bits on the ranks of a host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import AT_ONCE_BYTES, in_lots, joined, spread
 from gangline.worker.mesh import ACROSS, sum_over
 from gangline.worker.model import trainable
+from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.slice import Slice
 from gangline.worker.strategy.ddp import Ddp, agree_weights
@@ -34,6 +35,8 @@ from gangline.worker.world import World
 class TensorParallel:
     """One rank's columns and rows of a model; collective to make."""
 
+    clips = False
+    apart = False
     in_step = False  # hosts do not wait for each other between two passes, and ranks of a host have as many
     replicated = False
 
@@ -82,10 +85,10 @@ class TensorParallel:
         """Add zero, as all ranks of the host do: one token without a target through the model."""
         self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
 
-    def counted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """What is whole counts on the first rank of a host alone."""
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's parts; those of what is whole are the first rank's of a host alone."""
         whole = set() if self.has_loss else {id(each) for each in self._whole.values()}
-        return [each for each in parameters if id(each) not in whole]
+        return gradients_of(each for each in parameters if id(each) not in whole)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""

@@ -126,6 +126,7 @@ def _mark(session: Session, tracker: ByteTracker) -> None:
     decoder = getattr(core, "base_model", core)
     decoder.register_forward_hook(lambda *_: tracker.instant("loss"))
     session.loss.register_forward_hook(_at_gradient("backward-last", tracker))
+    assert isinstance(session.optimizer, torch.optim.Optimizer)
     session.optimizer.register_step_pre_hook(lambda *_: tracker.instant("optimizer"))
 
 

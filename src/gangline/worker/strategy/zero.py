@@ -1,0 +1,275 @@
+"""DeepSpeed's ZeRO as an engine of our loop: optimizer states in parts (1), gradients too (2), and weights too (3).
+
+DeepSpeed divides, exchanges and updates; everything else is as with other strategies: which micro-batches, what they
+are divided by, the learning rate, when a step is skipped, what is saved. So a run goes on under any of them.
+
+- The loss is already divided by the tokens of the whole step, and DeepSpeed averages: it is multiplied by the ranks.
+- 2 and 3 exchange in every micro-batch, so ranks with less work send an empty one; 1 exchanges after the last one.
+- Weights that compute in bf16 lie in bf16, and fp32 ones of each rank's part beside them: these are what is saved.
+- Gradients are clipped by DeepSpeed, by the same arithmetic as ours. A step that is skipped is skipped by DeepSpeed,
+  too: it is told of an infinite gradient, which is its own reason to skip one.
+- The update is torch's AdamW, on the CPU where the states lie there: nothing has to be compiled.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gangline.runs.job import Job
+from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import adamw, empty_state
+from gangline.worker.precision import Precision
+from gangline.worker.strategy.zero_engine import (
+    configuration,
+    divide,
+    load_deepspeed,
+    require_possible,
+    require_valid,
+    stage_of,
+    start,
+)
+from gangline.worker.world import World
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ROW = 4096
+"""Numbers of a flat gradient whose squares are summed in fp32; rows are added in fp64."""
+
+
+class Zero:
+    """One rank of a DeepSpeed engine; collective to make. `optimizer` is what moves its weights."""
+
+    keeps_gradients = False
+    replicated = False
+    apart = False
+    has_loss = True
+    clips = True
+
+    def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: Job) -> None:
+        """Raises UsageError for what DeepSpeed does not do of the job, and where it is not installed."""
+        require_possible(job, precision, world)
+        deepspeed = load_deepspeed(world.device)
+        self.stage = stage_of(world)
+        self.in_step = self.stage > 1
+        self.parts = dist.group.WORLD
+        self._world = world
+        self._precision = precision
+        self._trained = trainable(loss.model)
+        self._shapes = {name: parameter.shape for name, parameter in self._trained.items()}
+        first = {name: parameter.data for name, parameter in self._trained.items()} if precision.mixed else {}
+        inner = adamw(list(self._trained.values()), job.optimizer)
+        config = configuration(job, precision, world, loss)
+        require_valid(deepspeed, config, job)
+        if self.stage == 3:
+            divide(deepspeed, loss, config, world)
+        self.engine = start(deepspeed, loss, inner, config)
+        self._parts = Parts(deepspeed, self.engine, stage=self.stage, rank=world.rank)
+        self.optimizer = ZeroOptimizer(self.engine, self._parts, next(iter(self._trained.values())))
+        for name, weight in first.items():  # bf16 has rounded what the fp32 weights begin with
+            self._parts.put(self._trained[name], "", weight.float())
+        self._parts.spread()
+
+    def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
+        """Add one micro-batch; under 2 and 3 as every other rank does now, and `last` is the last of all of them."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        with self._precision.autocast(self._world.device):
+            loss: torch.Tensor = self.engine(*batch.tensors)
+        self.engine.backward(loss * (scale * self._world.size), scale_wrt_gas=False)
+        self.optimizer.holds_gradients = True
+        return loss.detach()
+
+    def join(self, *, last: bool) -> None:
+        """Add zero: one token without a target through the model."""
+        self.forward_backward(empty_batch().to(self._world.device), scale=0.0, last=last)
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """This rank's part of each, in rows as `norm_of` sums them; it may be padded with zeros."""
+        found: list[torch.Tensor] = []
+        for parameter in parameters:
+            flat = self._parts.gradient(parameter)
+            if flat is not None:
+                whole = len(flat) // ROW * ROW
+                found += [flat[:whole].view(-1, ROW), flat[whole:]]
+        return found
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Names, shapes and formats of what is saved; the numbers are in parts, and `whole` and `fill` know where."""
+        found: dict[str, torch.Tensor] = {}
+        for name, shape in self._shapes.items():
+            found[f"model.{name}"] = torch.empty(shape, device="meta")
+            found[f"optimizer.{name}.step"] = torch.empty((), device="meta")
+            for key in MOMENTS:
+                found[f"optimizer.{name}.{key}"] = torch.empty(shape, device="meta")
+        return found
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """They are only what these are like."""
+        return dict(tensors)
+
+    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """Put together what is in parts, tensor by tensor, in this machine's memory; collective."""
+        found = {}
+        for name in tensors:
+            parameter, key = self._place(name)
+            value = torch.tensor(self.optimizer.step_count) if key == "step" else self._parts.get(parameter, key)
+            if wanted:
+                found[name] = value.cpu()
+        return found
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take this rank's part of some whole tensors, by the names of `state_tensors`."""
+        for name, tensor in tensors.items():
+            parameter, key = self._place(name)
+            if key == "step":
+                self.optimizer.step_count = float(tensor)
+            else:
+                self._parts.put(parameter, key, tensor)
+
+    def filled(self) -> None:
+        """All of them have come: what is computed with follows from them; collective."""
+        self._parts.spread()
+
+    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+        """Every rank has a part of each."""
+        del tensors
+        return frozenset()
+
+    def put_away(self) -> None:
+        """Whatever a pass has put together DeepSpeed lets go of at its end."""
+
+    def waited_s(self) -> float:
+        """Exchange and computation alternate: not told apart."""
+        return 0.0
+
+    def _place(self, name: str) -> tuple[nn.Parameter, str]:
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            return self._trained[rest], ""
+        rest, _, key = rest.rpartition(".")
+        return self._trained[rest], key
+
+
+class Parts:
+    """Where each rank's part of weights, moments and gradients lies inside DeepSpeed's optimizer."""
+
+    def __init__(self, deepspeed: Any, engine: Any, *, stage: int, rank: int) -> None:
+        self._api = deepspeed.utils
+        self._optimizer = engine.optimizer
+        self._stage = stage
+        self._rank = rank
+        for part in self.flat:
+            self._optimizer.optimizer.state[part] = empty_state(part)
+        if stage < 3:
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    @property
+    def flat(self) -> list[torch.Tensor]:
+        """This rank's weights in fp32, as the update sees them: one row of numbers per group of parameters, or more."""
+        names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+        found: list[torch.Tensor] = next(
+            getattr(self._optimizer, name) for name in names if hasattr(self._optimizer, name)
+        )
+        return found
+
+    def states(self) -> list[dict[str, torch.Tensor]]:
+        """Of the update, by part."""
+        return [self._optimizer.optimizer.state[part] for part in self.flat]
+
+    def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """This rank's part; None where it has none."""
+        if self._stage == 3:
+            return self._api.safe_get_local_grad(parameter)
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return None
+        found = mapping.get_lp_grad_fragment(parameter._index_in_param_group).reshape(-1)
+        place = mapping.lp_fragment_address
+        return found if len(found) == place.numel else found.narrow(0, place.start, place.numel)
+
+    def poison(self, parameter: nn.Parameter) -> None:
+        """Make a gradient infinite: DeepSpeed skips such a step, on all ranks."""
+        if self._stage == 3:
+            self._api.safe_set_local_grad(parameter, torch.full_like(parameter.ds_tensor, torch.inf))
+            return
+        self._api.safe_set_full_grad(parameter, torch.full(parameter.shape, torch.inf, device=parameter.device))
+        if getattr(self._optimizer, "cpu_offload", False):  # the norm of this one was taken before
+            self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = torch.tensor(torch.inf)
+
+    def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """A weight ("") or a moment of it, whole; collective."""
+        if not key:
+            return self._api.safe_get_full_fp32_param(parameter)
+        return self._api.safe_get_full_optimizer_state(parameter, key)
+
+    def put(self, parameter: nn.Parameter, key: str, value: torch.Tensor) -> None:
+        """Take this rank's part of one that is whole."""
+        if self._stage < 3:
+            value = value.to(parameter.device)
+            put = self._api.safe_set_full_optimizer_state if key else self._api.safe_set_full_fp32_param
+            put(parameter, value, *([key] if key else []))
+            return
+        size = parameter.ds_tensor.numel()
+        mine = value.reshape(-1)[self._rank * size : (self._rank + 1) * size]
+        part = torch.zeros(size, dtype=torch.float32)
+        part[: len(mine)] = mine
+        put = self._api.safe_set_local_optimizer_state if key else self._api.safe_set_local_fp32_param
+        put(parameter, part, *([key] if key else []))
+
+    def spread(self) -> None:
+        """Let the weights that are computed with follow from those in fp32; collective."""
+        if self._stage < 3:
+            self._optimizer.update_lp_params()
+            return
+        self._optimizer._partition_all_parameters()
+        for number in range(len(self.flat)):
+            self._optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        if kept := self._optimizer.persistent_parameters:
+            kept[0].all_gather(kept)
+
+
+class ZeroOptimizer:
+    """What the loop calls its optimizer: DeepSpeed's step, or none."""
+
+    def __init__(self, engine: Any, parts: Parts, any_parameter: nn.Parameter) -> None:
+        self._engine = engine
+        self._parts = parts
+        self._any = any_parameter
+        self.state: dict[nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
+        """Empty: `Zero.state_tensors` tells of it."""
+        self.holds_gradients = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of AdamW."""
+        groups: list[dict[str, Any]] = self._engine.optimizer.param_groups
+        return groups
+
+    @property
+    def step_count(self) -> float:
+        """Updates so far."""
+        return float(self._parts.states()[0]["step"])
+
+    @step_count.setter
+    def step_count(self, count: float) -> None:
+        """As a checkpoint says."""
+        for state in self._parts.states():
+            state["step"].fill_(count)
+
+    def step(self) -> None:
+        """Clip, update, and exchange the weights; collective."""
+        self._engine.step()
+        self.holds_gradients = False
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Let go of gradients that no update has taken; collective then."""
+        del set_to_none
+        if self.holds_gradients:
+            self._parts.poison(self._any)
+            self.step()

@@ -1,0 +1,173 @@
+"""A DeepSpeed engine over our process group, on our device, with our numbers; nothing of it is read from elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gangline.errors import UsageError
+from gangline.runs.job import Job
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import base_of, trainable
+from gangline.worker.precision import Precision
+from gangline.worker.world import World
+
+BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}
+"""Gradients that are exchanged at once, at the most, by stage: DeepSpeed's own choice, but where layers are cut."""
+
+
+def require_possible(job: Job, precision: Precision, world: World) -> None:
+    """Raise UsageError, naming what of a job DeepSpeed's ZeRO does not do here."""
+    kind = world.gang.strategy
+    if world.gang.shares_gpus:
+        raise UsageError(
+            f"strategy: {kind} wants a GPU for every rank",
+            seen="several ranks on one GPU, whose exchanges go over gloo; those of DeepSpeed do not",
+            fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
+        )
+    if job.method.kind == "qlora":
+        raise UsageError(
+            f"strategy: {kind} does not train over weights of 4 bits",
+            seen="method: qlora; expected full or lora",
+            fix="write strategy: fsdp, which has these in parts, or method: lora",
+        )
+    if job.optimizer.kind != "adamw":
+        raise UsageError(
+            f"strategy: {kind} has moments of 32 bits only",
+            seen=f"optimizer.kind: {job.optimizer.kind}, whose blocks of 256 numbers would lie on two ranks",
+            fix="write optimizer.kind: adamw, whose moments are in parts; or strategy: ddp",
+        )
+    compute_only = job.parameters == "compute" and precision.name == "bf16"
+    if precision.name not in ("fp32", "bf16") or compute_only:
+        seen = "pure bf16 (precision.parameters: compute)" if compute_only else f"precision {precision.name}"
+        raise UsageError(
+            f"strategy: {kind} trains in fp32, or in bf16 over weights of fp32",
+            seen=seen,
+            fix="set precision: fp32 (or bf16 where every device can), or write strategy: ddp",
+        )
+
+
+def load_deepspeed(device: torch.device) -> Any:
+    """The package, told which device it is on. Raises UsageError where it is not installed."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ["LOCAL_RANK"] = str(device.index or 0)  # it takes that for the number of its device
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise UsageError(
+            "strategy: zero-1, zero-2 and zero-3 are done by DeepSpeed, which is not installed",
+            seen=f"{type(error).__name__}: {error}",
+            fix="pip install 'gangline[deepspeed]' into the environment of every host, or write strategy: fsdp",
+        ) from error
+    # it calls collectives by names that torch 2.13 has others for, several times a step
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # it would build an operator for CPUs of one host, for a minute; gloo does the same
+    deepspeed.ops.__compatible_ops__ = {}
+    logger = logging.getLogger("DeepSpeed")  # into this rank's log, not on its screen
+    logger.handlers.clear()
+    logger.propagate = True
+    # our group, which has our time limits, and no second one
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False, dist_init_required=False)
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
+    return deepspeed
+
+
+def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: World) -> None:
+    """Cut every weight into as many parts as there are ranks, one after another: no device has to hold all of them."""
+
+    class OneByOne(deepspeed.zero.Init):
+        """Without its exchange: weights are equal already, as for `start`."""
+
+        def _zero_init_param(self, parameter: nn.Parameter) -> None:
+            self._convert_to_deepspeed_param(parameter)
+            parameter.partition()
+
+    if config["bf16"]["enabled"]:
+        for parameter in loss.parameters():
+            parameter.data = parameter.data.bfloat16()
+    OneByOne(module=loss, config_dict_or_path=config, mem_efficient_linear=False)
+    for buffer in loss.buffers():
+        buffer.data = buffer.data.to(world.device)
+
+
+def start(deepspeed: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
+    """The engine; collective."""
+    engine_class = deepspeed.runtime.engine.DeepSpeedEngine
+    broadcast = engine_class._broadcast_model
+    # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
+    engine_class._broadcast_model = lambda _engine: None
+    try:
+        engine, *_ = deepspeed.initialize(model=loss, optimizer=optimizer, config=config, dist_init_required=False)
+    finally:
+        engine_class._broadcast_model = broadcast
+    return engine
+
+
+def configuration(job: Job, precision: Precision, world: World, loss: CausalLoss) -> dict[str, Any]:
+    """What DeepSpeed is told: what the job says of it, and over that what is gangline's."""
+    asked = job.strategy.deepspeed
+    return {
+        "steps_per_print": None,
+        **asked,
+        "zero_optimization": _zero(job, world, loss),
+        # ranks do unequally many micro-batches, and it is told which one is the last
+        "train_micro_batch_size_per_gpu": job.micro_batch,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": job.micro_batch * world.size,
+        "gradient_clipping": job.optimizer.clip_norm or 0.0,
+        "bf16": {"enabled": precision.mixed, "check_grad_overflow": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": job.exchange,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def _zero(job: Job, world: World, loss: CausalLoss) -> dict[str, Any]:
+    stage = stage_of(world)
+    asked = dict(job.strategy.deepspeed.get("zero_optimization", {}))
+    hidden = base_of(loss.model).config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
+    # as transformers fills them in
+    filled = {
+        "reduce_bucket_size": hidden * hidden,
+        "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    asked |= {key: filled[key] for key, value in asked.items() if value == "auto"}
+    numbers = sum(parameter.numel() for parameter in trainable(loss.model).values())
+    found = {"reduce_bucket_size": min(BUCKET_NUMBERS[stage], numbers), **asked, "stage": stage}
+    found["memory_efficient_linear"] = False  # it would replace torch's for the whole process
+    pinned = world.device.type == "cuda"
+    for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        if what in job.strategy.offload:
+            found[key] = {"pin_memory": pinned, **found.get(key, {}), "device": "cpu"}
+    return found
+
+
+def stage_of(world: World) -> int:
+    """1, 2 or 3."""
+    return int(world.gang.strategy.removeprefix("zero-"))
+
+
+def require_valid(deepspeed: Any, config: dict[str, Any], job: Job) -> None:
+    """Raise UsageError where DeepSpeed does not understand what it is told."""
+    try:
+        deepspeed.DeepSpeedConfig(config)
+    except (ValueError, TypeError, AssertionError, KeyError) as error:
+        raise UsageError(
+            "strategy.deepspeed: DeepSpeed does not take its keys",
+            seen=f"{type(error).__name__}: {str(error)[:500]}; passed on were {', '.join(_names(job))}",
+            fix="put them right in the file, or delete them",
+        ) from error
+
+
+def _names(job: Job) -> list[str]:
+    asked = job.strategy.deepspeed
+    inside = [f"zero_optimization.{key}" for key in asked.get("zero_optimization", {})]
+    return [*(key for key in asked if key != "zero_optimization"), *inside] or ["none"]

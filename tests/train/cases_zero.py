@@ -1,0 +1,128 @@
+"""What the ranks do in test_zero."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import GanglineError
+from gangline.runs.job import StrategyJob
+from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.model import trainable
+from gangline.worker.nf4 import num_weights
+from gangline.worker.optimizer import norm_of
+from gangline.worker.progress import Progress
+from gangline.worker.signals import StopFlag
+from gangline.worker.spikes import Spike, Spikes
+from gangline.worker.synchronous import Synchronous
+from tests.train.small import make_job, make_session, make_world, run_loop
+
+IN_PARTS = StrategyJob(deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}})
+"""DeepSpeed keeps tensors of fewer than 100,000 numbers whole, and all of ours are such."""
+
+
+def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", offload=()):
+    """One step's gradient and its norm against a single process, and what of the model this rank has."""
+    from deepspeed.utils import safe_get_full_grad
+
+    job = _job(strategy, method=method, precision=precision, offload=offload)
+    alone = make_session(job, make_world([sum(shares)], rank=0), num_evaluation=0)
+    weights = _stirred(alone)
+    for name, parameter in trainable(alone.model).items():
+        parameter.data.copy_(weights[name])
+    _stepper(alone).accumulate(3)
+    wanted = {name: parameter.grad for name, parameter in trainable(alone.model).items()}
+    session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy=strategy), num_evaluation=0)
+    session.strategy.fill({f"model.{name}": weight for name, weight in weights.items()})
+    session.strategy.filled()
+    _stepper(session).accumulate(3)
+    ours = trainable(session.model)
+    norm = norm_of(session.strategy.gradients(list(ours.values())), parts=session.strategy.parts)
+    found = {name: safe_get_full_grad(parameter) for name, parameter in ours.items()}
+    expected = torch.cat([wanted[name].flatten().double() for name in wanted])
+    split = torch.cat([found[name].flatten().double() for name in wanted])
+    engine = session.strategy.engine
+    return {
+        "error": float((split - expected).norm() / expected.norm()),
+        "norm_error": abs(float(norm / expected.norm()) - 1),
+        "stage": int(engine.zero_optimization_stage()),
+        "states": sum(part.numel() for part in engine.optimizer.optimizer.state),
+        "trained": len(expected),
+        "weights": [num_weights(session.model), num_weights(alone.model)],
+        "held": sum(parameter.numel() for parameter in session.model.parameters()),
+    }
+
+
+def _job(strategy: str, *, offload=(), **words):
+    return replace(make_job(**words), strategy=replace(IN_PARTS, kind=strategy, offload=tuple(offload)))
+
+
+def _stirred(session) -> dict[str, torch.Tensor]:
+    """LoRA's B is 0 at the start, which would make every gradient of A zero and a comparison of it empty."""
+    torch.manual_seed(3)
+    return {
+        name: parameter.detach() + torch.randn_like(parameter) * 0.02
+        for name, parameter in trainable(session.model).items()
+    }
+
+
+def _stepper(session):
+    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    return Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+
+
+def losses(shares, *, strategy: str, skipped: str = "", deepspeed=None, **words):
+    """Losses and gradient norms of a run by rank 0, split and alone, and what was told. Every step is clipped, and so
+    far by its gradient (the epsilon is large), which AdamW else makes nothing of.
+
+    skipped: what is bad about the third step: a gradient that is no number, or one that is far off.
+    """
+    job = _job(strategy, **words)
+    job = replace(job, optimizer=replace(job.optimizer, clip_norm=0.1, epsilon=1.0, learning_rate=2.0))
+    if deepspeed is not None:
+        job = replace(job, strategy=replace(job.strategy, deepspeed=deepspeed))
+    found = []
+    for world in (make_world(shares, rank=dist.get_rank(), strategy=strategy), make_world([sum(shares)], rank=0)):
+        if world.size == 1 and dist.get_rank():
+            return None
+        session, progress = make_session(job, world), Progress()
+        with _spoilt(session, progress, skipped):
+            _, captured = run_loop(session, progress=progress)
+        told = [[event["event"], event.get("step")] for event in captured.events]
+        found.append({"steps": captured.steps, "evaluations": captured.evaluations, "told": told})
+    return found
+
+
+@contextlib.contextmanager
+def _spoilt(session, progress, how: str):
+    plain, judge = session.strategy.forward_backward, Spikes.judge
+
+    def forward_backward(batch, *, scale, last):
+        bad = how == "no number" and progress.step == 2 and session.world.is_head
+        return plain(batch, scale=scale * float("inf") if bad else scale, last=last)
+
+    def judged(self, loss, norm, *, step):
+        if how == "far off" and step == 2:
+            return Spike(loss=loss, usual_loss=0.0, norm=norm, usual_norm=0.0)
+        return judge(self, loss, norm, step=step)
+
+    session.strategy.forward_backward, Spikes.judge = forward_backward, judged
+    try:
+        yield
+    finally:
+        Spikes.judge = judge
+
+
+def refused(*, strategy: str, zero=None, **words):
+    """Why such a session cannot be built."""
+    job = _job(strategy, **words)
+    if zero is not None:
+        job = replace(job, strategy=replace(job.strategy, deepspeed={"zero_optimization": zero}))
+    try:
+        make_session(job, make_world([5, 5], rank=dist.get_rank(), strategy=strategy))
+    except GanglineError as error:
+        return str(error)
+    return "it was built"
