@@ -97,13 +97,14 @@ def _resume_cases(zygote: Zygote, interruptions: int) -> Iterator[Case]:
 def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
     """Every strategy that computes what one machine would, against one process; packed rows, recomputation."""
     gangs = (("ddp", [5, 3, 2]), ("fsdp", [5, 3, 2]), ("fsdp", [7, 3]), ("hsdp", [1, 2, 3, 4]))
+    gangs = (*gangs, ("tp", [10]), ("tp", [6, 4]))
     for strategy, shares in (*gangs, ("pipeline", [1, 1]), ("pipeline", [3, 1, 2])):
-        for method in METHODS:
+        for method in _methods(strategy):
             words = {"shares": shares, "strategy": strategy, "method": method}
             kinds = {"fp64": (False, 1e-9), "fp32": (True, 1e-5)}
             for precision, (mixture, bar) in kinds.items():
-                if mixture and (method == "qlora" or (strategy, len(shares)) == ("pipeline", 3)):
-                    continue  # experts are not quantised, and the mixture of the tests has two layers
+                if mixture and (method == "qlora" or strategy == "tp" or (strategy, len(shares)) == ("pipeline", 3)):
+                    continue  # experts are not quantised nor cut, and the mixture of the tests has two layers
                 name = f"gradient under {strategy} {precision}{' mixture of experts' if mixture else ''} {method}"
                 more = {**words, "mixture": mixture}
                 yield f"{name} {_text(shares)}", bar, lambda w=more: _contract(zygote, w)
@@ -116,22 +117,38 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
 
 
 def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
-    """Saved under one strategy by 3 ranks (hsdp: 4), resumed under each by 2 and by 4."""
-    before = {"ddp": [5, 3, 2], "fsdp": [5, 3, 2], "hsdp": [1, 2, 3, 4], "pipeline": [2, 1, 1]}
+    """Saved under one strategy by 3 ranks (hsdp and tp: 4), resumed under each by 2 and by 4."""
+    before = {"ddp": [5, 3, 2], "fsdp": [5, 3, 2], "hsdp": [1, 2, 3, 4], "tp": [7, 3], "pipeline": [2, 1, 1]}
     after = (("ddp", [7, 3]), ("ddp", [1, 2, 3, 4]), ("fsdp", [7, 3]), ("fsdp", [1, 2, 3, 4]), ("hsdp", [4, 3, 2, 1]))
-    after = (*after, ("pipeline", [1, 3]), ("pipeline", [1, 1, 1, 1]))
+    after = (*after, ("tp", [10]), ("tp", [3, 7]), ("pipeline", [1, 3]), ("pipeline", [1, 1, 1, 1]))
     for method in METHODS:
         for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
             for one, shares in before.items():
                 for other, others in after:
+                    if method not in _methods(one) or method not in _methods(other):
+                        continue
                     job = {"method": method, "precision": precision, "warmup": warmup, "layers": 4, "dropout": 0.0}
-                    sizes = f"{len(shares)} to {len(others)} ranks"
+                    sizes = f"{_size(one, shares)} to {_size(other, others)} ranks"
                     name = f"saved under {one}, resumed under {other} {precision} {method} {sizes}"
                     yield name, bar, lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, j, s, o)
 
 
+def _methods(strategy: str) -> tuple[str, ...]:
+    return METHODS[:2] if strategy == "tp" else METHODS
+
+
+def _size(strategy: str, shares: list[int]) -> int:
+    """Ranks; the shares of tp are those of hosts with two of them."""
+    return (2 if strategy == "tp" else 1) * len(shares)
+
+
 def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
-    ranks = zygote.pool(len(words["shares"]))
+    ranks = zygote.pool(_size(words["strategy"], words["shares"]))
+    if words["strategy"] == "tp":
+        halves = {(10,): [5], (6, 4): [3, 2]}  # of five micro-batches of two samples
+        shares = halves[tuple(words["shares"])]
+        results = ranks.run("tests.train.cases_tensor_parallel:contract", shares=shares, method=words["method"])
+        return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     if words["strategy"] == "pipeline":
         more = {"method": words["method"], "mixture": words["mixture"]}
         results = ranks.run("tests.train.cases_pipeline:contract", stages=words["shares"], **more)
@@ -159,7 +176,7 @@ def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
 
 
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
-    ranks = zygote.pool(len(words["shares"]))
+    ranks = zygote.pool(_size(words.get("strategy", "ddp"), words["shares"]))
     result = ranks.run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
     return _worst(result["split"], result["alone"])
 
@@ -201,7 +218,8 @@ def _other_ranks(zygote: Zygote, job: dict[str, Any], stops: list[int]) -> float
 
 def _piece(zygote: Zygote, folder: str, shares: list[int], job: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
     words = {"folder": folder, "shares": shares, "steps": 24, "resume_step": None, "stop_after": None, "job": job}
-    return zygote.pool(len(shares)).run("tests.train.cases_resume:piece", **{**words, **changes})
+    ranks = zygote.pool(_size(changes.get("strategy", "ddp"), shares))
+    return ranks.run("tests.train.cases_resume:piece", **{**words, **changes})
 
 
 def _worst(ours: list[Any], expected: list[Any]) -> float:

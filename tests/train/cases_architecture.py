@@ -9,6 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from gangline.worker.slice import COLUMNS, NARROW_NORM, ROWS
+
 
 def counts(configs: list[dict], *, rank: int, targets: list[list[str]]):
     """Per config: what transformers saves as its config.json, and numbers counted on the model itself."""
@@ -54,3 +56,13 @@ def known(names: list[str]):
     from transformers import CONFIG_MAPPING
 
     return [name for name in names if name in CONFIG_MAPPING]
+
+
+def plans(families):
+    """Whether transformers' plan for a family cuts linears by columns and rows, and asks for nothing else."""
+    from transformers import CONFIG_MAPPING
+
+    known = {family: CONFIG_MAPPING[family] for family in families if family in CONFIG_MAPPING}
+    words = {family: set((kind.base_model_tp_plan or {}).values()) for family, kind in known.items()}
+    ours = {*COLUMNS, *ROWS, NARROW_NORM}
+    return {family: bool(found) and found <= ours for family, found in words.items()}

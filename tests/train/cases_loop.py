@@ -192,5 +192,5 @@ def weights_agree():
         with torch.no_grad():
             next(iter(trainable(loss).values()))[0, 0] += 1e-7
     before = float(_flat(loss).double().sum())
-    agree_weights(loss)
+    agree_weights(trainable(loss).values())
     return [before, float(_flat(loss).double().sum())]

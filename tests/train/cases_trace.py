@@ -26,10 +26,12 @@ from gangline.errors import GanglineError
 from gangline.worker import loss
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.progress import Progress
+from gangline.worker.regions import Side
 from gangline.worker.session import build_session
 from gangline.worker.signals import StopFlag
+from gangline.worker.slice import slice_up
 from gangline.worker.synchronous import Synchronous
-from gangline.worker.trace import line
+from gangline.worker.trace import build, line, steps
 from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths
 from gangline.worker.trace.count import count
@@ -203,3 +205,31 @@ def _peak(events) -> int:
         if step.start_ns() <= event.start_ns() <= step.end_ns():
             peak = max(peak, live)
     return peak
+
+
+class _Alone(Side):
+    """One of several ranks that have a model between them, without the others: what comes has the right shape."""
+
+    def sum_up(self, terms):
+        return terms.to(self.wire).clone().to(terms.dtype)
+
+    def put_together(self, part):
+        return torch.cat([part] * self.count, dim=-1)
+
+
+def traced_slice(order: dict, *, parts: int) -> int:
+    """The peak of one of so many ranks that have the model between them, without what other hosts are told."""
+    own_model, own_loss, made = steps.build_model, build.CausalLoss, []
+
+    def build_model(config, parsed):
+        model, job, precision = own_model(config, parsed)
+        side = _Alone(group=None, index=1, count=parts, wire=precision.compute)
+        made.append(slice_up(model, side, None))
+        return model, job, precision
+
+    steps.build_model = build_model
+    build.CausalLoss = lambda model, **words: own_loss(model, sliced=made[-1], **words)
+    try:
+        return traced_peak(order)
+    finally:
+        steps.build_model, build.CausalLoss = own_model, own_loss

@@ -14,6 +14,7 @@ LONG = (
     "test_story_parts.py",
     "test_zero.py",
     "test_story_rounds.py",
+    "test_tensor_parallel.py",
     "test_local_sgd.py",
     "test_gang.py",
     "test_scaling.py",

@@ -150,9 +150,14 @@ def make_world(
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
-    hsdp: two hosts, each with half of the ranks. pipeline: `shares` are the layers of each rank.
+    hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
+    pipeline: `shares` are the layers of each rank.
     """
-    size, stages = len(shares), ()
+    stages = ()
+    if strategy == "tp":
+        hosts = hosts or [f"pc{index // 2}" for index in range(2 * len(shares))]
+        shares = [share for share in shares for _ in range(len(hosts) // len(shares))]
+    size = len(shares)
     if strategy == "pipeline":
         stages, shares = tuple(shares), [10] * size
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]

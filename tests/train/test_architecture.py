@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
-from gangline.planning.families import FAMILIES
+from gangline.planning.families import FAMILIES, SLICED
 from gangline.planning.lora import lora_parameters
 from tests.unit.planning.published import PUBLISHED, config
 
@@ -103,3 +103,8 @@ def test_published_models_have_the_numbers_that_the_planner_says(pool, name):
     assert counted["total"] == architecture.num_parameters == PUBLISHED[name][1]
     assert counted["linear"] == architecture.linear_weights
     assert counted["lora"][0] == lora_parameters(architecture, RANK, ("all-linear",))
+
+
+def test_families_that_can_be_cut_by_columns_and_rows_are_those_whose_plan_says_so(pool):
+    plans = pool(1).run(f"{CASES}:plans", families=sorted(set(FAMILIES) - OUTSIDE))[0]
+    assert {family for family, cut in plans.items() if cut} == SLICED

@@ -18,8 +18,8 @@ EXPERTS = config("olmoe", 1024, 3, 16, 16, 512, 32000, num_experts=8, num_expert
 TURNED = config("phi3", 1024, 3, 16, 16, 2816, 32064, tie_word_embeddings=False, pad_token_id=0)
 
 
-def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, **settings):
-    """By closed form and by trace."""
+def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1, **settings):
+    """By closed form and by trace. parts: ranks that have the model between them."""
     targets = settings.pop("targets", ("all-linear",))
     order = {
         "config": data,
@@ -41,8 +41,10 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, **setti
         stack=GANGLINE,
         **settings,
     )
-    single = Strategy(kind="single", world_size=1)
-    closed = rank_memory(read_architecture(data), training, single, device=CUDA).allocated_bytes - WORKSPACE
+    strategy = Strategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
+    closed = rank_memory(read_architecture(data), training, strategy, device=CUDA).allocated_bytes - WORKSPACE
+    if parts > 1:
+        return closed, pool(1).run(f"{CASES}:traced_slice", order=order, parts=parts)[0]
     return closed, pool(1).run(f"{CASES}:traced_peak", order=order)[0]
 
 
@@ -83,3 +85,24 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
 def test_other_cases_are_within_3_percent(pool, data, settings):
     closed, traced = peaks(pool, data, **settings)
     assert closed == pytest.approx(traced, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        (LLAMA, {"method": "full"}),
+        (LLAMA, {"method": "full", "checkpointing": True}),
+        (LLAMA, {"packed": True}),
+        (LLAMA, {"checkpointing": True}),
+        (CAPPED, {"checkpointing": True}),
+    ],
+    ids=["full", "full, checkpointed", "packed", "checkpointed", "capped"],
+)
+def test_a_rank_that_has_some_columns_and_rows_is_within_3_percent(pool, data, settings):
+    closed, traced = peaks(pool, data, parts=4, **settings)
+    assert closed == pytest.approx(traced, rel=0.03)
+
+
+def test_where_columns_are_put_together_again_a_tenth_too_much_is_counted_at_the_most(pool):
+    closed, traced = peaks(pool, TURNED, parts=4)
+    assert traced <= closed <= 1.1 * traced

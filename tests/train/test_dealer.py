@@ -276,3 +276,14 @@ def test_ranks_of_a_host_are_told_together_and_many_hosts_in_short():
     assert len(words) < 160
     within = Dealer((5, 5), moving=True).begin([1.0, 2.0])
     assert within.words(["pc1", "pc1"]).startswith("moved between ranks of a host")
+
+
+def test_ranks_of_a_crew_get_the_same_micro_batches_and_move_together():
+    dealer = Dealer((20, 20, 20, 20), moving=True, crews=(0, 0, 1, 1))
+    assert dealer.deal(40) == [range(20), range(20), range(20, 40), range(20, 40)]
+    moved = dealer.begin([1.0, 1.0, 3.0, 3.0])
+    assert moved.after == dealer.shares == (30, 30, 10, 10)
+    assert moved.micro_batch_s == (1.0, 1.0, 3.0, 3.0)
+    assert moved.words(["pc1", "pc1", "pc2", "pc2"]).startswith("pc1 20 -> 30 micro-batches, pc2 20 -> 10")
+    assert dealer.deal(4) == [range(3), range(3), range(3, 4), range(3, 4)]
+    assert Dealer((12, 12), moving=True, crews=(0, 0)).deal(5) == [range(5), range(5)]

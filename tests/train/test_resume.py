@@ -8,7 +8,8 @@ import pytest
 def run(pool, folder, shares, **changes):
     """One attempt over these shares."""
     arguments = {"steps": 24, "resume_step": None, "stop_after": None, "job": {}, **changes}
-    return pool(len(shares)).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
+    size = 2 * len(shares) if arguments.get("strategy") == "tp" else len(shares)
+    return pool(size).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,26 @@ def test_a_model_in_parts_goes_on_after_a_kill_and_on_one_rank(user):
     assert (user.folder / "out" / "model.safetensors").is_file(), out
 
 
+def test_layers_that_ranks_of_a_host_have_between_them_go_on_after_a_kill(user):
+    write_job(user, strategy="tp", steps=20)
+    watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
+    run = watching.stdout.readline().strip()
+    user.wait_for_step(run, 8)
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-3.pid").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
+    assert user.wait_for_end(run) == "finished"
+    told = watching.communicate()[1]
+    assert "the ranks of every host compute each layer together" in told
+    assert "rank 3 on pc2 was killed by SIGKILL" in told
+    metrics = user.metrics("pc1", run)
+    assert sorted({line["step"] for line in metrics}) == list(range(1, 21))
+    losses = {}
+    for line in metrics:
+        assert losses.setdefault(line["step"], line["loss"]) == pytest.approx(line["loss"], rel=1e-4)
+    out = user.gangline("export", run, "--to", "out")
+    assert (user.folder / "out" / "model.safetensors").is_file(), out
+
+
 def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_is_back(user):
     write_job(user, strategy="fsdp", steps=60, checkpoint={"every_steps": 5, "each_host": "part"})
     write_cluster(user, "first", pc1={"slots": 2}, pc2={})

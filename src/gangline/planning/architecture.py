@@ -20,11 +20,13 @@ class Linear:
     """How many of this shape a layer has (experts that are modules of their own)."""
     active: float = 1.0
     """How many of them one token passes through."""
+    parts: int = 1
+    """Ranks that have its weights between them, while what goes in and comes out is whole on each."""
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the matrices, without biases."""
-        return self.inputs * self.outputs * self.number
+        """Numbers in the matrices, without biases, on one rank."""
+        return self.inputs * self.outputs * self.number // self.parts
 
     @property
     def num_biases(self) -> int:

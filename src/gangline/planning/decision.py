@@ -8,14 +8,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, shifts
+from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, lacking, shifts
 from gangline.planning.room import pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count, whole_counts
 from gangline.runs.job import StrategyJob
 
-SIMPLEST: tuple[Kind, ...] = ("single", "ddp", "zero-1", "zero-2", "fsdp", "hsdp", "zero-3", "pipeline", "local-sgd")
+SIMPLEST: tuple[Kind, ...] = (
+    "single",
+    "ddp",
+    "zero-1",
+    "zero-2",
+    "fsdp",
+    "hsdp",
+    "zero-3",
+    "tp",
+    "pipeline",
+    "local-sgd",
+)
 """Of two that are as fast, the one further to the left is taken."""
 AS_FAST = 1.02
 LEAST_CHANCE = 0.1
@@ -30,10 +41,13 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "zero-1": ("single", "zero-1"),
     "zero-2": ("single", "zero-2"),
     "zero-3": ("single", "zero-3"),
+    "tp": ("single", "tp"),
     "pipeline": ("single", "pipeline"),
     "local-sgd": ("single", "local-sgd"),
 }
 """All that is weighed, by what the job asks for."""
+BEFORE_TP: tuple[Kind, ...] = ("single", "ddp", "fsdp", "hsdp")
+"""Where one of these fits, tp is taken only if the job asks for it."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
 FEW_HOSTS = 5
@@ -151,10 +165,13 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
 def choose(drafts: list[Draft]) -> Draft | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
 
-    Nor is zero where something else fits: what it has in parts fsdp has, without a package more.
+    Nor is zero where something else fits: what it has in parts fsdp has, without a package more. tp is taken where
+    nothing simpler fits, for how fast slices of layers compute is a guess.
     """
     exact = [draft for draft in drafts if draft.is_exact] or drafts
     exact = [draft for draft in exact if draft.strategy.asked or draft.strategy.kind not in ZERO] or exact
+    if any(draft.strategy.kind in BEFORE_TP for draft in exact):
+        exact = [draft for draft in exact if draft.strategy.kind != "tp"]
     timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
@@ -215,10 +232,9 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
         if shift.training.method == "full":
             yield _rounds(shift.question, slots)
     elif kind == "hsdp":
-        if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
-            yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
-        elif shift.question.strategy.kind == "hsdp":  # one copy inside every host is one copy in all, or none
-            yield Strategy(kind="fsdp", world_size=size, shard_size=size)
+        yield from _copies(shift, size, slots)
+    elif kind == "tp":
+        yield from _slices(shift, size, slots)
     elif kind == "fsdp":
         for reshard in (True, False):
             yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
@@ -231,6 +247,26 @@ def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
     asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
     offload = job.offload if asked else ()
     return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload)
+
+
+def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:
+    """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets that."""
+    if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
+        yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
+    elif shift.question.strategy.kind == "hsdp":
+        yield Strategy(kind="fsdp", world_size=size, shard_size=size)
+
+
+def _slices(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:
+    """Layers cut over the ranks of every host, by itself where that is possible; one rank on each has all: ddp."""
+    asked = shift.question.strategy.kind == "tp"
+    if max(slots) == 1:
+        if asked:
+            yield Strategy(kind="ddp", world_size=size)
+    elif len(set(slots)) == 1:
+        strategy = Strategy(kind="tp", world_size=size, shard_size=slots[0])
+        if asked or not lacking(strategy, shift.training, shift.question.architecture):
+            yield strategy
 
 
 def _rounds(question: Question, slots: Sequence[int]) -> Strategy:

@@ -48,13 +48,17 @@ def _precision(plan: Plan) -> str:
 
 
 def _shares(plan: Plan) -> str:
-    """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"; of a pipeline, everybody's layers."""
+    """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"; of a pipeline, everybody's layers.
+
+    Under tp all ranks of a host do what the first of them does.
+    """
     if plan.strategy == "pipeline":
         return _layers(plan)
     hosts: dict[str, list[PlannedRank]] = {}
     for rank in plan.ranks:
         hosts.setdefault(rank.host, []).append(rank)
-    return ", ".join(_host_share(host, ranks) for host, ranks in hosts.items())
+    kept = 1 if plan.strategy == "tp" else None
+    return ", ".join(_host_share(host, ranks[:kept]) for host, ranks in hosts.items())
 
 
 def _layers(plan: Plan) -> str:

@@ -287,3 +287,12 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": replace(_DEEPSEEK, mlp_bias=False),
 }
 """By model_type. Another one is counted on the model itself, by a worker process."""
+
+SLICED = frozenset(
+    {
+        *("llama", "mistral", "ministral", "qwen2", "qwen3", "internlm3", "smollm3", "ernie4_5", "granite", "olmo"),
+        *("olmo2", "olmo3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "glm4", "gpt_neox", "phi"),
+        *("phi3", "starcoder2"),
+    }
+)
+"""Those for which transformers (5.23) has a plan of columns and rows, and of nothing else."""

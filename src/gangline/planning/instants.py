@@ -73,6 +73,7 @@ class Step:
     def accumulates(self) -> bool:
         """Whether gradients are there before backward begins: of earlier micro-batches, or as buckets."""
         several = self.strategy.kind == "local-sgd" and self.strategy.shard_size > 1
+        several = several or (self.strategy.kind == "tp" and self.strategy.world_size > self.strategy.shard_size)
         return self.training.accumulation > 1 or several or self.strategy.kind in ("ddp", "pipeline")
 
     @property
@@ -188,7 +189,9 @@ class Step:
         yield Term(name="loss", num_bytes=head.peak, source=head.formula)
 
     def _head(self) -> HeadBytes:
-        return head_bytes(self.share.architecture, self.computed, hidden_width=residual_width(self.computed))
+        parts = self.strategy.shard_size if self.strategy.kind == "tp" else 1
+        width = residual_width(self.computed)
+        return head_bytes(self.share.architecture, self.computed, hidden_width=width, parts=parts)
 
     def _backward_last(self) -> Iterable[Term]:
         last = self.layer(self.share.layers[-1])

@@ -24,16 +24,16 @@ class HeadBytes:
     formula: str
 
 
-def head_bytes(architecture: Architecture, training: Training, *, hidden_width: int) -> HeadBytes:
+def head_bytes(architecture: Architecture, training: Training, *, hidden_width: int, parts: int = 1) -> HeadBytes:
     """Peak of head and loss over the tokens of a micro-batch; `hidden_width`: bytes of a number that comes out of the
-    last norm.
+    last norm. parts: ranks that have the tokens between them, where the loss is fused (tp).
     """
     kind = training.stack.loss
     if kind == "fused" and not architecture.linear_head:
         kind = "plain"
     hidden = training.tokens * architecture.hidden * hidden_width
     if kind == "fused":
-        return _fused(architecture, training, hidden=hidden, width=hidden_width)
+        return _fused(architecture, training, hidden=hidden, width=hidden_width, parts=parts)
     if kind == "chunked":
         return _chunked(architecture, training, hidden=hidden)
     return _whole(architecture, training, hidden=hidden, inplace=kind == "inplace")
@@ -45,24 +45,26 @@ def _head_copy(architecture: Architecture, training: Training) -> int:
     return architecture.hidden * architecture.vocabulary * BYTES[training.compute] if cast else 0
 
 
-def _fused(architecture: Architecture, training: Training, *, hidden: int, width: int) -> HeadBytes:
-    """`worker.loss.LinearCrossEntropy`: rows, their gradient, a chunk of logits.
+def _fused(architecture: Architecture, training: Training, *, hidden: int, width: int, parts: int) -> HeadBytes:
+    """`worker.loss.LinearCrossEntropy`: hidden states, this rank's rows of them, their gradient, a chunk of logits.
 
     For a trained head its gradient as well, beside one product of it.
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
-    rows = min(training.tokens, max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
+    rows = min(-(-training.tokens // parts), max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
     each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
     chunk = rows * each
     head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
     kept = head * stored if training.method == "full" else 0
     # the head's gradient is a product beside a wider sum
     logits = kept + chunk + (head * compute if kept and stored > compute else 0)
+    each_has = "3" if parts == 1 else f"(1 + 2/{parts})"
     part = hidden // (training.tokens * width) * rows * compute if width > compute else 0
     return HeadBytes(
-        peak=3 * hidden + part + logits + _head_copy(architecture, training),
+        peak=hidden + 2 * hidden // parts + part + logits + _head_copy(architecture, training),
         after=hidden + kept,
-        formula=f"3 T·h·{width} + a chunk of {rows} rows of logits" + (" + the head's gradient" if kept else ""),
+        formula=f"{each_has} T·h·{width} + a chunk of {rows} rows of logits"
+        + (" + the head's gradient" if kept else ""),
     )
 
 

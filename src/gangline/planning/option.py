@@ -16,6 +16,7 @@ from gangline.planning.links import Fabric
 from gangline.planning.memory import Memory
 from gangline.planning.room import EVEN, SURE, Need, Room
 from gangline.planning.shares import ceiling
+from gangline.planning.slices import lacking_of_tp
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
 from gangline.planning.training import Kind, Number, Strategy, Training
@@ -30,7 +31,7 @@ IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
 ZERO = ("zero-1", "zero-2", "zero-3")
 """Done by DeepSpeed."""
-BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "pipeline", "local-sgd")
+BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "tp", "pipeline", "local-sgd")
 """What gangline's own trainer does so far; see `lacking`."""
 
 
@@ -71,7 +72,7 @@ class Option:
     strategy: Strategy
     training: Training
     shares: tuple[int, ...]
-    """Micro-batches of a full step, by rank; in a pipeline every rank has all of them."""
+    """Micro-batches of a full step, by rank; in a pipeline every rank has all of them, under tp those of its host."""
     needs: tuple[Need, ...]
     traffic: Traffic
     time: StepTime | None
@@ -122,12 +123,17 @@ class Option:
         """Of a step; infinite where it is not known."""
         return float("inf") if self.time is None else self.time.total_s
 
+    @property
+    def dealt(self) -> tuple[int, ...]:
+        """Shares of those that are dealt to, each once: hosts under tp, else ranks."""
+        return tuple(self.shares[first] for first in _firsts(self.world, self.strategy.kind))
+
     def dividing(self, question: Question) -> Dividing:
         """How well the batch of the question, which this is an answer to, divides."""
-        found = Dividing(batch=question.batch, about=question.about, shares=self.shares, ceiling=None)
+        found = Dividing(batch=question.batch, about=question.about, shares=self.dealt, ceiling=None)
         if not self.dealt_s:
             return found
-        here = ceiling(self.dealt_s, sum(self.shares))
+        here = ceiling(self.dealt_s, sum(self.dealt))
         found = dataclasses.replace(found, ceiling=here, equal=self.strategy.kind in IN_STEP)
         return with_others(found, self.dealt_s, micro_batch=self.training.micro_batch)
 
@@ -187,20 +193,51 @@ class Shift:
         return sum(number not in ends or layer.count > 1 for number, layer in enumerate(layers)) <= 1
 
     def shares(self, kind: Kind) -> tuple[int, ...]:
-        """Micro-batches of every rank; in a pipeline every rank has all of them."""
+        """Micro-batches of every rank; in a pipeline every rank has all of them, under tp those of its host."""
         if kind == "pipeline":
             return (self.count,) * len(self.world.seats)
+        if kind == "tp":
+            return self._of_hosts()
         return self.even if kind in IN_STEP else self.own
 
     def samples(self, kind: Kind) -> int:
         """Of a step."""
         shares = self.shares(kind)
-        return self.training.micro_batch * (shares[0] if kind == "pipeline" else sum(shares))
+        dealt = shares[:1] if kind == "pipeline" else [shares[first] for first in _firsts(self.world, kind)]
+        return self.training.micro_batch * sum(dealt)
+
+    def _of_hosts(self) -> tuple[int, ...]:
+        """Hosts that do what they can; ranks of one do the same."""
+        hosts, weights = [seat.host for seat in self.world.seats], [seat.weight for seat in self.world.seats]
+        names = list(dict.fromkeys(hosts))
+        if _is_weighted(self.world):
+            each = zip(hosts, weights, strict=True)
+            own = dict.fromkeys(names, 0.0)
+            for host, weight in each:
+                own[host] += 1.0 if weight is None else weight
+            shares = split_whole(self.count, list(own.values()))
+        else:
+            seconds = self._host_s()
+            count = _dealt(self.question, self.training, seconds) if self.is_timed else self.count
+            shares = shares_by_time(seconds, count)
+        by_host = dict(zip(names, shares, strict=True))
+        return tuple(by_host[host] for host in hosts)
+
+    def _host_s(self) -> tuple[float, ...]:
+        """Of a micro-batch, by host: as its slowest rank."""
+        seconds: dict[str, float] = {}
+        for seat, each in zip(self.world.seats, self.seconds, strict=True):
+            seconds[seat.host] = max(each, seconds.get(seat.host, 0.0))
+        return tuple(seconds.values())
 
     def dealt_s(self, kind: Kind) -> tuple[float, ...]:
-        """Seconds by rank of the micro-batches that are dealt; none where speeds have no say in who gets how many."""
+        """Seconds of the micro-batches that are dealt, by rank, under tp by host; none where speeds have no say in who
+        gets how many.
+        """
         if kind == "pipeline" or not self.is_timed or _is_weighted(self.world):
             return ()
+        if kind == "tp":
+            return self._host_s()
         return _equal(self.seconds) if kind in IN_STEP else self.seconds
 
     def room(self, kind: Kind) -> Room:
@@ -417,8 +454,9 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
         return kind
     if not builds_method(training, architecture):
         return f"{training.method} of experts"
-    if kind in ZERO:
-        return _lacking_of_zero(kind, training)
+    if kind in ZERO or kind == "tp":
+        parts = strategy.shard_size
+        return _lacking_of_zero(kind, training) if kind in ZERO else lacking_of_tp(architecture, training, parts)
     if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
         return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
     if kind == "pipeline" and full and architecture.tied:
@@ -434,9 +472,17 @@ def _lacking_of_zero(kind: Kind, training: Training) -> str:
     return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
 
 
+def _firsts(world: World, kind: Kind) -> list[int]:
+    """One rank of all that do the same micro-batches."""
+    if kind != "tp":
+        return list(range(len(world.seats)))
+    hosts = [seat.host for seat in world.seats]
+    return [hosts.index(host) for host in dict.fromkeys(hosts)]
+
+
 def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
     """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
-    in_parts = strategy.kind in ZERO or (strategy.kind in IN_STEP and training.method == "full")
+    in_parts = strategy.kind in (*ZERO, "tp") or (strategy.kind in IN_STEP and training.method == "full")
     return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
 
 

@@ -205,8 +205,8 @@ def _rank(
     return RankComparison(
         host=planned.host,
         gpu=foreseen.gpu,
-        # a profile is of all layers, and what a rank of a pipeline takes for some of them corrects none
-        profile=None if plan.strategy == "pipeline" else foreseen.profile,
+        # a profile is of all layers, and what a rank takes for some of them, or for parts, corrects none
+        profile=None if plan.strategy in ("tp", "pipeline") else foreseen.profile,
         micro_batches=done[number],
         slowdown=planned.slowdown,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),

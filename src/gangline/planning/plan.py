@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
 from gangline.planning.option import IN_STEP, ZERO, Option
-from gangline.planning.shares import rank_hosts, rank_shares, stages_named
+from gangline.planning.shares import host_shares, rank_hosts, rank_shares, stages_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
@@ -89,7 +89,7 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"]
+    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
     reason: str
     """Why this strategy."""
     method: str
@@ -189,13 +189,17 @@ def make_plan(
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
-    strategy, count = _strategy(job, option, num_ranks=len(devices)), job.batch // job.micro_batch
+    slots = max(host.slots for host in cluster.hosts)
+    strategy, count = _strategy(job, option, num_ranks=len(devices), slots=slots), job.batch // job.micro_batch
     shares = rank_shares(cluster, count) if option is None else option.shares
     if strategy == "pipeline":
         shares = (count,) * len(devices)
+    elif strategy == "tp" and option is None:
+        shares = host_shares(cluster, count)
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
     stages = option.strategy.stages if option is not None and strategy == "pipeline" else ()
-    moving = len(ranks) > 1 and strategy not in (*IN_STEP, *ZERO, "pipeline")
+    several = len(cluster.hosts) > 1 if strategy == "tp" else len(ranks) > 1
+    moving = several and strategy not in (*IN_STEP, *ZERO, "pipeline")
     return Plan(
         job=job.name,
         strategy=strategy,
@@ -228,7 +232,11 @@ Gpus = Mapping[str, Sequence[str]]
 
 def _forecast(option: Option) -> Forecast:
     time = option.time
-    compute: Sequence[float | None] = [None] * len(option.needs) if time is None else time.compute_s
+    compute: Sequence[float | None] = [None] * len(option.needs)
+    if time is not None:
+        most = max(1, *option.shares)
+        shares = zip(time.compute_s, option.shares, strict=True)
+        compute = [each + time.inside_s * share / most for each, share in shares]  # as ranks will tell it
     ranks = tuple(
         RankForecast(
             allocated_bytes=need.memory.allocated_bytes,
@@ -248,7 +256,7 @@ def _forecast(option: Option) -> Forecast:
         step_low_s=None if time is None else time.low_s,
         step_high_s=None if time is None else time.high_s,
         communication_s=None if time is None else time.communication_s,
-        exposed_s=None if time is None else time.exposed_s,
+        exposed_s=None if time is None else time.exposed_s - time.inside_s,
         sent_bytes=option.traffic.sent_bytes,
         tokens_per_sample=option.tokens_per_sample,
         source=option.source,
@@ -290,13 +298,15 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-Kind = Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"]
+Kind = Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
 
 
-def _strategy(job: Job, option: Option | None, *, num_ranks: int) -> Kind:
-    """What was weighed, or what the job asks for; with one rank all are one."""
+def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) -> Kind:
+    """What was weighed, or what the job asks for; with one rank all are one. slots: ranks of a host, at the most."""
     weighed = job.strategy.kind if option is None else option.strategy.kind
     kinds: dict[str, Kind] = {"fsdp": "fsdp", "hsdp": "hsdp"}
+    if slots > 1:
+        kinds["tp"] = "tp"
     if num_ranks > 1:
         kinds |= {"pipeline": "pipeline", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
     return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
@@ -323,10 +333,18 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: S
     if strategy in IN_STEP:
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
         return f"{among} one copy of the model between them; its layers travel for every micro-batch"
+    if strategy in ("tp", "pipeline"):
+        return _layers_reason(strategy, ranks, stages=stages)
+    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
+
+
+def _layers_reason(strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
+    """Where layers are cut, or dealt."""
     if strategy == "pipeline":
         named = f" ({stages_named(stages)})" if stages else ""
         return f"every rank holds some of the layers{named}; activations travel from one to the next"
-    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
+    across = "; gradients travel between hosts" if len({rank.host for rank in ranks}) > 1 else ""
+    return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
 
 
 def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ MEANINGS = {
     "zero-3": "weights, gradients and states in parts: weights travel for every micro-batch, forward and backward",
     "fsdp": "weights, gradients and states in parts: weights travel for every micro-batch",
     "hsdp": "in parts inside a host, a copy per host; gradients travel between hosts",
+    "tp": "the ranks of a host compute each layer together and sum hidden states in it; gradients travel between hosts",
     "pipeline": "every rank holds some layers; activations travel from one to the next",
     "local-sgd": "every host trains a copy of its own for a while; NOT the same numbers as one big machine",
 }
@@ -117,8 +118,8 @@ def name(strategy: Strategy) -> str:
         return f"pipeline {stages_named(strategy.stages)}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
-    if strategy.kind == "hsdp":
-        return f"hsdp {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
+    if strategy.kind in ("hsdp", "tp"):
+        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
     if strategy.offload:
         return f"{strategy.kind}, {' and '.join(strategy.offload)} in RAM"
     if strategy.kind == "local-sgd" and strategy.asked:
@@ -216,10 +217,10 @@ def _shares(option: Option) -> str:
     text += ", activations computed twice" if training.checkpointing else ""
     if option.strategy.kind in {"pipeline", "single"}:
         return f"{option.shares[0]} {text}"
-    total = sum(option.shares)
+    total = sum(option.dealt)
     hosts: dict[str, int] = {}
     for need, share in zip(option.needs, option.shares, strict=True):
-        hosts[need.seat.host] = hosts.get(need.seat.host, 0) + share
+        hosts[need.seat.host] = share if option.strategy.kind == "tp" else hosts.get(need.seat.host, 0) + share
     each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
     more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
     return f"{text}: {', '.join(each)}{more}"

@@ -159,9 +159,10 @@ def _gather_s(option: Option, num_bytes: int) -> float:
     """For what ranks have in parts to come together on every host."""
     strategy, whole = option.strategy, option.strategy.kind == "pipeline"
     ranks = strategy.world_size if whole else trained_shards(option.training, strategy)
+    ranks = strategy.shard_size if strategy.kind == "tp" else ranks
     if ranks == 1:
         return 0.0
-    among: Among = "shard" if strategy.kind == "hsdp" else "world"
+    among: Among = "shard" if strategy.kind in ("hsdp", "tp") else "world"
     gather = Exchange(
         what="state to be saved",
         operation="broadcast" if whole else "all_gather",  # in a pipeline a tensor is whole, on one rank

@@ -28,6 +28,15 @@ def rank_shares(cluster: Cluster, num_micro_batches: int) -> tuple[int, ...]:
     return split_whole(num_micro_batches, rank_weights(cluster))
 
 
+def host_shares(cluster: Cluster, num_micro_batches: int) -> tuple[int, ...]:
+    """The same where the ranks of a host do the same micro-batches: each has what its host has."""
+    weights: dict[str, float] = {}
+    for host, weight in zip(rank_hosts(cluster), rank_weights(cluster), strict=True):
+        weights[host.name] = weights.get(host.name, 0.0) + weight
+    by_host = dict(zip(weights, split_whole(num_micro_batches, list(weights.values())), strict=True))
+    return tuple(by_host[host.name] for host in rank_hosts(cluster))
+
+
 def ceiling(seconds: Sequence[float], num_micro_batches: int) -> float:
     """Part of the sum of all speeds that a batch reaches for which only computation takes time: above 0, at most 1.
 

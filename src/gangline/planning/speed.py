@@ -11,6 +11,8 @@ processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of 
                   exchange of gradients on the same link
     pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
                   (k + stages - 1) t for equal stages (the bubble)
+    tp            max(k_i (t_i / n + x)) + exposed + update. The n ranks of a host compute a micro-batch together, and
+                  wait for the sums x inside its layers; across hosts as ddp. The floor stays: as many kernels run
     local-sgd     max(k_i t_i) + update + exchange / H; inside a host as ddp
 """
 
@@ -79,6 +81,11 @@ class ComputeModel:
         head_s = self.head_per_token_s if with_head else 0.0
         return dataclasses.replace(self.scaled(part), head_per_token_s=head_s)
 
+    def sliced(self, parts: int) -> ComputeModel:
+        """One of so many ranks that compute every micro-batch together; a processor asks for as many kernels."""
+        times = ("per_token_s", "overhead_s", "per_token2_s", "head_per_token_s", "optimizer_s")
+        return dataclasses.replace(self, **{name: getattr(self, name) / parts for name in times})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
@@ -102,6 +109,8 @@ class StepTime:
     total_s: float
     low_s: float
     high_s: float
+    inside_s: float = 0.0
+    """tp: of `exposed_s`, sums inside layers, which a rank cannot tell from computing; for the most micro-batches."""
 
     @property
     def communication_share(self) -> float:
@@ -151,6 +160,7 @@ def step_time(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> StepTime:
     """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
+    ranks = _own(strategy, ranks)
     whole = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
     ask = _cut(whole)
     total_s, optimizer_s = _total_s(ask), _optimizer_s(ask)
@@ -167,6 +177,7 @@ def step_time(
         total_s=total_s + optimizer_s,
         low_s=bounds[0],
         high_s=bounds[1],
+        inside_s=ask.spent("in-layer"),
     )
 
 
@@ -174,8 +185,17 @@ def step_s(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> float:
     """`StepTime.total_s` of the same arguments, which is what decides between ways."""
+    ranks = _own(strategy, ranks)
     ask = _cut(_Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length))
     return _total_s(ask) + _optimizer_s(ask)
+
+
+def _own(strategy: Strategy, ranks: Sequence[RankWork]) -> Sequence[RankWork]:
+    """What each rank computes of its micro-batches; equal devices keep equal models."""
+    if strategy.kind != "tp":
+        return ranks
+    models = {id(rank.compute): rank.compute.sliced(strategy.shard_size) for rank in ranks}
+    return [RankWork(compute=models[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ranks]
 
 
 def _unlike(strategy: Strategy, ranks: Sequence[RankWork]) -> Sequence[RankWork]:
@@ -247,6 +267,7 @@ def _total_s(ask: _Ask) -> float:
         "hsdp": _sharded_s,
         "zero-3": _sharded_s,
         "zero-2": _every_backward_s,
+        "tp": _sliced_s,
     }
     return kinds.get(ask.strategy.kind, _last_backward_s)(ask)
 
@@ -259,6 +280,17 @@ def _last_backward_s(ask: _Ask) -> float:
     for window in map(ask.window, ask.ranks):
         hidden_s = window.backward_s * buckets / (buckets + 1)
         ends.append(max(window.busy_s - hidden_s + early_s, window.busy_s) + tail_s)
+    return max(ends)
+
+
+def _sliced_s(ask: _Ask) -> float:
+    """As ddp across hosts; sums inside layers come on top of every micro-batch, and hide nothing of it."""
+    inside_s = ask.spent("in-layer") / max(1.0, ask.traffic.micro_batches)
+    tail_s, early_s = ask.spent("nothing"), ask.spent("last-backward")
+    ends = []
+    for rank in ask.ranks:
+        busy_s = ask.busy_s(rank) + max(1, rank.micro_batches) * inside_s
+        ends.append(max(busy_s, busy_s - ask.window(rank).backward_s + early_s) + tail_s)
     return max(ends)
 
 
@@ -316,7 +348,7 @@ def _optimizer_s(ask: _Ask) -> float:
     """Of the slowest rank; where states are in parts, each updates its own."""
     if ask.strategy.kind == "pipeline":
         return max(stage.compute.optimizer_s for stage in _stages(ask))
-    whole = ask.strategy.kind in {"single", "ddp", "local-sgd"}
+    whole = ask.strategy.kind in {"single", "ddp", "tp", "local-sgd"}  # under tp it is a part already
     return max(rank.compute.optimizer_s for rank in ask.ranks) / (1 if whole else ask.traffic.shard_size)
 
 

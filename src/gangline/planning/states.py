@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import adapted, layer_adapters
+from gangline.planning.slices import sliced
 from gangline.planning.training import BYTES, Strategy, Training
 
 PACKED_BYTES = 0.5
@@ -121,7 +122,9 @@ def _factors(layer: Layer, training: Training) -> Iterator[tuple[int, int]]:
 
 
 def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share:
-    """All of the model, or a pipeline's stage."""
+    """All of the model, or a pipeline's stage, or what a rank has of layers that are cut by columns and rows."""
+    if strategy.kind == "tp":
+        architecture = sliced(architecture, strategy.shard_size)
     if strategy.kind != "pipeline":
         return Share(
             architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
@@ -150,7 +153,7 @@ def _slice(layers: tuple[Layer, ...], start: int, stop: int) -> tuple[Layer, ...
 
 def shards(strategy: Strategy) -> int:
     """Ranks that hold one copy of what is sharded."""
-    if strategy.kind in ("single", "ddp", "local-sgd", "pipeline"):
+    if strategy.kind in ("single", "ddp", "local-sgd", "tp", "pipeline"):  # a share of tp is a part already
         return 1
     return strategy.shard_size if strategy.kind == "hsdp" else strategy.world_size
 

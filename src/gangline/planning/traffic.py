@@ -7,6 +7,9 @@ Symbols: N ranks, k micro-batches, P weights, P_t trained ones, b bytes of a num
                                                            (DeepSpeed sums buckets of all ranks, and each keeps its own)
     zero-3, fsdp      k*c * (2 * P * b + P_t * b)          without resharding: k*c * (P * b + P_t * b)
     hsdp              inside a shard as fsdp, and across 2(M-1)/M * P_t / G * b (M copies of G ranks each)
+    tp                inside a host k * 2(n-1)/n * 4 * L * tokens * hidden * b for L layers (n ranks of a host; one sum
+                      more behind the layers, and with recomputation one more in each), and for what is whole on every
+                      rank as hsdp; across 2(M-1)/M * P_t / n * b (M hosts)
     pipeline          k * 2 * tokens * hidden * b at each boundary
     local-sgd         2(M-1)/M * P_t * q / H               (M hosts, H optimizer steps between two exchanges, q bytes
                                                             of the payload); and inside a host as ddp
@@ -24,6 +27,7 @@ from typing import Literal
 
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import layer_adapters, lora_parameters
+from gangline.planning.slices import sliced
 from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES
 from gangline.planning.training import BYTES, Strategy, Training
 
@@ -34,9 +38,9 @@ is a whole all_reduce of which each rank keeps its part, and the root of a broad
 Among = Literal["world", "shard", "replicas", "next", "previous", "ends"]
 """Who takes part in one: all ranks; the neighbours that hold one copy; those with the same part of all copies; a rank
 and the one after it (or before it), everywhere at once; the first and the last rank."""
-Hides = Literal["nothing", "last-backward", "forward-layer", "backward-layer", "stages"]
-"""Behind which computation it can run: none; backward of a rank's last micro-batch; the layer before (in forward or
-backward); other micro-batches of a pipeline."""
+Hides = Literal["nothing", "in-layer", "last-backward", "forward-layer", "backward-layer", "stages"]
+"""Behind which computation it can run: none; none, and a layer waits for it in every micro-batch; backward of a rank's
+last micro-batch; the layer before (in forward or backward); other micro-batches of a pipeline."""
 
 PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
 """Of one changed weight on the wire; int8 with an fp32 scale per 256 (worker/strategy/quantise)."""
@@ -131,10 +135,17 @@ def traffic(
     found: list[Exchange] = []
     if size > 1:
         ask = _Ask(architecture, training, strategy, micro_batches)
-        kinds = {"ddp": _ddp, "zero-1": _zero, "zero-2": _zero, "pipeline": _pipeline, "local-sgd": _local_sgd}
+        kinds = {
+            "ddp": _ddp,
+            "zero-1": _zero,
+            "zero-2": _zero,
+            "tp": _tp,
+            "pipeline": _pipeline,
+            "local-sgd": _local_sgd,
+        }
         every = kinds.get(strategy.kind, _sharded)(ask)
         found = [replace(each, backend=backend) for each in every if each.num_bytes and each.ranks > 1]
-    shard = strategy.shard_size if strategy.kind in {"hsdp", "local-sgd"} else size
+    shard = strategy.shard_size if strategy.kind in {"hsdp", "tp", "local-sgd"} else size
     return Traffic(world_size=size, shard_size=shard, micro_batches=micro_batches, exchanges=tuple(found))
 
 
@@ -255,6 +266,51 @@ def _local_sgd(ask: _Ask) -> Iterator[Exchange]:
         number=payload,
         among="replicas" if inside > 1 else "world",
     )
+
+
+def _tp(ask: _Ask) -> Iterator[Exchange]:
+    """Hidden states and their gradients inside a host, for every micro-batch; gradients of weights once a step.
+
+    Of two sums forward and two back in a layer, recomputation does the first one again: torch stops before the second.
+    One more is behind the layers. In front of the first adapter nothing goes back, unless activations are recomputed:
+    transformers then asks for gradients of the embeddings, frozen or not.
+    """
+    training, parts, depth = ask.training, ask.strategy.shard_size, ask.architecture.num_layers
+    states = Exchange(
+        what="hidden states",
+        operation="all_reduce",
+        num_bytes=training.tokens * ask.architecture.hidden * BYTES[training.compute],
+        times=ask.micro_batches * depth * (3 if training.checkpointing else 2),
+        ranks=parts,
+        number=training.compute,
+        among="shard",
+        hides="in-layer",
+    )
+    yield states
+    back = 2 * depth + (1 if training.method == "full" or training.checkpointing else 0)
+    yield replace(states, what="their gradients", times=ask.micro_batches * back)
+    own = trained_weights(sliced(ask.architecture, parts), training)
+    total = trained_weights(ask.architecture, training)
+    cut = (total - own) // (parts - 1)  # on each rank; what is left of its own is whole
+    number = training.exchange or training.parameters
+    gradients = Exchange(
+        what="gradients",
+        operation="all_reduce",
+        num_bytes=cut * BYTES[number],
+        times=1,
+        ranks=ask.size // parts,
+        number=number,
+        among="replicas",
+        hides="last-backward",
+    )
+    yield gradients
+    kept = number if ask.size > parts else training.parameters
+    whole = (own - cut) * BYTES[kept]
+    part = replace(gradients, what="gradients of what is whole", hides="nothing", number=kept)
+    inside = replace(part, operation="reduce_scatter", num_bytes=whole, ranks=parts, among="shard")
+    yield inside
+    yield replace(part, num_bytes=whole // parts)
+    yield replace(inside, what="their sums", operation="all_gather")
 
 
 def _pipeline(ask: _Ask) -> Iterator[Exchange]:

@@ -10,7 +10,7 @@ BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
 OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Payload = Literal["int8", "bf16", "fp32"]
-Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "pipeline", "local-sgd"]
+Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
 
 
 Part = Literal["norm", "rope", "mlp", "activation"]
@@ -130,7 +130,8 @@ class Strategy:
     kind: Kind
     world_size: int
     shard_size: int = 1
-    """Ranks that hold one copy of the sharded state together: the world for fsdp and zero, a part of it for hsdp."""
+    """Ranks that hold one copy of the sharded state together: the world for fsdp and zero, a part of it for hsdp and
+    tp, whose ranks of a host do the same micro-batches."""
     stages: tuple[int, ...] = ()
     """pipeline: layers of each rank; they sum to the model's depth."""
     inner_steps: int = 1

@@ -20,7 +20,8 @@ class GangRank:
     host: str
     share: int
     """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. In a
-    pipeline every rank takes part in all of them, so there each share is batch / micro_batch."""
+    pipeline every rank takes part in all of them, so there each share is batch / micro_batch; under tp all ranks of a
+    host do the same ones, and each has the share of its host."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0
@@ -45,9 +46,10 @@ class Gang:
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 600.0
-    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"] = "ddp"
-    """fsdp, zero: the model, or some of its state, in parts over all ranks; hsdp: over those of each host. pipeline:
-    some consecutive layers on each rank. local-sgd: with the numbers of `Job.strategy`."""
+    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "ddp"
+    """fsdp, zero: the model, or some of its state, in parts over all ranks; hsdp: over those of each host. tp: its
+    layers cut by columns and rows over the ranks of each host. pipeline: some consecutive layers on each rank.
+    local-sgd: with the numbers of `Job.strategy`."""
     stages: tuple[int, ...] = ()
     """pipeline: layers of each rank, in order; they sum to the model's depth."""
     reshard: bool = True
@@ -73,6 +75,15 @@ class Gang:
         """Ranks of one host."""
         return sum(rank.host == host for rank in self.ranks)
 
+    @property
+    def crews(self) -> tuple[int, ...]:
+        """By rank: equal numbers for those that do the same micro-batches. A pipeline is one crew, under tp a host."""
+        if self.strategy == "pipeline":
+            return (0,) * self.world_size
+        if self.strategy == "tp":
+            return tuple(self.hosts.index(rank.host) for rank in self.ranks)
+        return tuple(range(self.world_size))
+
     def on(
         self, hosts: Collection[str], *, attempt: int, resume_step: int | None, lacking: tuple[str, ...] = ()
     ) -> Gang:
@@ -85,7 +96,7 @@ class Gang:
         if self.strategy == "pipeline":
             own, stages = tuple(rank.share for rank in ranks), _divided(stages, left)
         else:
-            own = _divided([rank.share for rank in self.ranks], left)
+            own = self._divided_by_crew(left)
         same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was foreseen
         dealt = tuple(
             dataclasses.replace(rank, share=share, foreseen_bytes=rank.foreseen_bytes if same else None)
@@ -94,6 +105,15 @@ class Gang:
         return dataclasses.replace(
             self, attempt=attempt, ranks=dealt, stages=stages, resume_step=resume_step, lacking=lacking
         )
+
+    def _divided_by_crew(self, left: Sequence[int]) -> tuple[int, ...]:
+        """Shares of the ranks that are left; crews are left whole."""
+        crews = self.crews
+        shares = {crew: rank.share for crew, rank in zip(crews, self.ranks, strict=True)}
+        own = {crews[number] for number in left}
+        dealt = _divided(list(shares.values()), [place for place, crew in enumerate(shares) if crew in own])
+        by_crew = dict(zip([crew for crew in shares if crew in own], dealt, strict=True))
+        return tuple(by_crew[crews[number]] for number in left)
 
     def in_smaller(self, micro_batch: int, *, before: int) -> Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""

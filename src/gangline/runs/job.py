@@ -169,10 +169,11 @@ class OuterJob:
 class StrategyJob:
     """How ranks train together."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"] = "auto"
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
     """auto: what the plan finds best of those that compute what one big machine would. ddp: every rank holds the model.
-    fsdp: it lies in parts over all ranks; hsdp: over those of each host. pipeline: every rank holds some consecutive
-    layers. zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
+    fsdp: it lies in parts over all ranks; hsdp: over those of each host. tp: the ranks of a host compute its layers
+    together, some columns and rows each; across hosts as ddp. pipeline: every rank holds some consecutive layers.
+    zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
     local-sgd: hosts train apart and exchange what has changed."""
     inner_steps: int = 50
     """local-sgd: optimizer steps of the run between two exchanges."""

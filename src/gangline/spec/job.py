@@ -195,15 +195,26 @@ def _check_strategy(checked: Checked[JobWords]) -> None:
         )
 
 
+_PARTS = {"tp": "layers that several devices compute together", "pipeline": "layers on several devices"}
+
+
 def _check_parts(checked: Checked[JobWords]) -> None:
-    """Strategies that keep trained weights in parts have no loss scale."""
+    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no weights of 4 bits."""
     words = checked.words
-    kind, layers = words.strategy.kind, words.strategy.kind == "pipeline"
+    if words.strategy.kind == "tp" and words.method.kind == "qlora":
+        checked.report(
+            ("strategy", "kind"),
+            seen="tp with method: qlora",
+            expected="weights that can be cut by columns and rows: a block of 64 numbers of 4 bits has one scale",
+            fix="write `strategy: hsdp`, or `method: lora`",
+            reads=(("method", "kind"),),
+        )
+    kind, layers = words.strategy.kind, words.strategy.kind in ("tp", "pipeline")
     parts = layers or (kind in ("fsdp", "hsdp") and words.method.kind == "full")
     if parts and words.precision.compute == "fp16":
         checked.report(
             ("precision", "compute"),
-            seen=f"fp16 for {'layers on several devices' if layers else 'every weight in parts'} (strategy: {kind})",
+            seen=f"fp16 for {_PARTS.get(kind, 'every weight in parts')} (strategy: {kind})",
             expected="bf16 or fp32: gradients in parts have no loss scale, without which fp16 loses small ones",
             fix="write `precision: bf16` or `precision: fp32`",
             reads=(("strategy", "kind"), *(() if layers else (("method", "kind"),))),
@@ -408,6 +419,10 @@ def _check_eight_bits(checked: Checked[JobWords]) -> None:
         expected = "adamw: a block of 256 numbers with one scale would lie on two ranks"
         read = (("strategy", "kind"), ("method", "kind"))
         found.append((seen, expected, "`strategy: ddp`, or `method: lora`", read))
+    elif strategy == "tp":
+        seen = f"{kind} for layers that several devices compute together (strategy: tp)"
+        expected = "adamw: a block of 256 numbers with one scale would lie on two ranks"
+        found.append((seen, expected, "`strategy: ddp`", (("strategy", "kind"),)))
     for seen, expected, other, read_keys in found:
         fix = f"write `kind: adamw`, or {other}"
         checked.report(("optimizer", "kind"), seen=seen, expected=expected, fix=fix, reads=read_keys)

@@ -132,15 +132,17 @@ class OuterWords(Section):
 class StrategyWords(Section):
     """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "pipeline", "local-sgd"] = "auto"
+    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
     """`ddp`: every device holds the model, and gradients are exchanged in every step. `fsdp`: the model lies in parts
     on all devices, for one that no device holds; its layers travel for every micro-batch, which wants fast links.
-    `hsdp`: the same inside every host, with one copy per host. `pipeline`: every device holds some of the layers, more
-    where it is faster, and what they compute travels from one to the next, which suits slow links. `zero-1`, `zero-2`,
-    `zero-3`: by DeepSpeed, the optimizer's states lie in parts on all devices, gradients too, weights too. All of these
-    compute what one big machine would. `local-sgd`: every host takes steps of its own, and hosts exchange once in
-    `inner_steps` steps, for links that are too slow for full fine-tuning; other numbers than one big machine. `auto`:
-    `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the plan finds best."""
+    `hsdp`: the same inside every host, with one copy per host. `tp`: the devices of a host compute every layer
+    together, each some of its columns and rows, which wants the links between the GPUs of one machine; across hosts as
+    `ddp`. `pipeline`: every device holds some of the layers, more where it is faster, and what they compute travels
+    from one to the next, which suits slow links. `zero-1`, `zero-2`, `zero-3`: by DeepSpeed, the optimizer's states lie
+    in parts on all devices, gradients too, weights too. All of these compute what one big machine would. `local-sgd`:
+    every host takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for
+    full fine-tuning; other numbers than one big machine. `auto`: `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the
+    plan finds best, or `tp` where none of the first three fits."""
     inner_steps: Count = 50
     """Optimizer steps between two exchanges (local-sgd)."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"
@@ -293,8 +295,8 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
-    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `pipeline`, `local-sgd`, or the keys
-    below."""
+    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
+    keys below."""
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
     """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
     their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""

@@ -85,7 +85,11 @@ class Outlook:
 
 
 def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
-    """Weigh every way to run the job on these machines; raises UsageError for a pipeline of more ranks than layers."""
+    """Weigh every way to run the job on these machines.
+
+    Raises UsageError for a pipeline of more ranks than layers, and for tp on hosts with unlike numbers of ranks.
+    """
+    _require_slots(job, world)
     return dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
 
 
@@ -120,6 +124,18 @@ def _foreseen(job: Job, world: World, means: Means, *, stack: Stack) -> Outlook:
 
 def _unknown(error: ModelError) -> Outlook:
     return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+
+
+def _require_slots(job: Job, world: World) -> None:
+    """Under tp a rank has the part of all layers that its place on the host says."""
+    counts = {host: len(world.seats_of(host)) for host in world.hosts}
+    if job.strategy.kind != "tp" or len(set(counts.values())) == 1:
+        return
+    raise UsageError(
+        "strategy: tp wants as many ranks on every host",
+        seen=", ".join(f"{count} on {host}" for host, count in list(counts.items())[:8]),
+        fix="set slots of every host to the same number, or write strategy: fsdp",
+    )
 
 
 def _require_layers(job: Job, architecture: Architecture, *, num_ranks: int) -> None:
@@ -222,6 +238,9 @@ def _require_way(verdict: Verdict) -> None:
         return
     seen = "the first rank would train it as embedding, the last one as head"
     fix = "write method: lora, or strategy: fsdp"
+    if asked == "tp":
+        seen = "the ranks of a host would compute every layer together, each some of its heads, columns and rows"
+        fix = "write strategy: hsdp (or fsdp), or set slots of every host to another number"
     if option.training.compute == "fp16":
         seen = "products in fp16, and gradients in parts have no loss scale, without which small ones are lost"
         fix = "write precision: fp32, or strategy: ddp if a device holds the model"

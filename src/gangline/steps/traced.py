@@ -8,6 +8,7 @@ from typing import Any
 
 from gangline.errors import ModelError
 from gangline.planning.option import Option, builds_method
+from gangline.planning.report import name
 from gangline.planning.shares import stages_named
 from gangline.runs.job import Job
 from gangline.steps.counted import ask_trace
@@ -61,6 +62,12 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
             "gangline's own trainer has no code for this job, so there is nothing to trace",
             seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
             fix="trace it with method=lora or method=full and --stack gangline",
+        )
+    if any(option.strategy.kind == "tp" for option in finalists):
+        raise ModelError(
+            "what a rank of a host holds under tp cannot be traced",
+            seen=f"{name(finalists[0].strategy)}; a trace is of a rank with whole layers",
+            fix="trace it with strategy=ddp, or plan without --trace",
         )
     if any(option.strategy.kind == "pipeline" for option in finalists):
         raise ModelError(

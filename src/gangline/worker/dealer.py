@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gangline.runs.deal import shares_by_time, split_whole
 from gangline.worker.speeds import Speeds
@@ -35,6 +35,9 @@ MOST_NAMED = 6
 """Hosts that a sentence names."""
 
 
+T = TypeVar("T")
+
+
 class Times(Protocol):
     """What counts of `RankTimes`."""
 
@@ -57,6 +60,8 @@ class Moved:
     """Seconds of a mean micro-batch, by rank; None: not known."""
     gain: float
     """Part of the slowest rank's time that dealing anew takes off a step."""
+    crews: tuple[int, ...] = ()
+    """By rank: those of one crew do the same micro-batches. (): everybody does others."""
 
     def words(self, hosts: Sequence[str]) -> str:
         """For people: "pc1 20 -> 13 micro-batches, pc2 11 -> 15, pc3 9 -> 12; steps get 33 % shorter".
@@ -64,18 +69,18 @@ class Moved:
         hosts: of every rank; the shares of a host's ranks are added up, and only those that change are named.
         """
         if self.before == self.after:
-            return f"{_list(_by_host(hosts, self.after))}, as before"
-        before, after = _by_host(hosts, self.before), _by_host(hosts, self.after)
+            return f"{_list(self._by_host(hosts, self.after))}, as before"
+        before, after = self._by_host(hosts, self.before), self._by_host(hosts, self.after)
         changed = {host: f"{before[host]} -> {count}" for host, count in after.items() if before[host] != count}
         gain = f"; steps get {100 * self.gain:.0f} % shorter" if self.gain >= 0.005 else ""
         return f"{_list(changed) if changed else 'moved between ranks of a host'}{gain}"
 
-
-def _by_host(hosts: Sequence[str], shares: Sequence[int]) -> dict[str, int]:
-    found = dict.fromkeys(hosts, 0)
-    for host, share in zip(hosts, shares, strict=True):
-        found[host] += share
-    return found
+    def _by_host(self, hosts: Sequence[str], shares: Sequence[int]) -> dict[str, int]:
+        """What a crew does is its first rank's."""
+        found = dict.fromkeys(hosts, 0)
+        for rank, (host, share) in enumerate(zip(hosts, shares, strict=True)):
+            found[host] += share if not self.crews or self.crews.index(self.crews[rank]) == rank else 0
+        return found
 
 
 def _list(named: dict[str, int] | dict[str, str]) -> str:
@@ -86,13 +91,17 @@ def _list(named: dict[str, int] | dict[str, str]) -> str:
 
 
 class Dealer:
-    """The shares of one attempt, by rank. A rank that begins with none gets none."""
+    """The shares of one attempt, by rank. A rank that begins with none gets none.
 
-    def __init__(self, shares: Sequence[int], *, moving: bool, together: bool = False) -> None:
-        """together: every rank takes part in all micro-batches (a pipeline)."""
-        self._shares = tuple(shares)
-        self._together = together
-        self._working = [rank for rank, share in enumerate(shares) if share]
+    Within, everything is by crew: of ranks that do the same micro-batches the first one stands for all.
+    """
+
+    def __init__(self, shares: Sequence[int], *, moving: bool, crews: Sequence[int] = ()) -> None:
+        """crews: see `Gang.crews`; (): everybody does other micro-batches."""
+        self._crews = tuple(crews) or tuple(range(len(shares)))
+        self._firsts = [self._crews.index(crew) for crew in dict.fromkeys(self._crews)]
+        self._shares = tuple(shares[first] for first in self._firsts)
+        self._working = [crew for crew, share in enumerate(self._shares) if share]
         self.moving = moving and len(self._working) > 1
         self._speeds = Speeds()
         self._micro_batch_s: tuple[float, ...] | None = None
@@ -103,24 +112,30 @@ class Dealer:
     @property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches of a full step, by rank."""
-        return self._shares
+        return self._by_rank(self._shares)
 
     def counts(self, num_micro_batches: int) -> tuple[int, ...]:
         """Micro-batches of a step that may be short, by rank."""
-        if self._together:
-            return (num_micro_batches,) * len(self._shares)
+        return self._by_rank(self._counts(num_micro_batches))
+
+    def deal(self, num_micro_batches: int) -> list[range]:
+        """Which micro-batches each rank does: adjacent ones."""
+        return list(self._by_rank(self._deal(num_micro_batches)))
+
+    def _by_rank(self, by_crew: Sequence[T]) -> tuple[T, ...]:
+        place = {self._crews[first]: number for number, first in enumerate(self._firsts)}
+        return tuple(by_crew[place[crew]] for crew in self._crews)
+
+    def _counts(self, num_micro_batches: int) -> tuple[int, ...]:
         if num_micro_batches == sum(self._shares):
             return self._shares
         if self._micro_batch_s is not None:
             return self._spread(shares_by_time(self._micro_batch_s, num_micro_batches, least=[1] * len(self._working)))
         return split_whole(num_micro_batches, self._shares)
 
-    def deal(self, num_micro_batches: int) -> list[range]:
-        """Which micro-batches each rank does: adjacent ones."""
-        if self._together:
-            return [range(num_micro_batches)] * len(self._shares)
+    def _deal(self, num_micro_batches: int) -> list[range]:
         dealt, begin = [], 0
-        for count in self.counts(num_micro_batches):
+        for count in self._counts(num_micro_batches):
             dealt.append(range(begin, begin + count))
             begin += count
         return dealt
@@ -130,7 +145,8 @@ class Dealer:
 
         seconds: by rank. Where one of them is no time, the planned shares stay.
         """
-        found = tuple(seconds[rank] for rank in self._working)
+        by_crew = [seconds[first] for first in self._firsts]
+        found = tuple(by_crew[crew] for crew in self._working)
         if not self.moving or not all(0.0 < each < math.inf for each in found):
             return self._take(self._shares, self._micro_batch_s)
         best = self._best(found)
@@ -144,11 +160,11 @@ class Dealer:
         if not self.moving:
             return None
         self._credit = min(SAVED_STEPS, self._credit + 1)
-        dealt = self.deal(len(work))
+        dealt, took = self._deal(len(work)), [times[first] for first in self._firsts]
         known = self._speeds.add(
-            [times[rank].data_s + times[rank].compute_s for rank in self._working],
-            [sum(work[index] for index in dealt[rank]) for rank in self._working],
-            [len(dealt[rank]) for rank in self._working],
+            [took[crew].data_s + took[crew].compute_s for crew in self._working],
+            [sum(work[index] for index in dealt[crew]) for crew in self._working],
+            [len(dealt[crew]) for crew in self._working],
         )
         return self._consider() if known else None
 
@@ -181,28 +197,29 @@ class Dealer:
         return gain * gain * window >= SURE * SURE * chance * chance
 
     def _best(self, micro_batch_s: Sequence[float]) -> tuple[int, ...]:
-        """A rank that has work keeps some, or nobody would notice that it has become faster."""
+        """A crew that has work keeps some, or nobody would notice that it has become faster."""
         return self._spread(shares_by_time(micro_batch_s, sum(self._shares), least=[1] * len(self._working)))
 
     def _gain(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> float:
         return 1 - max(self._ends(shares, micro_batch_s)) / max(self._ends(self._shares, micro_batch_s))
 
     def _ends(self, shares: Sequence[int], micro_batch_s: Sequence[float]) -> list[float]:
-        """Seconds of every rank at work."""
-        return [shares[rank] * each for rank, each in zip(self._working, micro_batch_s, strict=True)]
+        """Seconds of every crew at work."""
+        return [shares[crew] * each for crew, each in zip(self._working, micro_batch_s, strict=True)]
 
     def _spread(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """Counts of the ranks at work, with nothing for the others."""
-        by_rank = dict(zip(self._working, counts, strict=True))
-        return tuple(by_rank.get(rank, 0) for rank in range(len(self._shares)))
+        """Counts of the crews at work, with nothing for the others."""
+        working = dict(zip(self._working, counts, strict=True))
+        return tuple(working.get(crew, 0) for crew in range(len(self._shares)))
 
     def _take(self, shares: tuple[int, ...], micro_batch_s: tuple[float, ...] | None) -> Moved:
-        by_rank = dict(zip(self._working, micro_batch_s or (), strict=False))
+        known = dict(zip(self._working, micro_batch_s or (), strict=False))
         moved = Moved(
-            before=self._shares,
-            after=shares,
-            micro_batch_s=tuple(by_rank.get(rank) for rank in range(len(shares))),
+            before=self._by_rank(self._shares),
+            after=self._by_rank(shares),
+            micro_batch_s=self._by_rank([known.get(crew) for crew in range(len(shares))]),
             gain=0.0 if micro_batch_s is None else self._gain(shares, micro_batch_s),
+            crews=self._crews,
         )
         self._shares, self._micro_batch_s, self._said = shares, micro_batch_s, 0
         self._speeds.restart()

@@ -48,8 +48,7 @@ def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None
     was_training = loss.training
     loss.eval()
     strategy = session.strategy
-    together = isinstance(strategy, Pipeline)
-    dealt = [range(len(starts))] * world.size if together else deal(len(starts), shares)
+    dealt = deal(len(starts), shares, world.gang.crews)
     for index in dealt[world.rank]:
         beat()
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)

@@ -32,8 +32,10 @@ def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) 
     """
     strategy = session.strategy
     if not isinstance(strategy, Ddp) or strategy.begun:
-        if session.world.size == 1 and session.job.exchange != "fp32":
-            log.warning("exchange: %s does nothing: one rank exchanges no gradients", session.job.exchange)
+        alone = session.world.size == 1 or (session.loss.sliced is not None and len(session.world.gang.hosts) == 1)
+        if alone and session.job.exchange != "fp32":
+            who = "one rank" if session.world.size == 1 else "one host under tp"
+            log.warning("exchange: %s does nothing: %s exchanges no gradients", session.job.exchange, who)
         return None
     figures: dict[str, Any] = {"measured": False}
     if progress.bucket_bytes is None or progress.bucket_ranks != session.world.size:

@@ -14,8 +14,8 @@ from gangline.worker.nf4 import num_weights
 from gangline.worker.session import Session
 
 
-def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) -> float | None:
-    """FLOPs that one step's samples need, without recomputation.
+def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool, elsewhere: int = 0) -> float | None:
+    """FLOPs that one step's samples need, without recomputation. elsewhere: weights of it that other ranks have.
 
     Per token 2 per weight forward and 2 per weight for the activations' gradient, and 2 more for the weights'
     gradient where they are trained; attention 4 * layers * hidden * length per token and pass (PaLM, appendix B).
@@ -30,7 +30,8 @@ def step_flops(model: nn.Module, lengths: npt.NDArray[np.int64], *, full: bool) 
         attention = 4.0 * config.num_hidden_layers * config.hidden_size * squares
     except AttributeError:
         return None
-    weights = num_weights(core) - (0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel()))
+    weights = num_weights(core) + elsewhere
+    weights -= 0 if embedding is head else getattr(embedding, "ds_numel", embedding.numel())
     passes = 3 if full else 2
     return passes * (2.0 * weights * float(lengths.sum()) + attention)
 
@@ -48,4 +49,7 @@ def session_utilisation(session: Session, lengths: npt.NDArray[np.int64], second
     peaks = [rank.peak_flops for rank in session.world.gang.ranks]
     if session.precision.compute.itemsize > 2 or None in peaks:
         return None
-    return utilisation(step_flops(session.model, lengths, full=session.job.method.kind == "full"), seconds, peaks)
+    sliced = session.loss.sliced
+    elsewhere = 0 if sliced is None else sliced.elsewhere(session.model)
+    flops = step_flops(session.model, lengths, full=session.job.method.kind == "full", elsewhere=elsewhere)
+    return utilisation(flops, seconds, peaks)

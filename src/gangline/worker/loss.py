@@ -15,6 +15,7 @@ from torch import nn
 
 from gangline.worker.batch import IGNORE
 from gangline.worker.model import base_of
+from gangline.worker.slice import Slice
 from gangline.worker.stage import Stage
 
 # Logits held at once. A CPU is fastest with chunks that stay in its caches (4 MiB in fp32; four times as many cost 6 %
@@ -108,19 +109,31 @@ class CausalLoss(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, *, compute: torch.dtype, stage: Stage | None = None, is_hollow: bool = False
+        self,
+        model: nn.Module,
+        *,
+        compute: torch.dtype,
+        stage: Stage | None = None,
+        sliced: Slice | None = None,
+        is_hollow: bool = False,
     ) -> None:
-        """stage: what of a pipeline the model is. is_hollow: its weights are not there yet; `look` once they are."""
+        """stage: what of a pipeline the model is. sliced: what of it the ranks of a host have between them, who then
+        have the positions between them, too: each adds up the loss of its own. is_hollow: its weights are not there
+        yet; `look` once they are.
+        """
         super().__init__()
         self.model = model
         self.stage = stage
+        self.sliced = sliced
         self.compute = compute
         self.fused = False
+        self.is_hollow = is_hollow
         if not is_hollow:
             self.look()
 
     def look(self) -> None:
         """Find out how the loss of this model is computed; collective where the model is in parts."""
+        self.is_hollow = False
         self.fused = self._can_fuse()
 
     def forward(
@@ -136,6 +149,9 @@ class CausalLoss(nn.Module):
 
         entered [m, t, h]: hidden states that come in place of embeddings (the last stage of a pipeline).
         """
+        if self.sliced is not None:
+            trained = self.sliced.share(trained)
+            targets = _only(targets, trained)
         if not self.fused:
             logits = self.logits(input_ids, position_ids, entered=entered)
             logits = logits.to(_wide(logits.dtype))
@@ -180,6 +196,12 @@ class CausalLoss(nn.Module):
             return False
         finally:
             self.model.train(was_training)
+
+
+def _only(targets: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
+    """The targets of these positions, and of no others."""
+    kept = torch.full_like(targets, IGNORE).flatten()
+    return kept.index_copy(0, trained, targets.flatten().index_select(0, trained)).view_as(targets)
 
 
 def _inputs(input_ids: torch.Tensor, position_ids: torch.Tensor, entered: torch.Tensor | None) -> dict[str, Any]:

@@ -55,11 +55,14 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> Indices:
     return np.argsort(np.random.PCG64([seed, epoch]).random_raw(num_samples), kind="stable")
 
 
-def deal(num_micro_batches: int, shares: Sequence[int]) -> list[range]:
-    """Which micro-batches each rank does: adjacent ones, in proportion to `shares`."""
-    counts = tuple(shares) if num_micro_batches == sum(shares) else split_whole(num_micro_batches, shares)
+def deal(num_micro_batches: int, shares: Sequence[int], crews: Sequence[int]) -> list[range]:
+    """Which micro-batches each rank does: adjacent ones, in proportion to `shares`. crews: see `Gang.crews`."""
+    own = [shares[crews.index(crew)] for crew in dict.fromkeys(crews)]
+    counts = tuple(own) if num_micro_batches == sum(own) else split_whole(num_micro_batches, own)
     ends = np.cumsum(counts)
-    return [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
+    dealt = [range(int(end) - count, int(end)) for count, end in zip(counts, ends, strict=True)]
+    by_crew = dict(zip(dict.fromkeys(crews), dealt, strict=True))
+    return [by_crew[crew] for crew in crews]
 
 
 def micro_batch_seed(seed: int, step: int, index: int) -> int:

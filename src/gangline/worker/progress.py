@@ -76,6 +76,7 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     if step is None:
         return Progress()
     tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+    tensors = session.strategy.placed(tensors)
     elsewhere = session.strategy.elsewhere(tensors)
     if isinstance(session.strategy, Zero):
         state = _take_parts(session.strategy, tensors, checkpoints, session.world)

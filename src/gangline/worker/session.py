@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from gangline.errors import ModelError, RunFailed
 from gangline.runs.deal import total_steps
@@ -14,10 +16,13 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.batch import TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
-from gangline.worker.model import load_model, weights_dtype
+from gangline.worker.mesh import by_host
+from gangline.worker.model import load_model, trainable, weights_dtype
 from gangline.worker.optimizer import make_optimizer
 from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
+from gangline.worker.regions import Side
+from gangline.worker.slice import Slice, slice_up
 from gangline.worker.stage import Stage, cut
 from gangline.worker.strategy.base import Strategy
 from gangline.worker.strategy.ddp import Ddp, agree_weights
@@ -25,13 +30,18 @@ from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.local_sgd import LocalSgd
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
+from gangline.worker.strategy.tensor_parallel import TensorParallel, require_slices
 from gangline.worker.strategy.zero import Zero, ZeroOptimizer
 from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
 ZERO = ("zero-1", "zero-2", "zero-3")
-IN_PARTS = ("fsdp", "hsdp", "pipeline", *ZERO)
+IN_PARTS = ("fsdp", "hsdp", "tp", "pipeline", *ZERO)
 """No device has all of the model, or of its optimizer's state."""
+_PARTLY = {
+    "pipeline": "take hidden states and give hidden states",
+    "tp": "compute with some of their heads and columns alone",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +82,18 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
         device = torch.device("cpu") if in_parts else world.device
         model = load_model(job, device=device, compute=precision.compute)
         cutting.cut(model)
-        model = model.to(world.device) if cutting.stage is not None else model
-        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage)
+        model = model.to(world.device) if cutting.is_done else model
+        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage, sliced=cutting.sliced)
     else:
         model, files = found
-        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage, is_hollow=True)
-        if cutting.stage is not None or not divided:
+        loss = CausalLoss(model, compute=precision.compute, stage=cutting.stage, sliced=cutting.sliced, is_hollow=True)
+        if cutting.is_done or not divided:
             make_room(loss, world.device)
     session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
     if found is not None:
-        read_parts(model, files)
+        read_parts(model, files, sliced=cutting.sliced)
         loss.look()
-    if cutting.stage is not None:
+    if cutting.is_done:
         _require_cut(session)
     if job.data.packing:
         _require_isolation(session)
@@ -92,13 +102,19 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
 
 
 class _Cutting:
-    """Takes from a model what this rank does not have, where layers are divided among ranks."""
+    """Takes from a model what this rank does not have, where layers or their columns are divided among ranks."""
 
     def __init__(self, job: Job, world: World, precision: Precision) -> None:
         self._job = job
         self._world = world
         self._precision = precision
         self.stage: Stage | None = None
+        self.sliced: Slice | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the model has this rank's part alone."""
+        return self.stage is not None or self.sliced is not None
 
     def cut(self, model: nn.Module) -> None:
         """Of the model that was made last."""
@@ -106,6 +122,13 @@ class _Cutting:
         if world.gang.strategy == "pipeline" and world.size > 1:
             stream = weights_dtype(self._job, self._precision.compute)
             self.stage = cut(model, number=world.rank, stages=world.gang.stages, stream=stream)
+        if world.gang.strategy == "tp" and world.size > 1:
+            require_slices(self._job, self._precision, world)
+            self.sliced = slice_up(model, Side.of(self._mesh, wire=self._precision.compute), self._mesh)
+
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
+        return by_host(self._world)
 
 
 def assemble(
@@ -164,15 +187,23 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 
 
 def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: World) -> Strategy:
+    sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if loss.stage is not None:
         return Pipeline(loss, loss.stage, precision=precision, world=world)
+    if loss.sliced is not None:
+        return TensorParallel(loss, loss.sliced, precision=precision, world=world, sent_as=sent_as)
     if world.size > 1:
-        agree_weights(loss)
+        agree_weights(trainable(loss).values())
+    return _of_whole_layers(loss, job, precision, world, sent_as)
+
+
+def _of_whole_layers(
+    loss: CausalLoss, job: Job, precision: Precision, world: World, sent_as: torch.dtype | None
+) -> Strategy:
     if world.gang.strategy == "local-sgd":
         return LocalSgd(loss, precision=precision, world=world, job=job.strategy)
     if world.size == 1:
         return Single(loss, precision=precision, device=world.device)
-    sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if world.gang.strategy in ("fsdp", "hsdp"):
         return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
     if world.gang.strategy in ZERO:
@@ -182,19 +213,20 @@ def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: Worl
 
 @torch.no_grad()
 def _require_cut(session: Session) -> None:
-    """A few tokens go through this stage alone: some decoders want more of their layers than hidden states."""
+    """A few tokens go through this rank's part: some decoders want more of their layers than their part can give."""
     strategy, device = session.strategy, session.world.device
-    assert isinstance(strategy, Pipeline)
+    kind = session.world.gang.strategy
+    through = strategy.through if isinstance(strategy, Pipeline) else session.loss.logits
     tokens = torch.arange(4, device=device)[None]
     try:
         with session.precision.autocast(device):
-            strategy.through(tokens, tokens)
+            through(tokens, tokens)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
         raise ModelError(
-            "strategy: pipeline cannot cut this model",
-            seen=f"expected layers that take hidden states and give hidden states; {type(error).__name__}: {error}",
+            f"strategy: {kind} cannot cut this model",
+            seen=f"expected layers that {_PARTLY[kind]}; {type(error).__name__}: {error}",
             fix="write strategy: fsdp, or ddp where every device holds the model",
         ) from error
 

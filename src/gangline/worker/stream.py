@@ -26,6 +26,7 @@ from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
 from gangline.worker.nf4 import Nf4Linear, put_empty
+from gangline.worker.slice import Slice
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
@@ -132,15 +133,19 @@ def materialise(loss: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def read_parts(model: nn.Module, files: Files) -> None:
+def read_parts(model: nn.Module, files: Files, *, sliced: Slice | None = None) -> None:
     """Read this rank's part of every weight that was hollow, and the buffers that are saved with them.
 
-    Raises ModelError for files that cannot be read, or hold tensors of other shapes.
+    sliced: what of the model this rank has, where it is cut by columns and rows. Raises ModelError for files that
+    cannot be read, or hold tensors of other shapes.
     """
     from safetensors import safe_open
 
     core = base_of(model)
     targets: dict[str, torch.Tensor | Nf4Linear] = {_plain(name): tensor for name, tensor in _tensors(core)}
+    for name, parameter in model.named_parameters():
+        if sliced is not None and name in sliced.cuts and ".lora_" not in name:
+            targets[_plain(name).removeprefix("base_model.model.")] = sliced.placed(name, parameter.detach())
     for name, module in core.named_modules():
         if isinstance(module, Nf4Linear):
             targets[_plain(f"{name}.weight")] = module
@@ -164,12 +169,13 @@ def _read(name: str, target: torch.Tensor | Nf4Linear, files: Files, file: str, 
     if isinstance(target, Nf4Linear):
         _pack(target, stream.get_tensor(name))
         return
-    local, start = _local(target)
+    local, dim, start = _local(target)
     if not rows.by_expert:
         if local.ndim == 0:
             local.copy_(stream.get_tensor(name))
         elif len(local):
-            local.copy_(source[start : start + len(local)])
+            own = slice(start, start + local.shape[dim])
+            local.copy_(source[:, own] if dim else source[own])
         return
     for index in range(len(local)):
         parts = [_get(key, files, file, stream) for key in rows.keys[start + index]]
@@ -180,7 +186,7 @@ def _pack(layer: Nf4Linear, weight: torch.Tensor) -> None:
     """Quantise a weight where the layer is, and keep what is this rank's of it."""
     tensors = dict(layer.named_parameters()) | dict(layer.named_buffers())
     for name, packed in layer.pack(weight.to(layer.mean_scale.device)).items():
-        local, start = _local(tensors[name])
+        local, _, start = _local(tensors[name])
         local.copy_(packed[start : start + len(local)] if local.ndim else packed)
 
 
@@ -204,14 +210,17 @@ def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:
     return found
 
 
-def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """This rank's rows of a tensor, and the number of the first: `torch.chunk` has cut it along its first dimension."""
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """This rank's part of a tensor, the dimension along which it is cut, and where it begins there.
+
+    Parts are those of `torch.chunk`.
+    """
     if not isinstance(tensor, DTensor):
-        return tensor, 0
+        return tensor, 0, 0
     mesh = tensor.device_mesh
-    (place,) = [number for number, placement in enumerate(tensor.placements) if isinstance(placement, Shard)]
-    rows = -(-tensor.shape[0] // mesh.size(place))
-    return tensor.to_local(), min(tensor.shape[0], rows * mesh.get_local_rank(place))
+    ((place, cut),) = [(number, each) for number, each in enumerate(tensor.placements) if isinstance(each, Shard)]
+    size = -(-tensor.shape[cut.dim] // mesh.size(place))
+    return tensor.to_local(), cut.dim, min(tensor.shape[cut.dim], size * mesh.get_local_rank(place))
 
 
 @contextmanager

@@ -53,9 +53,7 @@ class Synchronous:
         self._keeper = keeper
         self._parameters = list(trainable(session.model).values())
         gang = session.world.gang
-        self._dealer = Dealer(
-            session.world.shares, moving=gang.moving_shares, together=isinstance(session.strategy, Pipeline)
-        )
+        self._dealer = Dealer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
         if isinstance(session.strategy, Pipeline):
             session.strategy.beat = outlets.beat
         self._pace = Pace(session)

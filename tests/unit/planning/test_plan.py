@@ -132,6 +132,29 @@ def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers()
     assert "no work for" not in lines
 
 
+def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> None:
+    asked = dataclasses.replace(question("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
+    strategy = Strategy(kind="tp", world_size=4, shard_size=2)
+    machines = world("pc1=2xrtx4090,pc2=2xrtx3060")
+    option = weigh(asked, machines, strategy, asked.training)
+    job = dataclasses.replace(JOB, batch=24, micro_batch=1, strategy=StrategyJob(kind="tp"))
+    hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
+    for plan in (make_plan(job, Cluster(name="two", hosts=hosts), option=option),
+                 make_plan(job, Cluster(name="two", hosts=hosts))):  # fmt: skip
+        first, same, second, _ = (rank.share for rank in plan.ranks)
+        assert first == same
+        assert first + second == 24
+        gang = plan.gang("calm-otter-7", 1)
+        assert (gang.strategy, gang.crews, gang.moving_shares) == ("tp", (0, 0, 1, 1), True)
+        lines = "\n".join(explain(plan))
+        assert "the ranks of every host compute each layer together" in lines
+        assert f"pc1 {first} ({100 * first / 24:.3g} %), pc2 {second} (" in lines
+    alone = make_plan(job, Cluster(name="one", hosts=hosts[:1]))
+    assert (alone.strategy, alone.moving_shares) == ("tp", False)
+    single = (dataclasses.replace(hosts[0], slots=1), dataclasses.replace(hosts[1], slots=1))
+    assert make_plan(job, Cluster(name="two", hosts=single)).strategy == "ddp"
+
+
 def test_a_pipeline_of_which_no_layer_is_known_names_none_and_one_rank_is_none() -> None:
     job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline"))
     plan = make_plan(job, cluster(3, None))

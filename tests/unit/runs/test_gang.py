@@ -36,6 +36,23 @@ PIPELINE = Gang(
 )
 
 
+SLICES = Gang(
+    run_id="calm-otter-7",
+    attempt=1,
+    ranks=tuple(GangRank(host=f"pc{n}", share=4 * n) for n in (1, 2, 3) for _ in range(2)),
+    strategy="tp",
+)
+
+
+def test_ranks_of_a_host_that_do_the_same_are_dealt_to_as_one():
+    assert SLICES.crews == (0, 0, 1, 1, 2, 2)
+    assert PIPELINE.crews == (0, 0, 0)
+    assert GANG.crews == (0, 1, 2)
+    gang = SLICES.on(["pc1", "pc3"], attempt=2, resume_step=40)
+    assert [(rank.host, rank.share) for rank in gang.ranks] == [("pc1", 6), ("pc1", 6), ("pc3", 18), ("pc3", 18)]
+    assert gang.crews == (0, 0, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("left", "stages"), [(("pc1", "pc3"), (17, 23)), (("pc2", "pc3"), (15, 25)), (("pc2",), (40,))]
 )

@@ -126,6 +126,17 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
         load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
 
 
+def test_layers_that_devices_compute_together_are_neither_in_fp16_nor_in_4_bits_nor_have_moments_of_8(folder):
+    for method in ("full", "lora"):
+        assert load(folder, MINIMAL, "strategy=tp", f"method={method}").strategy == StrategyJob(kind="tp")
+        with pytest.raises(SpecError, match="layers that several devices compute together"):
+            load(folder, MINIMAL, "strategy=tp", "precision=fp16", f"method={method}")
+        with pytest.raises(SpecError, match="adamw-8bit for layers that several devices compute together"):
+            load(folder, MINIMAL, "strategy=tp", "optimizer=adamw-8bit", f"method={method}")
+    with pytest.raises(SpecError, match="tp with method: qlora"):
+        load(folder, MINIMAL, "strategy=tp", "method=qlora")
+
+
 EIGHT_BITS = ["adamw-8bit", "paged-adamw-8bit"]
 
 

@@ -227,6 +227,23 @@ def test_a_pipeline_without_room_is_not_started_without_its_layers(means: Means)
             require_startable(job, outlook)
 
 
+def test_layers_that_ranks_cannot_have_between_them_are_refused(means: Means) -> None:
+    asked = StrategyJob(kind="tp")
+    job = dataclasses.replace(JOB, strategy=asked, batch=24)
+    outlook = foresee_job(job, world("4xa100-80gb,4xa100-80gb"), means)
+    require_startable(job, outlook)
+    assert outlook.runnable is not None
+    assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.shard_size) == ("tp", 4)
+    with pytest.raises(UsageError, match="wants as many ranks on every host") as caught:
+        foresee_job(job, world("2xa100-80gb,a100-80gb"), means)
+    assert caught.value.seen.startswith("2 on ")
+    with pytest.raises(
+        UsageError, match="32 attention heads, 8 key-value heads, 8,192 of the feed-forward width, which 3 ranks"
+    ) as caught:
+        require_startable(job, foresee_job(job, world("3xa100-80gb"), means))
+    assert "set slots of every host to another number" in caught.value.fix
+
+
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
     means: Means, monkeypatch
 ) -> None:

@@ -76,6 +76,15 @@ def test_a_pipeline_is_planned_from_the_words_of_the_job_and_not_traced(world: W
         foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), talk=world, seams=world.seams)
 
 
+def test_a_slice_of_layers_is_planned_and_not_traced(world: World) -> None:
+    data = f"{PACKED}\nstrategy: tp\nmethod: lora"
+    foretold = foretell(start(world, data), WhatIf(hosts="2xrtx4090"), talk=world, seams=world.seams)
+    assert "tp 2 x 1" in line(foretold, world, "strategy")
+    means = Means(transports={}, home=world.home, talk=world, seams=world.seams)
+    with pytest.raises(ModelError, match="under tp cannot be traced"):
+        trace(foretold, means)
+
+
 def test_a_start_needs_its_data_and_so_does_its_plan(world: World) -> None:
     (world.root / "a.txt").unlink()
     with pytest.raises(SpecError, match="there is no file"):

@@ -31,7 +31,8 @@ class Strategy(Protocol):
     apart: bool
     """Whether no host has the whole trained state."""
     has_loss: bool
-    """Whether losses are this rank's to tell; in a pipeline every micro-batch is every rank's."""
+    """Whether micro-batches are this rank's to count: of those that do the same ones, one rank counts them. What all
+    of them return as the loss adds up to it."""
     clips: bool
     """Whether the update clips gradients itself."""
 
@@ -44,7 +45,9 @@ class Strategy(Protocol):
         ...
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """Those of the step, after its last micro-batch, or this rank's parts of them."""
+        """Those of the step, after its last micro-batch, or this rank's parts of them; of what several ranks have whole
+        beside their parts, one rank gives the gradient.
+        """
         ...
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -52,6 +55,10 @@ class Strategy(Protocol):
 
         On the meta device where it only knows what they are like: then it has a `fill`, too.
         """
+        ...
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same live tensors of a checkpoint, parts of them as DTensors with the shape of the whole."""
         ...
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
@@ -91,6 +98,10 @@ class Whole:
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
         return {}
+
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """None is a part."""
+        return dict(tensors)
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """The tensors themselves."""

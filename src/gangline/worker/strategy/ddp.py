@@ -7,6 +7,7 @@ average, because the loss is already divided by the tokens of the whole step.
 # no `from __future__ import annotations`: DDP compares the hook's annotations as types
 import inspect
 import time
+from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 
 import torch
@@ -142,13 +143,20 @@ class Ddp(Whole):
         device: torch.device,
         group: dist.ProcessGroup | None = None,
         sent_as: torch.dtype | None = None,
+        only: Collection[torch.nn.Parameter] | None = None,
     ) -> None:
-        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are."""
+        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
+
+        only: the parameters whose gradients are summed; None: all that are trained.
+        """
         self._loss = loss
         self._precision = precision
         self._device = device
         self._group = group
-        gradients = [(parameter.numel(), parameter.element_size()) for parameter in trainable(loss).values()]
+        trained = trainable(loss)
+        summed = set(map(id, trained.values() if only is None else only))
+        self._ignored = [name for name, parameter in trained.items() if id(parameter) not in summed]
+        gradients = [(each.numel(), each.element_size()) for each in trained.values() if id(each) in summed]
         self.num_bytes = sum(numel * each for numel, each in gradients)
         """Of all gradients, as they are kept."""
         narrower = sent_as is not None and sent_as.itemsize < max(each for _, each in gradients)
@@ -198,6 +206,7 @@ class Ddp(Whole):
         return self._exchange.waited_s()
 
     def _wrap(self, bucket_bytes: int) -> DistributedDataParallel:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._loss, self._ignored)
         made = DistributedDataParallel(
             self._loss,
             process_group=self._group,
@@ -226,21 +235,21 @@ class Ddp(Whole):
         self._exchange.rests = False
 
 
-def agree_weights(loss: CausalLoss) -> None:
-    """Make trainable weights equal on all ranks: compared by digest, sent from rank 0 only if they differ.
+def agree_weights(trained: Iterable[torch.nn.Parameter], *, group: dist.ProcessGroup | None = None) -> None:
+    """Make weights equal on all ranks: compared by digest, sent from the first rank only if they differ.
 
-    Unlike machines may draw or convert weights with other last bits.
+    Unlike machines may draw or convert weights with other last bits. group: the ranks; None: all of them.
     """
-    parameters = [each for each in trainable(loss).values() if not each.is_meta]
+    parameters = [each for each in trained if not each.is_meta]
     if not parameters:  # every rank reads its part of the same files
         return
     digests = torch.stack([_digest(parameter) for parameter in parameters])
     low, high = digests.clone(), digests.clone()
-    dist.all_reduce(low, op=dist.ReduceOp.MIN)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
     for parameter, differs in zip(parameters, (low != high).tolist(), strict=True):
         if differs:
-            dist.broadcast(parameter.data, src=0)
+            dist.broadcast(parameter.data, group=group, group_src=0)
 
 
 def _digest(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -25,6 +24,7 @@ from gangline.errors import UsageError
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
+from gangline.worker.mesh import sum_over
 from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
@@ -93,6 +93,10 @@ class Fsdp:
         """Weights and optimizer are all there is."""
         return {}
 
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """They are DTensors already."""
+        return dict(tensors)
+
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
         found = {}
@@ -145,7 +149,7 @@ class Fsdp:
         for lot in in_lots(parameter.grad for parameter in self._whole if parameter.grad is not None):
             row = joined(lot)
             sent = row if self._sent_as is None else row.to(self._sent_as)
-            _all_reduce(sent, self._mesh)
+            sum_over(sent, self._mesh)
             spread(sent, lot)
 
     def _policy(self) -> MixedPrecisionPolicy:
@@ -166,20 +170,6 @@ def _mesh(world: World) -> DeviceMesh:
         ranks = torch.arange(world.size).view(len(world.gang.hosts), -1)
         return DeviceMesh(device, ranks, mesh_dim_names=("replicate", "shard"))
     return DeviceMesh(device, torch.arange(world.size), mesh_dim_names=("shard",))
-
-
-def _all_reduce(flat: torch.Tensor, mesh: DeviceMesh) -> None:
-    """In place, over all ranks. hsdp: each rank of a host sums a part of it across hosts, so that it leaves once."""
-    if mesh.ndim == 1:
-        dist.all_reduce(flat, group=mesh.get_group())
-        return
-    inside, size = mesh.get_group("shard"), mesh.size(1)
-    padded = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
-    part = torch.empty_like(padded[: len(padded) // size])
-    dist.reduce_scatter_tensor(part, padded, group=inside)
-    dist.all_reduce(part, group=mesh.get_group("replicate"))
-    dist.all_gather_into_tensor(padded, part, group=inside)
-    flat.copy_(padded[: len(flat)])
 
 
 def _shares_gpus(kind: str) -> UsageError:

@@ -161,6 +161,10 @@ class Pipeline:
         """Weights and optimizer are all there is."""
         return {}
 
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Every tensor is whole on the rank that has it."""
+        return dict(tensors)
+
     def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Names of what other ranks have; `tensors`: what this one has. Collective."""
         told = gather_text(json.dumps(list(tensors)), self._world)

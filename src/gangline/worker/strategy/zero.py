@@ -109,6 +109,10 @@ class Zero:
                 found[f"optimizer.{name}.{key}"] = torch.empty(shape, device="meta")
         return found
 
+    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """They are only what these are like."""
+        return dict(tensors)
+
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective."""
         found = {}

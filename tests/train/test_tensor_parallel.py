@@ -1,0 +1,150 @@
+"""A model whose layers the ranks of a host have between them computes what one process computes."""
+
+import pytest
+
+from tests.train.test_resume import run, sample_order
+
+CASES = "tests.train.cases_tensor_parallel"
+
+
+def require_exact(results):
+    for result in results:
+        assert result["strategy"]
+        for step in result["steps"]:
+            assert step["error"] < 1e-9
+            assert step["norm_error"] < 1e-9
+            assert step["loss_error"] < 1e-9
+            assert step["least"] > 1e-9
+        ours, alone = result["evaluation"]
+        assert ours == pytest.approx(alone, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_gradient_is_that_of_one_process(pool, method):
+    results = pool(2).run(f"{CASES}:contract", shares=[5], method=method, attention_bias=True, mlp_bias=True)
+    require_exact(results)
+    whole = results[0]["whole"]
+    for result in results:
+        assert result["fused"]
+        assert result["flops"][0] == result["flops"][1]
+        weights = {name.rsplit("self_attn.", 1)[-1]: (name, shape) for name, shape in result["cut"].items()}
+        inside = "" if method == "full" else ".base_layer"
+        for layer, dim in (("q_proj", 0), ("k_proj", 0), ("v_proj", 0), ("o_proj", 1)):
+            name, shape = weights[f"{layer}{inside}.weight"]
+            assert shape[dim] * 2 == whole[name][dim]
+            assert shape[1 - dim] == whole[name][1 - dim]
+        halves = {"lora_A": "q_proj", "lora_B": "o_proj"}  # each rank has all of them
+        assert all(
+            any(f"{layer}.{half}" in name for name in result["others"]) == (method == "lora")
+            for half, layer in halves.items()
+        )
+        assert not any("_proj" in name and "lora" not in name and "bias" not in name for name in result["others"])
+
+
+@pytest.mark.parametrize(("method", "dropout"), [("full", 0.0), ("lora", 0.1)])
+def test_hosts_of_unequal_shares_have_the_gradient_of_one_process(pool, method, dropout):
+    words = {"shares": [3, 2], "method": method, "dropout": dropout}
+    require_exact(pool(4).run(f"{CASES}:contract", **words, packed=True, checkpointing=True))
+
+
+def test_a_host_without_work_and_four_ranks_on_one_host(pool):
+    require_exact(pool(4).run(f"{CASES}:contract", shares=[0, 5], method="lora"))
+    words = {"shares": [5], "hosts": ["pc0"] * 4, "num_key_value_heads": 4}
+    require_exact(pool(4).run(f"{CASES}:contract", **words, method="full", tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("gemma2", "full"), ("qwen3", "lora"), ("phi3", "lora")],
+    ids=["capped logits, tied", "norms of heads", "gathered"],
+)
+def test_other_words_of_plans_are_as_exact(zygote, tmp_path, family, method):
+    words = {"folder": str(tmp_path), "shares": [5], "family": family, "method": method}
+    results = zygote.gang(2, f"{CASES}:other_family", words).results()
+    require_exact(results)
+    assert all(result["fused"] == (family != "gemma2") for result in results)
+
+
+@pytest.mark.parametrize(
+    ("method", "checkpointing"), [("full", False), ("full", True), ("lora", False), ("lora", True)]
+)
+def test_what_ranks_send_is_what_the_plan_says(pool, method, checkpointing):
+    for result in pool(2).run(f"{CASES}:sent", method=method, checkpointing=checkpointing):
+        for name, (counted, planned) in result.items():
+            assert counted == planned, name
+
+
+def test_many_steps_have_the_losses_of_one_process(pool):
+    ask = {"shares": [6, 4], "strategy": "tp", "method": "lora", "steps": 16}
+    result = pool(4).run("tests.train.cases_exact:losses", **ask, packed=True)[0]
+    assert len(result["split"]) == 16
+    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
+        assert split == pytest.approx(alone, rel=1e-9)
+        assert norm == pytest.approx(norm_alone, rel=1e-9)
+    evaluations, expected = result["evaluations"]
+    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
+
+
+def test_in_bf16_what_travels_is_bf16(pool):
+    ask = {"shares": [10], "strategy": "tp", "precision": "bf16", "steps": 12}
+    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    for split, alone in zip(result["split"], result["alone"], strict=True):
+        assert split[1] == pytest.approx(alone[1], rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "method"),
+    [
+        (("tp", [6, 4]), ("ddp", [7, 3]), "full"),
+        (("fsdp", [7, 3]), ("tp", [10]), "full"),
+        (("ddp", [7, 3]), ("tp", [3, 7]), "lora"),
+        (("tp", [10]), ("pipeline", [1, 1]), "lora"),
+    ],
+    ids=["to ddp", "from fsdp", "from ddp", "to a pipeline"],
+)
+def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
+    job = {"precision": "fp64", "method": method, "dropout": 0.0, "layers": 2}
+    whole = run(pool, tmp_path / "whole", [10], job=job, steps=12)
+    first = run(pool, tmp_path / "cut", before[1], job=job, steps=12, stop_after=5, strategy=before[0])
+    second = run(pool, tmp_path / "cut", after[1], job=job, steps=12, resume_step=5, strategy=after[0])
+    pieces = first[0]["losses"] + second[0]["losses"]
+    assert [step for step, _, _ in pieces] == list(range(1, 13))
+    for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-9)
+    assert sample_order(first, second) == sample_order(whole)
+
+
+@pytest.mark.parametrize(("method", "tied"), [("full", True), ("lora", False)])
+def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path, method, tied):
+    words = {"folder": str(tmp_path), "shares": [10], "method": method, "tied": tied}
+    for result in pool(2).run(f"{CASES}:read_by_slices", **words):
+        assert result["by parts"]
+        assert result["names"]
+        assert result["differing"] == []
+        assert result["held"] < 0.65 * result["whole"]  # the table and the head are whole
+        assert result["fused"]
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ({"num_key_value_heads": 1}, "1 key-value heads"),
+        ({"intermediate_size": 33}, "33 outputs of gate_proj"),
+        ({"hosts": ["pc0", "pc1"], "shares": [5, 5]}, "it was built"),
+        ({"changes": {"precision": "fp16", "method": "lora"}}, "cannot train in fp16"),
+        ({"changes": {"method": "qlora"}}, "cannot cut weights of 4 bits"),
+        ({"changes": {"optimizer": "adamw-8bit"}}, "moments of 8 bits"),
+        ({"changes": {"method": "lora", "targets": ["embed_tokens"]}}, "nothing to divide"),
+        ({"mixture": True}, "for model.layers.0.mlp.experts"),
+        ({"other": "gpt2"}, "no plan"),
+    ],
+    ids=["heads", "width", "one rank each", "fp16", "4 bits", "8 bits", "targets", "experts", "plan"],
+)
+def test_what_cannot_be_is_refused_by_its_name(pool, tmp_path, how, seen):
+    said = pool(2).run(f"{CASES}:refused", **{"shares": [5], **how}, empty=str(tmp_path))
+    assert all(seen in each for each in said), said
+
+
+def test_hosts_with_unequal_numbers_of_ranks_are_refused(pool):
+    words = {"shares": [3, 3, 4], "hosts": ["pc0", "pc0", "pc1"]}
+    assert all("2 on pc0, 1 on pc1" in said for said in pool(3).run(f"{CASES}:refused", **words))
