@@ -66,7 +66,7 @@ steps: STEPS
 seed: 1
 strategy: STRATEGY
 evaluation: {{at_start: false}}
-checkpoint: {{every_minutes: none, keep_last: 1, asynchronous: false}}
+checkpoint: {{every_minutes: none, keep_last: 1, asynchronous: false, each_host: part}}
 failures: {{restarts: 0}}
 """
 Line = dict[str, Any]

@@ -31,8 +31,8 @@ AGAIN_FILE = "again.json"
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
 PASSED_ON = ("ddp", "local-sgd", "zero-1", "zero-2", "zero-3")
-"""Strategies whose ranks have all of the state, or take their part as it comes; under others a rank may have a part, or
-that of some layers."""
+"""Strategies whose ranks have all of the state, or take their part of it as it comes; under others a rank may have a
+part of it, or that of some layers."""
 REST_S = 600.0
 """How long guards rest between two attempts: longer than anybody waits for a host."""
 
@@ -75,13 +75,15 @@ class Base:
 def look_for_checkpoint(
     layout: RunLayout, base: Base, transports: Mapping[str, Transport], *, answering: Sequence[str]
 ) -> tuple[Places, Choice]:
-    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged."""
-    places = {
-        host.name: Place(host=host, transport=transports[host.name])
-        for host in base.cluster.hosts
-        if host.name in answering
-    }
+    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged.
+
+    Where parts are missing, the other hosts of the run are asked as well: one that has left may have its part still.
+    """
+    every = {host.name: Place(host=host, transport=transports[host.name]) for host in base.cluster.hosts}
+    places = {name: place for name, place in every.items() if name in answering}
     choice = find_checkpoint(places, layout.run_id)
+    if any(rejection.in_parts for rejection in choice.rejected) and places.keys() != every.keys():
+        places, choice = every, find_checkpoint(every, layout.run_id)
     if choice.step is None and choice.rejected:
         raise rejected_error(layout.run_id, choice)
     return places, choice
@@ -103,10 +105,10 @@ def prepare(
     """
     places, choice = checkpoint
     lacking = _lacking(base.gang, choice, hosts)
-    if choice.step is not None:
-        bring(places, layout.run_id, choice, targets=hosts, bare=lacking)
-    transports = {name: place.transport for name, place in places.items()}
     gang = _in_smaller(layout, base).on(hosts, attempt=number, resume_step=choice.step, lacking=lacking)
+    if choice.step is not None:
+        bring(places, layout.run_id, choice.for_ranks_of(gang), targets=hosts, bare=lacking)
+    transports = {name: place.transport for name, place in places.items()}
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
     others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
@@ -130,10 +132,10 @@ def prepare(
 
 def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...]:
     """Hosts whose ranks get the state from other ranks: that is sooner done than to copy files. None where every rank
-    has a part of the state, or no host that takes part has the checkpoint.
+    has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
     holders = {source.host for source in choice.sources} & set(hosts)
-    passed_on = gang.strategy in PASSED_ON and holders
+    passed_on = gang.strategy in PASSED_ON and holders and not choice.held
     return tuple(host for host in hosts if host not in holders) if passed_on else ()
 
 
