@@ -132,8 +132,8 @@ class _Model(nn.Module):
 class EmulatedLoss(nn.Module):
     """Takes the place of `CausalLoss`: the summed loss of next tokens, late."""
 
-    stage = None
-    """It is no stage of a pipeline."""
+    stage = sliced = None
+    """It is no part of a model."""
 
     def __init__(self, shape: Shape, clock: Clock, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         super().__init__()
