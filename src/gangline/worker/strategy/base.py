@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from gangline.worker.batch import Batch
 from gangline.worker.optimizer import gradients_of
@@ -79,6 +80,16 @@ class Strategy(Protocol):
     def waited_s(self) -> float:
         """Seconds of the last step in which this rank had computed everything and waited for the exchange."""
         ...
+
+
+def put_together(tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+    """See `Strategy.whole`; of parts that are DTensors, one after the other."""
+    found = {}
+    for name, tensor in tensors.items():
+        value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if wanted:
+            found[name] = value.cpu() if value is not tensor else value
+    return found
 
 
 class Whole:

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from gangline.errors import UsageError
 from gangline.worker.batch import Batch, empty_batch
@@ -28,6 +27,7 @@ from gangline.worker.mesh import sum_over
 from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.base import put_together
 from gangline.worker.stream import materialise
 from gangline.worker.world import World
 
@@ -99,12 +99,7 @@ class Fsdp:
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
-        found = {}
-        for name, tensor in tensors.items():
-            value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if wanted:
-                found[name] = value.cpu() if value is not tensor else value
-        return found
+        return put_together(tensors, wanted=wanted)
 
     def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Every rank has a part of each."""

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from gangline.errors import UsageError
 from gangline.runs.job import Job
@@ -27,6 +26,7 @@ from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
 from gangline.worker.slice import Slice
+from gangline.worker.strategy.base import put_together
 from gangline.worker.strategy.ddp import Ddp, agree_weights
 from gangline.worker.strategy.single import Single
 from gangline.worker.world import World
@@ -100,12 +100,7 @@ class TensorParallel:
 
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective inside a host."""
-        found = {}
-        for name, tensor in self.placed(tensors).items():
-            value = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if wanted:
-                found[name] = value.cpu() if value is not tensor else value
-        return found
+        return put_together(self.placed(tensors), wanted=wanted)
 
     def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Every rank of a host has a part of each."""
