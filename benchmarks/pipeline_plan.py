@@ -1,6 +1,6 @@
 """Does a pipeline wait, and send, what the plan says; and how does FSDP2 do on the same hosts? COMPUTATION EMULATED.
 
-    python -m benchmarks.pipeline_plan --out pipeline_plan.jsonl        # as root, for the lab; about 15 minutes
+    python -m benchmarks.pipeline_plan --out pipeline_plan.jsonl        # as root, for the lab; about 18 minutes
 
 Three lab hosts whose speeds are as 1 : 0.56 : 0.45, on links of 1 Gbit/s (shaped). gangline's own strategies train all
 weights of a Llama (60 M in fp32, cut by those speeds) over gloo: what is sent, waited for and put together is real. A
@@ -21,7 +21,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,13 @@ from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
 from gangline.planning.traffic import Traffic, traffic, wire_bytes
 from gangline.planning.training import Strategy, Training
 
-RATE, TIMES = "1gbit", 3
+RATE, TIMES = "1gbit", 2
 TOKENS = (8, 32, 128, 512, 2048)
+FAST = (2048, 5.0)
+"""Where sending takes longest: cards so many times as fast."""
 MICRO_BATCHES, SMALL, BAR, POINT, FASTER = 12, 128, 0.10, 0.01, 10.0
-STEPS = {"pipeline": 5, "fsdp": 2}
+PIPELINES = ("pipeline", "pipeline, eager")
+STEPS = {"pipeline": 5, "pipeline, eager": 5, "fsdp": 1}
 DEVICE = {"floor": 0.0, "a": 0.06, "b": 0.0005}
 SIZES, LINK_S, LIMIT_S = (256 << 10, 8 << 20), 3.0, 900
 DEPTH, HIDDEN = 12, 640
@@ -65,14 +68,28 @@ def stages() -> tuple[int, ...]:
     return tuple(found)
 
 
+def cases() -> Iterator[Line]:
+    """What is measured each time, sides in turn."""
+    for tokens in TOKENS:
+        for kind, steps in STEPS.items():
+            yield {"strategy": kind, "tokens": tokens, "faster": 1.0, "steps": steps}
+    for kind in PIPELINES:
+        yield {"strategy": kind, "tokens": FAST[0], "faster": FAST[1], "steps": STEPS[kind]}
+
+
+def key(line: Line) -> list[Any]:
+    """What a case is called."""
+    return [line["strategy"], line["tokens"], line["faster"]]
+
+
 def main() -> int:
     """Measure what is missing, then report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, continued if it exists")
     out = parser.parse_args().out
     for time in range(TIMES):
-        done = {(line["strategy"], line["tokens"]) for line in read(out) if line["time"] == time}
-        wanted = [(kind, tokens) for tokens in TOKENS for kind in STEPS if (kind, tokens) not in done]
+        done = [key(line) for line in read(out) if line["time"] == time]
+        wanted = [case for case in cases() if key(case) not in done]
         if not wanted:
             continue
         load = quiet()
@@ -82,7 +99,7 @@ def main() -> int:
     return report(read(out))
 
 
-def measured(wanted: Sequence[tuple[str, int]]) -> list[Line]:
+def measured(wanted: Sequence[Line]) -> list[Line]:
     """These cases, predicted and measured."""
     order = {
         "devices": [{**DEVICE, "factor": factor} for factor in FACTORS],
@@ -93,23 +110,23 @@ def measured(wanted: Sequence[tuple[str, int]]) -> list[Line]:
         "sizes": SIZES,
         "link_s": LINK_S,
         "limit_s": LIMIT_S,
-        "cases": [{"strategy": kind, "tokens": tokens, "steps": STEPS[kind]} for kind, tokens in wanted],
+        "cases": wanted,
     }
     said = plan_time.ranks(order, RATE, module=("benchmarks.pipeline_ranks",), limit_s=LIMIT_S)
-    return [compared(kind, tokens, said) for kind, tokens in wanted]
+    return [compared(case, said) for case in wanted]
 
 
-def compared(kind: str, tokens: int, said: Sequence[Line]) -> Line:
+def compared(case: Line, said: Sequence[Line]) -> Line:
     """One line of the report."""
-    mine = [line for line in said if line["kind"] == "case" and (line["strategy"], line["tokens"]) == (kind, tokens)]
-    links = [line for line in said if line["kind"] == "link" and line["before"] == [kind, tokens] and not line["rank"]]
+    mine = [line for line in said if line["kind"] == "case" and key(line) == key(case)]
+    links = [line for line in said if line["kind"] == "link" and line["before"] == key(case) and not line["rank"]]
     wire = fit_all_reduce([(line["num_bytes"], line["seconds"]) for line in links], len(FACTORS), source="all-reduces")
     assert wire is not None
-    foreseen, sent = predicted(kind, tokens, wire, [plan_time.device(said, rank) for rank in range(len(FACTORS))])
+    computes = [plan_time.device(said, rank).scaled(1 / case["faster"]) for rank in range(len(FACTORS))]
+    foreseen, sent = predicted(case, wire, computes)
     step_s = statistics.median(max(times) for times in zip(*(line["steps_s"] for line in mine), strict=True))
     return {
-        "strategy": kind,
-        "tokens": tokens,
+        **{name: case[name] for name in ("strategy", "tokens", "faster")},
         "link_mbit": wire.bytes_per_s * 8 / 1e6,
         "link_ms": wire.latency_s * 1e3,
         "step_s": step_s,
@@ -123,14 +140,15 @@ def compared(kind: str, tokens: int, said: Sequence[Line]) -> Line:
     }
 
 
-def predicted(kind: str, tokens: int, wire: LinkModel, computes: Sequence[ComputeModel]) -> tuple[StepTime, Traffic]:
+def predicted(case: Line, wire: LinkModel, computes: Sequence[ComputeModel]) -> tuple[StepTime, Traffic]:
     """What the plan says of one step."""
-    size = len(FACTORS)
+    size, tokens, piped = len(FACTORS), case["tokens"], case["strategy"] in PIPELINES
     training = Training(method="full", micro_batch=1, sequence_length=tokens, compute="fp32")
     strategy = Strategy(kind="fsdp", world_size=size, shard_size=size)
-    if kind == "pipeline":
-        strategy = Strategy(kind="pipeline", world_size=size, stages=stages())
-    count = MICRO_BATCHES if kind == "pipeline" else MICRO_BATCHES // size
+    if piped:
+        eager = case["strategy"] != PIPELINES[0]
+        strategy = Strategy(kind="pipeline", world_size=size, stages=stages(), eager=eager)
+    count = MICRO_BATCHES if piped else MICRO_BATCHES // size
     exchanged = traffic(model(), training, strategy, micro_batches=count, backend="gloo")
     works = [RankWork(compute=replace(each, optimizer_s=0.0), micro_batches=count) for each in computes]
     fabric = Fabric(slots=(1,) * size, wire=wire, inside=wire)
@@ -146,13 +164,13 @@ def report(lines: Sequence[Line]) -> int:
     """Tables, and whether the bars are reached."""
     bad: list[str] = []
     print(f"computation EMULATED, links of {RATE} and strategies real; layers {stages_named(stages())}; median (worst)")
-    print("\n| tokens | step | foreseen | bubble | foreseen | MB sent | foreseen |\n|" + "---|" * 7)
-    for tokens in TOKENS:
-        mine = [line for line in lines if (line["strategy"], line["tokens"]) == ("pipeline", tokens)]
-        bad += report_row(tokens, mine) if mine else []
+    print("\n| | tokens | step | foreseen | bubble | foreseen | MB sent | foreseen |\n|" + "---|" * 8)
+    for name in map(key, cases()):
+        mine = [line for line in lines if key(line) == name and name[0] in PIPELINES]
+        bad += report_row(f"{name[0]} | {name[1]}{f', {name[2]:g} x as fast' if name[2] > 1 else ''}", mine)
     print("\n| tokens | pipeline | FSDP2 | FSDP2 foreseen | times as fast |\n|" + "---|" * 5)
     for tokens in TOKENS:
-        sides = [[line for line in lines if (line["strategy"], line["tokens"]) == (kind, tokens)] for kind in STEPS]
+        sides = [[line for line in lines if key(line) == [kind, tokens, 1.0]] for kind in (PIPELINES[0], "fsdp")]
         if not all(sides):
             continue
         ours, theirs = (statistics.median(line["step_s"] for line in side) for side in sides)
@@ -165,8 +183,10 @@ def report(lines: Sequence[Line]) -> int:
     return 1 if bad else 0
 
 
-def report_row(tokens: int, mine: Sequence[Line]) -> list[str]:
-    """A row for one size of micro-batch; what of it is not reached."""
+def report_row(name: str, mine: Sequence[Line]) -> list[str]:
+    """A row for one pipeline; what of it is not reached."""
+    if not mine:
+        return []
 
     def middle(name: str) -> float:
         return statistics.median(line[name] for line in mine)
@@ -177,15 +197,15 @@ def report_row(tokens: int, mine: Sequence[Line]) -> list[str]:
     moved = middle("foreseen_bytes") / sent - 1
     worst = max(abs(line["foreseen_s"] / line["step_s"] - 1) for line in mine)
     print(
-        f"| {tokens} | {middle('step_s'):.3f} s | {step:+.1%} ({worst:.1%}) "
+        f"| {name} | {middle('step_s'):.3f} s | {step:+.1%} ({worst:.1%}) "
         f"| {middle('bubble'):.1%} | {middle('foreseen_bubble'):.1%} | {sent / 1e6:.2f} | {moved:+.1%} |"
     )
-    found = [f"{tokens} tokens: step {step:+.1%}"] if abs(step) > BAR else []
-    found += [f"{tokens} tokens: traffic {moved:+.1%}"] if abs(moved) > BAR else []
+    found = [f"{name}: step {step:+.1%}"] if abs(step) > BAR else []
+    found += [f"{name}: traffic {moved:+.1%}"] if abs(moved) > BAR else []
     if abs(bubble) > max(POINT, BAR * middle("bubble")):
-        found.append(f"{tokens} tokens: bubble off by {bubble:+.1%} of the step")
+        found.append(f"{name}: bubble off by {bubble:+.1%} of the step")
     if middle("slow") > 1.02:
-        found.append(f"{tokens} tokens: the emulation alone took {middle('slow'):.3f} of its time")
+        found.append(f"{name}: the emulation alone took {middle('slow'):.3f} of its time")
     return found
 
 

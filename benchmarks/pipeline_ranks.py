@@ -51,19 +51,34 @@ class Work(torch.autograd.Function):
         return grads[0], None, None, *(torch.zeros(shape) for shape in ctx.shapes)
 
 
+class Faster(Device):
+    """So many times as fast as its figures say, for as long as it is told."""
+
+    times = 1.0
+
+    def micro_s(self, tokens: int) -> float:
+        """What a micro-batch has to take."""
+        return super().micro_s(tokens) / self.times
+
+
 def main() -> int:
     """Measure the device, then links and the case, for every case."""
     order = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    device = Device(order["devices"][rank])
+    device = Faster(order["devices"][rank])
     dist.init_process_group("gloo", timeout=timedelta(seconds=order["limit_s"]))
     for tokens in order["points"]:
         times = [timed(lambda tokens=tokens: alone(device, tokens, 1)) for _ in range(3)]
         tell("point", tokens=tokens, seconds=sorted(times)[1])
-    steps = {kind: build(order, device) for kind, build in (("pipeline", pipeline), ("fsdp", fsdp))}
+    steps = {
+        "pipeline": pipeline(order, device, eager=False),
+        "pipeline, eager": pipeline(order, device, eager=True),
+        "fsdp": fsdp(order, device),
+    }
     for case in order["cases"]:
-        name = [case["strategy"], case["tokens"]]
+        device.times = case["faster"]
+        name = [case["strategy"], case["tokens"], case["faster"]]
         for size in order["sizes"]:
             seconds = measure(size, CPU, order["link_s"])
             tell("link", before=name, num_bytes=size, seconds=seconds[len(seconds) // 2])
@@ -94,6 +109,7 @@ def run(order: Order, case: Order, device: Device, step: Callable[[int], None]) 
         "case",
         strategy=case["strategy"],
         tokens=tokens,
+        faster=case["faster"],
         steps_s=steps_s,
         sent_bytes=sorted(sent)[len(sent) // 2],
         alone_s=alone_s,
@@ -101,9 +117,9 @@ def run(order: Order, case: Order, device: Device, step: Callable[[int], None]) 
     )
 
 
-def pipeline(order: Order, device: Device) -> Callable[[int], None]:
+def pipeline(order: Order, device: Device, *, eager: bool) -> Callable[[int], None]:
     """This rank's layers; the step of so many tokens in every micro-batch."""
-    world = _world(order, "pipeline")
+    world = _world(order, "pipeline", eager=eager)
     model = _model(order)
     stage = cut(model, number=world.rank, stages=order["stages"], stream=torch.float32)
     loss = CausalLoss(model, compute=torch.float32, stage=stage)
@@ -176,12 +192,12 @@ def _batch(tokens: int) -> Batch:
     return Batch(places[None] % 64, (places[None] + 1) % 64, places[None], places)
 
 
-def _world(order: Order, strategy: str) -> World:
+def _world(order: Order, strategy: str, *, eager: bool = False) -> World:
     rank, size, count = dist.get_rank(), dist.get_world_size(), order["micro_batches"]
     share = count if strategy == "pipeline" else count // size
     ranks = tuple(GangRank(host=f"pc{number}", share=share) for number in range(size))
     cut_at = tuple(order["stages"]) if strategy == "pipeline" else ()
-    gang = Gang(run_id="bench", attempt=1, ranks=ranks, strategy=strategy, stages=cut_at)  # type: ignore[arg-type]
+    gang = Gang(run_id="bench", attempt=1, ranks=ranks, strategy=strategy, stages=cut_at, eager=eager)  # type: ignore[arg-type]
     return World(gang=gang, rank=rank, device=CPU)
 
 

@@ -145,3 +145,5 @@ class Strategy:
     """zero: what of it lies in the machine's memory, not on the card."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""

@@ -54,6 +54,8 @@ class Gang:
     """pipeline: layers of each rank, in order; they sum to the model's depth."""
     reshard: bool = True
     """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""
     moving_shares: bool = False
     """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False

@@ -1,10 +1,9 @@
 """Layers divided among ranks: every micro-batch passes through all of them, several at a time.
 
 A rank needs a link to the one before and the one after it, and nothing else in the network is used for a step: hidden
-states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does as many
-forward as there are stages behind it, and from then on one backward and one forward in turn (1F1B: Narayanan et al.,
-PipeDream, 2019; Megatron-LM, 2021), so it holds the activations of no more of them than that. The gradient is that of
-one process: micro-batches are added in the same order.
+states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does some
+forward (runs/schedule.py), and from then on one backward and one forward in turn, so it holds the activations of no
+more of them than that. The gradient is that of one process: micro-batches are added in the same order.
 
 Every rank reads the same micro-batches, so what travels has no header: both ends know its shape. They may all be of
 other lengths, which is why torch.distributed.pipelining is not what runs here (docs/decisions/0015).
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline.errors import UsageError
+from gangline.runs.schedule import ahead
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
@@ -219,14 +219,15 @@ class Pipeline:
         queue, self._queue = self._queue, []
         given = self._given([waiting.batch for waiting in queue])
         gradients = self._gradients_back([waiting.batch for waiting in queue])
-        ahead = min(len(queue), len(self._stage.stages) - 1 - self._stage.number)
+        first = ahead(self._stage.number, len(self._stage.stages), eager=self._world.gang.eager)
+        first = min(len(queue), first)
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        for waiting in queue[:ahead]:
+        for waiting in queue[:first]:
             self._forward(waiting, next(given))
-        for forth, back in zip(queue[ahead:], queue, strict=False):
+        for forth, back in zip(queue[first:], queue, strict=False):
             total += self._forward(forth, next(given))
             self._backward(back, next(gradients))
-        for waiting in queue[len(queue) - ahead :]:
+        for waiting in queue[len(queue) - first :]:
             self._backward(waiting, next(gradients))
         self._links.finish()
         return total
