@@ -129,15 +129,15 @@ def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share
         return Share(
             architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
         )
-    start = sum(strategy.stages[:rank])
-    last = len(strategy.stages) - 1
+    stages, number = strategy.place(rank)
+    start, last = sum(stages[:number]), len(stages) - 1
     return Share(
         architecture=architecture,
-        layers=_slice(architecture.layers, start, start + strategy.stages[rank]),
-        has_embedding=rank == 0,
-        has_head=rank == last,
+        layers=_slice(architecture.layers, start, start + stages[number]),
+        has_embedding=number == 0,
+        has_head=number == last,
         # one forward, one backward in turn: a stage is ahead of its backward by the stages behind it
-        in_flight=last - rank + 1,
+        in_flight=last - number + 1,
     )
 
 
