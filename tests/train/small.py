@@ -31,6 +31,7 @@ from gangline.worker.signals import StopFlag
 from gangline.worker.world import World
 
 VOCABULARY = 96
+IN_PARTS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class MemorySet:
@@ -181,7 +182,12 @@ def make_world(
 def make_session(
     job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False
 ) -> Session:
-    """A built session over MemorySets. A job in fp64 computes its norms in fp64, too."""
+    """A built session over MemorySets. A job in fp64 computes its norms in fp64, too.
+
+    Under zero-3 the tensors are in parts: DeepSpeed keeps those of fewer than 100,000 numbers whole, as ours are.
+    """
+    if world.gang.strategy == "zero-3" and not job.strategy.deepspeed:
+        job = replace(job, strategy=replace(job.strategy, deepspeed=IN_PARTS))
     if job.precision == "fp64":
         norms_in_own_dtype()
     evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None

@@ -9,8 +9,9 @@ processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of 
     zero-2        the same after every micro-batch, together
     fsdp, zero-3  k * sum over layers of max(computation, gathering of the next layer's weights), backward with the
                   exchange of gradients on the same link
-    pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
-                  (k + stages - 1) t for equal stages (the bubble); of several the slowest, and then their exchange
+    pipeline      the longest of what cannot be shorter (runs/schedule.py); where sending takes no time, that is
+                  sum(t_i) + (k - 1) * max(t_i): (k + stages - 1) t for equal stages (the bubble); of several the
+                  slowest, and then their exchange
     tp            max(k_i (t_i / n + x)) + exposed + update. The n ranks of a host compute a micro-batch together, and
                   wait for the sums x inside its layers; across hosts as ddp. The floor stays: as many kernels run
     local-sgd     max(k_i t_i) + update + exchange / H; inside a host as ddp
@@ -29,6 +30,7 @@ from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
 from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
+from gangline.runs import schedule
 from gangline.runs.buckets import AllReduce, Window, choose_buckets
 
 WITHOUT_RECOMPUTATION = 0.75
@@ -332,9 +334,7 @@ def _row_s(ask: _Ask, row: Sequence[RankWork]) -> float:
     forward = [each_s * (1 - share) for each_s, share in stages]
     backward = [each_s * share for each_s, share in stages]
     sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
-    send_s = max(sends, default=0.0)
-    row_s = sum(forward) + sum(backward) + (len(stages) - 1) * 2 * send_s
-    return row_s + (k - 1) * (max([*forward, send_s]) + max([*backward, send_s]))
+    return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
 
 
 def _rows(ask: _Ask) -> list[list[RankWork]]:

@@ -9,6 +9,7 @@ from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import adapted, layer_adapters
 from gangline.planning.slices import sliced
 from gangline.planning.training import BYTES, Strategy, Training
+from gangline.runs.schedule import ahead
 
 PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
@@ -136,8 +137,7 @@ def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share
         layers=_slice(architecture.layers, start, start + stages[number]),
         has_embedding=number == 0,
         has_head=number == last,
-        # one forward, one backward in turn: a stage is ahead of its backward by the stages behind it
-        in_flight=last - number + 1,
+        in_flight=ahead(number, last + 1, eager=strategy.eager) + 1,
     )
 
 

@@ -147,6 +147,8 @@ class Strategy:
     """zero: what of it lies in the machine's memory, not on the card."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:

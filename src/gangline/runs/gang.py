@@ -57,6 +57,8 @@ class Gang:
     """pipeline: how many there are, one after the other in the order of ranks; see `runs.rows`."""
     reshard: bool = True
     """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""
     moving_shares: bool = False
     """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False

@@ -1,10 +1,9 @@
 """Layers divided among ranks: every micro-batch passes through all of them, several at a time.
 
 A rank needs a link to the one before and the one after it, and nothing else in the network is used for a step: hidden
-states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does as many
-forward as there are stages behind it, and from then on one backward and one forward in turn (1F1B: Narayanan et al.,
-PipeDream, 2019; Megatron-LM, 2021), so it holds the activations of no more of them than that. The gradient is that of
-one process: micro-batches are added in the same order.
+states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does some
+forward (runs/schedule.py), and from then on one backward and one forward in turn, so it holds the activations of no
+more of them than that. The gradient is that of one process: micro-batches are added in the same order.
 
 Every rank reads the same micro-batches, so what travels has no header: both ends know its shape. They may all be of
 other lengths, which is why torch.distributed.pipelining is not what runs here (docs/decisions/0015).
@@ -22,9 +21,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from torch import nn
 
 from gangline.errors import UsageError
 from gangline.runs.held import held_by
+from gangline.runs.schedule import ahead
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
@@ -84,13 +85,30 @@ class _Links:
         self.flying = [each for each in self.flying if not each[0].is_completed()]
         self.flying.append((work, tensor))
 
-    def receive(self, *shape: int, dtype: torch.dtype, source: int) -> torch.Tensor:
-        """Wait for it."""
+    def coming(self, shapes: Sequence[tuple[int, ...]], *, dtype: torch.dtype, source: int) -> Iterator[torch.Tensor]:
+        """Tensors of these shapes, one by one; whoever takes one asks for the one after it.
+
+        The next one travels while this one is worked on: gloo does not send before the receiver has asked. The first
+        one is not asked for before it is wanted: NCCL connects two ranks once both have come, and each waits for that.
+        """
+        asked = self._ask(shapes[0], dtype, source)
+        for shape in shapes[1:]:
+            here = [self._arrived(*asked)]
+            asked = self._ask(shape, dtype, source)
+            yield here.pop()
+        yield self._arrived(*asked)
+
+    def _arrived(self, work: dist.Work, tensor: torch.Tensor) -> torch.Tensor:
         started = time.perf_counter()
-        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
-        dist.recv(tensor, src=source, group=self.groups[source, self.world.rank])
+        work.wait()
         self.waited_s += time.perf_counter() - started
         return tensor
+
+    def _ask(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> tuple[dist.Work, torch.Tensor]:
+        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
+        work = dist.irecv(tensor, src=source, group=self.groups[source, self.world.rank])
+        assert work is not None
+        return work, tensor
 
     def finish(self) -> None:
         """Until all has been sent."""
@@ -141,6 +159,7 @@ class Pipeline:
         self.parts = dist.group.WORLD
         self.apart = bool(held_by(world.gang))
         self.has_loss = stage.is_last
+        self._before, self._behind = world.rank - 1, world.rank + 1
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Take a micro-batch of the step; with the `last` one all of them are done, and their loss is told.
@@ -159,7 +178,7 @@ class Pipeline:
     @torch.no_grad()
     def measure(self, batch: Batch) -> torch.Tensor:
         """The summed loss of a micro-batch in the last stage, 0 in the others; collective."""
-        given = self._given(batch)
+        given = next(self._given([batch]))
         made = self._pass(given, batch)
         self._hand_on(made)
         self._links.finish()
@@ -240,15 +259,18 @@ class Pipeline:
     def _run(self) -> torch.Tensor:
         """All micro-batches of the step; their summed loss, 0 but in the last stage."""
         queue, self._queue = self._queue, []
-        ahead = min(len(queue), len(self._stage.stages) - 1 - self._stage.number)
+        given = self._given([waiting.batch for waiting in queue])
+        gradients = self._gradients_back([waiting.batch for waiting in queue])
+        first = ahead(self._stage.number, len(self._stage.stages), eager=self._world.gang.eager)
+        first = min(len(queue), first)
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        for waiting in queue[:ahead]:
-            self._forward(waiting)
-        for forth, back in zip(queue[ahead:], queue, strict=False):
-            total += self._forward(forth)
-            self._backward(back)
-        for waiting in queue[len(queue) - ahead :]:
-            self._backward(waiting)
+        for waiting in queue[:first]:
+            self._forward(waiting, next(given))
+        for forth, back in zip(queue[first:], queue, strict=False):
+            total += self._forward(forth, next(given))
+            self._backward(back, next(gradients))
+        for waiting in queue[len(queue) - first :]:
+            self._backward(waiting, next(gradients))
         self._links.finish()
         self._sum_up()
         return total
@@ -258,40 +280,49 @@ class Pipeline:
         self._holders.sum()
         self._links.waited_s += time.perf_counter() - started
 
-    def _forward(self, waiting: _Waiting) -> torch.Tensor:
+    def _forward(self, waiting: _Waiting, given: torch.Tensor | None) -> torch.Tensor:
         self.beat()
         torch.manual_seed((waiting.seed + self._stage.number * _ODD) % _SEEDS)
-        waiting.given = self._given(waiting.batch)
-        waiting.made = self._pass(waiting.given, waiting.batch)
+        waiting.given = given
+        waiting.made = self._pass(given, waiting.batch)
         self._hand_on(waiting.made)
         return waiting.made.detach().double() if self._stage.is_last else torch.zeros((), dtype=torch.float64)
 
-    def _backward(self, waiting: _Waiting) -> None:
+    def _backward(self, waiting: _Waiting, gradient: torch.Tensor | None) -> None:
         self.beat()
         made, given = waiting.made, waiting.given
         assert made is not None
-        if self._stage.is_last:
+        if gradient is None:
             (made * waiting.scale).backward()  # type: ignore[no-untyped-call]
-        else:
-            gradient = self._links.receive(*made.shape, dtype=self._precision.compute, source=self._world.rank + 1)
-            if made.requires_grad:  # nothing is trained before the first adapter
-                made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
+        elif made.requires_grad:  # nothing is trained before the first adapter
+            made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
         if given is not None:
             assert given.grad is not None
-            self._links.send(given.grad.to(self._precision.compute), self._world.rank - 1)
+            self._links.send(given.grad.to(self._precision.compute), self._before)
         waiting.made = waiting.given = None
 
-    def _given(self, batch: Batch) -> torch.Tensor | None:
-        """Hidden states of the stage before: [m, t, width]."""
+    def _given(self, batches: Sequence[Batch]) -> Iterator[torch.Tensor | None]:
+        """Hidden states of the stage before, [m, t, width] of each; None in the first stage."""
         if self._stage.is_first:
-            return None
-        shape = (*batch.input_ids.shape, self._stage.width)
-        found = self._links.receive(*shape, dtype=self._precision.compute, source=self._world.rank - 1)
-        return found.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
+            return repeat(None, len(batches))
+        return map(self._enter, self._coming(batches, self._before))
+
+    def _gradients_back(self, batches: Sequence[Batch]) -> Iterator[torch.Tensor | None]:
+        """Of what the stage behind was handed, [m, t, width] of each; None in the last stage."""
+        if self._stage.is_last:
+            return repeat(None, len(batches))
+        return self._coming(batches, self._behind)
+
+    def _coming(self, batches: Sequence[Batch], source: int) -> Iterator[torch.Tensor]:
+        shapes = [(*batch.input_ids.shape, self._stage.width) for batch in batches]
+        return self._links.coming(shapes, dtype=self._precision.compute, source=source)
+
+    def _enter(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
 
     def _hand_on(self, made: torch.Tensor) -> None:
         if not self._stage.is_last:
-            self._links.send(made.to(self._precision.compute), self._world.rank + 1)
+            self._links.send(made.to(self._precision.compute), self._behind)
 
     def _pass(self, given: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """This stage's layers: hidden states, or the loss."""
