@@ -130,14 +130,14 @@ def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share
         return Share(
             architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
         )
-    start = sum(strategy.stages[:rank])
-    last = len(strategy.stages) - 1
+    stages, number = strategy.place(rank)
+    start, last = sum(stages[:number]), len(stages) - 1
     return Share(
         architecture=architecture,
-        layers=_slice(architecture.layers, start, start + strategy.stages[rank]),
-        has_embedding=rank == 0,
-        has_head=rank == last,
-        in_flight=ahead(rank, last + 1, eager=strategy.eager) + 1,
+        layers=_slice(architecture.layers, start, start + stages[number]),
+        has_embedding=number == 0,
+        has_head=number == last,
+        in_flight=ahead(number, last + 1, eager=strategy.eager) + 1,
     )
 
 

@@ -239,6 +239,20 @@ def test_a_pipeline_is_a_row_of_machines():
     assert unlike.compute_s == pytest.approx((24.0, 16.0))
 
 
+def test_of_several_pipelines_the_slowest_decides_and_then_they_exchange():
+    quick = LinkModel(latency_s=0, bytes_per_s=1e15, source="x")
+    ranks = [(device(4.0), 6), (device(4.0), 6), (device(8.0), 2), (device(8.0), 2)]
+    two = step("pipeline", ranks, stages=(2, 2, 3, 1), replicas=2, wire=quick)
+    assert two.total_s == pytest.approx(2.0 + 2.0 + 5 * 2.0)
+    assert two.compute_s == pytest.approx((12.0, 12.0, 12.0, 4.0))
+    slow = LinkModel(latency_s=0, bytes_per_s=1e9, source="x")
+    took = step("pipeline", ranks, stages=(2, 2, 3, 1), replicas=2, wire=slow)
+    halves = SMALL.num_parameters / 2 * 4 / 1e9  # of two ranks each sends what it has once, and gets it summed
+    assert took.total_s - two.total_s == pytest.approx(halves + 2 * 2048 * 256 * 2 / 1e9, rel=0.05)
+    idle = step("pipeline", [*ranks[:2], (device(8.0), 0), (device(8.0), 0)], stages=(2, 2, 3, 1), replicas=2)
+    assert idle.compute_s[2:] == (0.0, 0.0)
+
+
 def test_a_pipeline_is_as_slow_as_its_slowest_link():
     slow = LinkModel(latency_s=0, bytes_per_s=1e6, source="x")
     took = step("pipeline", [(device(0.1), 8)] * 2, stages=(2, 2), wire=slow)
