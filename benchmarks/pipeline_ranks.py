@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +20,13 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.plan_ranks import BACKWARD, CPU, FP32, Device, alone, sent_bytes, tell, timed
+from benchmarks.plan_ranks import BACKWARD, CPU, FP32, Device, sent_bytes, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import layers_of
-from gangline.worker.stage import Elsewhere, cut
+from gangline.worker.stage import Elsewhere, Stage, cut
 from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.world import World
@@ -68,40 +70,38 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     device = Faster(order["devices"][rank])
     dist.init_process_group("gloo", timeout=timedelta(seconds=order["limit_s"]))
+    plain, eager = (pipeline(order, device, eager=eager) for eager in (False, True))
     for tokens in order["points"]:
-        times = [timed(lambda tokens=tokens: alone(device, tokens, 1)) for _ in range(3)]
-        tell("point", tokens=tokens, seconds=sorted(times)[1])
-    steps = {
-        "pipeline": pipeline(order, device, eager=False),
-        "pipeline, eager": pipeline(order, device, eager=True),
-        "fsdp": fsdp(order, device),
-    }
+        tell("point", tokens=tokens, seconds=alone_s(plain, tokens) / plain.part)
+    sides: dict[str, Row | Parts] = {"pipeline": plain, "pipeline, eager": eager, "fsdp": fsdp(order, device)}
     for case in order["cases"]:
         device.times = case["faster"]
         name = [case["strategy"], case["tokens"], case["faster"]]
         for size in order["sizes"]:
             seconds = measure(size, CPU, order["link_s"])
             tell("link", before=name, num_bytes=size, seconds=seconds[len(seconds) // 2])
-        run(order, case, device, steps[case["strategy"]])
+        run(order, case, sides[case["strategy"]])
     sys.stdout.flush()
     os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
 
 
-def run(order: Order, case: Order, device: Device, step: Callable[[int], None]) -> None:
-    """Three times without exchanges, one step to warm up, then as many as asked for."""
-    tokens, rank = case["tokens"], dist.get_rank()
-    count, part = order["micro_batches"], order["stages"][rank] / sum(order["stages"])
-    if case["strategy"] == "fsdp":
-        count, part = count // dist.get_world_size(), 1.0
-    alone_s = sorted(timed(lambda: alone(device, tokens, count, part=part)) for _ in range(3))[1]
-    step(tokens)
+def alone_s(side: Row, tokens: int) -> float:
+    """What a micro-batch takes in this rank's layers, with nobody to send to or to wait for: the median of 9."""
+    return statistics.median(timed(lambda: side.alone(tokens)) for _ in range(9))
+
+
+def run(order: Order, case: Order, side: Row | Parts) -> None:
+    """One step to warm up, then as many as asked for; and what the rank's own layers take by themselves."""
+    tokens = case["tokens"]
+    busy_s = order["micro_batches"] * alone_s(side, tokens) if isinstance(side, Row) else 0.0
+    side.step(tokens)
     steps_s, sent = [], []
     for _ in range(case["steps"]):
         dist.barrier()
         time.sleep(0.2)  # until what was sent has been acknowledged
         before = sent_bytes()
         dist.barrier()
-        steps_s.append(timed(lambda: step(tokens)))
+        steps_s.append(timed(lambda: side.step(tokens)))
         dist.barrier()
         time.sleep(0.2)
         sent.append(sent_bytes() - before)
@@ -112,13 +112,62 @@ def run(order: Order, case: Order, device: Device, step: Callable[[int], None]) 
         faster=case["faster"],
         steps_s=steps_s,
         sent_bytes=sorted(sent)[len(sent) // 2],
-        alone_s=alone_s,
-        nominal_s=count * part * device.micro_s(tokens),
+        alone_s=busy_s,
     )
 
 
-def pipeline(order: Order, device: Device, *, eager: bool) -> Callable[[int], None]:
-    """This rank's layers; the step of so many tokens in every micro-batch."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """This rank's layers of a pipeline."""
+
+    strategy: Pipeline
+    stage: Stage
+    taking: Taking
+    device: Device
+    count: int
+
+    @property
+    def part(self) -> float:
+        """Of the model's layers."""
+        return self.stage.stages[self.stage.number] / sum(self.stage.stages)
+
+    def step(self, tokens: int) -> None:
+        """All micro-batches of so many tokens, forward and back."""
+        self.taking.tokens = tokens
+        batch = _batch(tokens)
+        for number in range(self.count):
+            self.strategy.forward_backward(batch, scale=1.0, last=number == self.count - 1)
+
+    def alone(self, tokens: int) -> None:
+        """One micro-batch through these layers, from and to nowhere."""
+        self.taking.tokens = tokens
+        given = None if self.stage.is_first else torch.zeros(1, tokens, self.stage.width, requires_grad=True)
+        self.device.begin()
+        made = self.strategy._pass(given, _batch(tokens))
+        self.device.begin()
+        made.backward(torch.ones_like(made))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """This rank's part of everything, by FSDP2."""
+
+    strategy: Fsdp
+    model: nn.Module
+    taking: Taking
+    count: int
+
+    def step(self, tokens: int) -> None:
+        """This rank's micro-batches of so many tokens."""
+        self.taking.tokens = tokens
+        batch = _batch(tokens)
+        for number in range(self.count):
+            self.strategy.forward_backward(batch, scale=1.0, last=number == self.count - 1)
+        self.model.zero_grad()
+
+
+def pipeline(order: Order, device: Device, *, eager: bool) -> Row:
+    """Cut the model."""
     world = _world(order, "pipeline", eager=eager)
     model = _model(order)
     stage = cut(model, number=world.rank, stages=order["stages"], stream=torch.float32)
@@ -126,44 +175,27 @@ def pipeline(order: Order, device: Device, *, eager: bool) -> Callable[[int], No
     strategy = Pipeline(loss, stage, precision=FP32, world=world)
     strategy.beat = device.begin
     taking = _emulate(model, device, with_gradients=False)  # nobody is sent any
-    count = order["micro_batches"]
-
-    def step(tokens: int) -> None:
-        taking.tokens = tokens
-        batch = _batch(tokens)
-        for number in range(count):
-            strategy.forward_backward(batch, scale=1.0, last=number == count - 1)
-
-    return step
+    return Row(strategy, stage, taking, device, order["micro_batches"])
 
 
-def fsdp(order: Order, device: Device) -> Callable[[int], None]:
-    """This rank's part of everything; the step of so many tokens in every micro-batch."""
+def fsdp(order: Order, device: Device) -> Parts:
+    """Divide the model."""
     world = _world(order, "fsdp")
     model = _model(order)
     strategy = Fsdp(CausalLoss(model, compute=torch.float32), precision=FP32, world=world)
     taking = _emulate(model, device, with_gradients=True)
-    count = order["micro_batches"] // world.size
-
-    def step(tokens: int) -> None:
-        taking.tokens = tokens
-        batch = _batch(tokens)
-        for number in range(count):
-            strategy.forward_backward(batch, scale=1.0, last=number == count - 1)
-        model.zero_grad()
-
-    return step
+    return Parts(strategy, model, taking, order["micro_batches"] // world.size)
 
 
-class _Taking:
+class Taking:
     """Of how many tokens the micro-batches are, of which layers take their part."""
 
     tokens = 1
 
 
-def _emulate(model: nn.Module, device: Device, *, with_gradients: bool) -> _Taking:
+def _emulate(model: nn.Module, device: Device, *, with_gradients: bool) -> Taking:
     """Put sleeping in the place of every layer that is here."""
-    taking, layers = _Taking(), layers_of(model)
+    taking, layers = Taking(), layers_of(model)
 
     def sleeping(layer: nn.Module) -> Callable[..., torch.Tensor]:
         def forward(hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
