@@ -25,6 +25,8 @@ ZERO = ("zero-1", "zero-2", "zero-3")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
 """Name, bar, and what gives the figure."""
+Gang = tuple[Any, ...]
+"""Strategy, shares (of pipelines layers), and of pipelines the share of each."""
 
 
 def main() -> None:
@@ -39,6 +41,7 @@ def main() -> None:
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         cases += [*_strategy_cases(zygote), *_strategy_resume_cases(zygote)]
+        cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote)]
         for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote)]:
             if name in done or arguments.only not in name:
                 continue
@@ -135,6 +138,37 @@ def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
                     yield name, bar, lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, j, s, o)
 
 
+def _rows_cases(zygote: Zygote) -> Iterator[Case]:
+    """Pipelines side by side: cut otherwise, one of a single rank, of three ranks each, and one without work."""
+    gangs = (([2, 1, 1, 2], [6, 4]), ([3, 1, 2], [2, 8]), ([1, 1, 1, 1, 1, 1], [7, 3]), ([1, 2, 2, 1], [10, 0]))
+    for stages, rows in gangs:
+        for method in METHODS:
+            words = {"shares": stages, "rows": rows, "strategy": "pipeline", "method": method}
+            name = f"gradient under pipelines fp64 {method} {_text(stages)} ({_text(rows)})"
+            yield name, 1e-9, lambda w=words: _contract(zygote, {**w, "mixture": False})
+            for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+                more = {**words, "precision": precision, "warmup": warmup, "steps": 100}
+                more |= {"packed": True, "checkpointing": True, "dropout": 0.0}
+                name = (
+                    f"losses of 100 packed steps under pipelines {precision} {method} {_text(stages)} ({_text(rows)})"
+                )
+                yield name, bar, lambda w=more: _losses(zygote, w)
+
+
+def _rows_resume_cases(zygote: Zygote) -> Iterator[Case]:
+    """From two pipelines to the strategies that are most unlike them, to others that are cut anew, and back."""
+    pipelines = ("pipeline", [1, 3, 2, 2], [7, 3])
+    others = (("ddp", [7, 3]), ("fsdp", [5, 3, 2]), ("pipeline", [2, 1, 1]), ("pipeline", [4, 3, 1], [3, 7]))
+    for method in METHODS:
+        for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+            job = {"method": method, "precision": precision, "warmup": warmup, "layers": 4, "dropout": 0.0}
+            for other in others:
+                for before, after in ((pipelines, other), (other, pipelines)):
+                    words = " to ".join(f"{kind} of {_text(shares)}" for kind, shares, *_ in (before, after))
+                    name = f"saved beside or under pipelines {precision} {method} {words}"
+                    yield name, bar, lambda j=job, s=before, o=after: _other_strategy(zygote, j, s, o)
+
+
 def _zero_cases(zygote: Zygote) -> Iterator[Case]:
     """DeepSpeed has no fp64."""
     for strategy in ZERO:
@@ -184,7 +218,7 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
         results = ranks.run("tests.train.cases_tensor_parallel:contract", shares=shares, method=words["method"])
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     if words["strategy"] == "pipeline":
-        more = {"method": words["method"], "mixture": words["mixture"]}
+        more = {"method": words["method"], "mixture": words["mixture"], "rows": words.get("rows", [10])}
         results = ranks.run("tests.train.cases_pipeline:contract", stages=words["shares"], **more)
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     cases = "cases_zero:gradient" if words["strategy"] in ZERO else "cases_loop:contract"
@@ -192,14 +226,13 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
     return max(max(result["error"], result["norm_error"]) for result in results)
 
 
-def _other_strategy(
-    zygote: Zygote, job: dict[str, Any], before: tuple[str, list[int]], after: tuple[str, list[int]]
-) -> float:
+def _other_strategy(zygote: Zygote, job: dict[str, Any], before: Gang, after: Gang) -> float:
     """Relative difference of losses; the samples of every step must be the same, in the same order."""
+    one, other = ({"strategy": kind, "rows": rows[0] if rows else [10]} for kind, _, *rows in (before, after))
     with tempfile.TemporaryDirectory() as folder:
         whole = _piece(zygote, f"{folder}/whole", [10], job)
-        first = _piece(zygote, f"{folder}/cut", before[1], job, stop_after=9, strategy=before[0])
-        second = _piece(zygote, f"{folder}/cut", after[1], job, resume_step=9, strategy=after[0])
+        first = _piece(zygote, f"{folder}/cut", before[1], job, stop_after=9, **one)
+        second = _piece(zygote, f"{folder}/cut", after[1], job, resume_step=9, **other)
     assert sample_order(first, second) == sample_order(whole), "other samples"
     return _worst(first[0]["losses"] + second[0]["losses"], whole[0]["losses"])
 

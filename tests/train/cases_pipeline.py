@@ -35,11 +35,14 @@ def contract(
     rows=(10,),
     hosts=None,
     eager: bool = False,
+    tied: bool = False,
 ):
     """Two steps' gradients and an evaluation of pipelines, against those of one process."""
     job = make_job(method=method, dropout=0.0)
     depth = sum(stages) // len(rows)
-    job = replace(job, model=replace(job.model, path=model_folder(layers=depth)), micro_batch=2)
+    job = replace(
+        job, model=replace(job.model, path=model_folder(layers=depth, tie_word_embeddings=tied)), micro_batch=2
+    )
     job = replace(job, activation_checkpointing=checkpointing, method=replace(job.method, targets=tuple(targets)))
     if mixture:  # torch multiplies groups of rows in fp32 at the most
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")

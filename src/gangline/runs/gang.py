@@ -20,9 +20,8 @@ class GangRank:
 
     host: str
     share: int
-    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. In a
-    pipeline every rank takes part in all of them, and has the share of its pipeline; under tp all ranks of a host do
-    the same ones, and each has the share of its host."""
+    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. All
+    ranks of a pipeline, and under tp all of a host, do the same ones: each has the share of its pipeline or host."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0

@@ -123,6 +123,9 @@ def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     assert [sum(row) for row in option.strategy.rows] == [40] * 3
     assert option.fits
     assert option.dealt[0] == option.dealt[1] == option.dealt[2]
+    auto = decide(dataclasses.replace(job, strategy=StrategyJob()), machines)
+    assert auto.best is not None
+    assert auto.best.strategy == option.strategy
     assert "gradients between pipelines" in {each.what for each in option.traffic.exchanges}
     times = {}
     for replicas in (1, 2, 3):
@@ -135,17 +138,18 @@ def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     assert small.strategy.replicas == 2
 
 
-def test_one_table_at_both_ends_of_a_pipeline_is_not_trained() -> None:
+def test_one_table_at_both_ends_of_a_pipeline_is_trained_at_both() -> None:
     machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
-    for name, method, built in (
-        ("meta-llama/Llama-3.2-1B", "full", False),
-        ("meta-llama/Llama-3.2-1B", "lora", True),
-        ("meta-llama/Llama-2-7b-hf", "full", True),
+    for name, method, sums in (
+        ("meta-llama/Llama-3.2-1B", "full", True),
+        ("meta-llama/Llama-3.2-1B", "lora", False),
+        ("meta-llama/Llama-2-7b-hf", "full", False),
     ):
         job = question(name, method=method, sequence_length=512, leave_open=False)
         asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
         (option,) = decide(asked, machines).by_kind
-        assert (option.strategy.kind, option.is_built) == ("pipeline", built)
+        assert (option.strategy.kind, option.is_built) == ("pipeline", True)
+        assert ("gradients of the tied table" in {each.what for each in option.traffic.exchanges}) == sums
     assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
 
 
@@ -174,7 +178,7 @@ def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None
 @pytest.mark.parametrize(
     ("method", "built"),
     [
-        ("full", {"ddp"}),  # a head that is the embedding table is not trained in a pipeline
+        ("full", {"ddp", "pipeline"}),
         ("lora", {"ddp", "fsdp", "hsdp", "pipeline"}),
         ("qlora", {"ddp", "fsdp", "hsdp", "pipeline"}),
     ],
