@@ -42,7 +42,7 @@ def main() -> None:
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         cases += [*_strategy_cases(zygote), *_strategy_resume_cases(zygote, begun)]
-        cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote)]
+        cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
         for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]:
             if name in done or arguments.only not in name:
                 continue
@@ -161,7 +161,7 @@ def _rows_cases(zygote: Zygote) -> Iterator[Case]:
                 yield name, bar, lambda w=more: _losses(zygote, w)
 
 
-def _rows_resume_cases(zygote: Zygote) -> Iterator[Case]:
+def _rows_resume_cases(zygote: Zygote, begun: _Begun) -> Iterator[Case]:
     """From two pipelines to the strategies that are most unlike them, to others that are cut anew, and back."""
     pipelines = ("pipeline", [1, 3, 2, 2], [7, 3])
     others = (("ddp", [7, 3]), ("fsdp", [5, 3, 2]), ("pipeline", [2, 1, 1]), ("pipeline", [4, 3, 1], [3, 7]))
