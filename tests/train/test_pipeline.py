@@ -10,6 +10,7 @@ CASES = "tests.train.cases_pipeline"
 @pytest.mark.parametrize(("stages", "method"), [([3, 1, 2], "full"), ([1, 1], "qlora"), ([1, 1, 1, 1], "lora")])
 def test_the_gradient_is_that_of_one_process(pool, stages, method):
     results = pool(len(stages)).run(f"{CASES}:contract", stages=stages, method=method, packed=len(stages) == 3)
+    assert [result["on their way"] for result in results] == [min(5, left) for left in range(len(stages), 0, -1)]
     names = sorted(name for result in results for name in result["names"])
     assert names == results[0]["all"]  # every trained weight is one rank's
     for result in results:
@@ -20,6 +21,13 @@ def test_the_gradient_is_that_of_one_process(pool, stages, method):
         ours, alone = result["evaluation"]
         assert ours == pytest.approx(alone, rel=1e-9)
         assert result["held"] < result["whole"]
+
+
+def test_with_twice_as_many_micro_batches_on_their_way_the_gradient_is_the_same(pool):
+    results = pool(3).run(f"{CASES}:contract", stages=[1, 2, 1], method="lora", eager=True)
+    assert [result["on their way"] for result in results] == [5, 3, 1]
+    for result in results:
+        assert max(max(step["error"], step["norm_error"]) for step in result["steps"]) < 1e-9
 
 
 @pytest.mark.parametrize(

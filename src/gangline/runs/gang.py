@@ -124,6 +124,7 @@ class Gang:
             ranks=dealt,
             stages=stages,
             replicas=replicas,
+            eager=self.eager and same,  # with more layers each there is less room for micro-batches
             resume_step=resume_step,
             lacking=lacking,
         )
@@ -141,7 +142,7 @@ class Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
         times = before // micro_batch
         ranks = [dataclasses.replace(rank, share=rank.share * times, foreseen_bytes=None) for rank in self.ranks]
-        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch)
+        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch, eager=False)
 
     def save(self, path: Path) -> None:
         """Write gang.json."""
