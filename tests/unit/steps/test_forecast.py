@@ -94,7 +94,8 @@ def _states(outlook: Outlook) -> int:
 def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(means: Means) -> None:
     model = ModelJob(path="meta-llama/Llama-3.2-3B")
     job = dataclasses.replace(JOB, model=model, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
-    outlook = foresee_job(job, world("rtx4090,rtx4090,rtx4090,rtx4090", wire="100gbe"), means)
+    cards = with_memory(world(",".join(["rtx4090"] * 20), wire="100gbe"), *[10] * 20)  # short for ends of a pipeline
+    outlook = foresee_job(job, cards, means)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
         require_startable(job, outlook)
     assert "which train cannot do with optimizer.kind: adamw-8bit" in caught.value.seen
@@ -226,7 +227,7 @@ def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
 def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Means) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     full = piped(JOB, method=MethodJob())
-    require_startable(full, foresee_job(full, two, means))
+    assert foresee_job(full, two, means).runnable is not None  # its head is its embedding table
     for method in ("lora", "qlora"):
         half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
         with pytest.raises(UsageError, match="cannot do pipeline in fp16") as caught:
