@@ -20,7 +20,7 @@ from typing import Any
 from tests.train.pool import Zygote
 from tests.train.test_resume import sample_order
 
-METHODS = ("full", "lora", "qlora")
+METHODS = ("full", "lora", "qlora", "qlora-8")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
 """Name, bar, and what gives the figure."""
@@ -103,7 +103,9 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
             words = {"shares": shares, "strategy": strategy, "method": method}
             kinds = {"fp64": (False, 1e-9), "fp32": (True, 1e-5)}
             for precision, (mixture, bar) in kinds.items():
-                if mixture and (method == "qlora" or strategy == "tp" or (strategy, len(shares)) == ("pipeline", 3)):
+                if mixture and (
+                    method.startswith("qlora") or strategy == "tp" or (strategy, len(shares)) == ("pipeline", 3)
+                ):
                     continue  # experts are not quantised nor cut, and the mixture of the tests has two layers
                 name = f"gradient under {strategy} {precision}{' mixture of experts' if mixture else ''} {method}"
                 more = {**words, "mixture": mixture}
@@ -249,7 +251,7 @@ def _print_table(done: dict[str, dict[str, Any]]) -> None:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for name, line in done.items():
         words = name.split()
-        kind = " ".join(words[: next(i for i, w in enumerate(words) if w in ("full", "lora") or "/" in w) + 1])
+        kind = " ".join(words[: next(i for i, w in enumerate(words) if w in METHODS or "/" in w) + 1])
         kinds.setdefault(kind.rsplit(" ", 1)[0] if "/" in kind.rsplit(" ", 1)[-1] else kind, []).append(line)
     print("\n| what | cases | worst figure | bar |\n|---|---|---|---|")
     for kind, lines in kinds.items():

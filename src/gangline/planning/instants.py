@@ -133,7 +133,7 @@ class Step:
         kinds = {
             "full": f"{numbers} in {self.training.parameters}",
             "lora": f"{numbers} in {self.training.compute}",
-            "qlora": f"{numbers}, those of linears in 4 bits",
+            "qlora": f"{numbers}, those of linears in {self.training.bits} bits",
         }
         return kinds[self.training.method]
 

@@ -466,7 +466,7 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
 
 def _lacking_of_zero(kind: Kind, training: Training) -> str:
     if training.method == "qlora":
-        return f"{kind} with weights of 4 bits"
+        return f"{kind} with weights of {training.bits} bits"
     if training.compute in ("fp16", "fp64"):
         return f"{kind} in {training.compute}"
     return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""

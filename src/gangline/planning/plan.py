@@ -13,7 +13,7 @@ from gangline.planning.shares import host_shares, rank_hosts, rank_shares, stage
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import Job, StrategyJob, build
+from gangline.runs.job import Job, MethodJob, StrategyJob, build
 
 SCHEMA_VERSION = 1
 
@@ -206,7 +206,7 @@ def make_plan(
         reshard=option is None or option.strategy.reshard,
         stages=stages,
         reason=_reason(job, strategy, ranks, stages=stages),
-        method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
+        method=_method(job.method),
         precision=job.precision,
         batch=job.batch,
         micro_batch=job.micro_batch,
@@ -310,6 +310,13 @@ def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) ->
     if num_ranks > 1:
         kinds |= {"pipeline": "pipeline", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
     return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
+
+
+def _method(method: MethodJob) -> str:
+    if method.kind == "full":
+        return method.kind
+    bits = " over 8 bits" if method.kind == "qlora" and method.bits == 8 else ""
+    return f"{method.kind}{bits}, rank {method.rank}"
 
 
 def _offloaded(job: StrategyJob) -> str:

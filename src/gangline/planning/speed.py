@@ -27,7 +27,7 @@ from gangline.catalog.gpus import GpuSpec
 from gangline.planning.architecture import Architecture
 from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
-from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
+from gangline.planning.traffic import Exchange, Traffic, linear_bytes, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
 from gangline.runs.buckets import AllReduce, Window, choose_buckets
 
@@ -136,16 +136,17 @@ def uncalibrated(
     per_flop_s = 1 / (peak * likely)
     passes = 3 if training.checkpointing else 2
     quantised = architecture.linear_weights if training.method == "qlora" else 0
+    packed = sum(layer.count * linear_bytes(layer, training) for layer in architecture.layers) if quantised else 0.0
     plain = architecture.num_parameters - quantised
-    weights = quantised * NF4_BYTES + plain * BYTES[training.compute]
+    weights = packed + plain * BYTES[training.compute]
     optimizer = trained_weights(architecture, training) * BYTES[training.parameters]
     launches_s = FLOOR_S_PER_LAYER[training.method] * architecture.num_layers
     return ComputeModel(
         per_token_s=(whole.total - whole.head - squared * length) * per_flop_s,
         per_token2_s=squared * per_flop_s,
         head_per_token_s=whole.head * per_flop_s,
-        # 4-bit weights are read and written out in 16 bits for every pass, and read again
-        overhead_s=passes * quantised * (NF4_BYTES + 4) / bytes_per_s,
+        # quantised weights are read and written out in 16 bits for every pass, and read again
+        overhead_s=passes * (packed + 4 * quantised) / bytes_per_s,
         floor_s=max(
             launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / bytes_per_s
         ),

@@ -8,6 +8,7 @@ from typing import Literal
 Number = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
+Bits = Literal[4, 8]
 OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Payload = Literal["int8", "bf16", "fp32"]
 Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
@@ -110,6 +111,8 @@ class Training:
     """Whether several documents share a sample: attention then gets a mask, which flash kernels do not take."""
     accumulation: int = 1
     """Micro-batches per optimizer step: from the second on, gradients are there from the start."""
+    bits: Bits = 4
+    """Of the linears' frozen weights (qlora)."""
     double_quant: bool = True
     """Whether scales of 4-bit weights are quantised again (qlora)."""
     optimizer: OptimizerKind = "adamw"

@@ -33,9 +33,11 @@ class ModelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodJob:
-    """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have 4 bits (QLoRA)."""
+    """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have few bits (QLoRA)."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
+    bits: Literal[4, 8] = 4
+    """Of a number of a frozen linear (qlora)."""
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0

@@ -69,6 +69,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         micro_batch=words.micro_batch or 1,
         method=MethodJob(
             kind=words.method.kind,
+            bits=words.method.bits,
             rank=words.method.rank,
             alpha=float(words.method.alpha),
             dropout=float(words.method.dropout),
@@ -163,6 +164,16 @@ def _check_method(checked: Checked[JobWords]) -> None:
                     fix=f"{kind_fix}, or delete {key}",
                     reads=(("method", "kind"),),
                 )
+    if "bits" in method.model_fields_set and method.kind != "qlora":
+        checked.report(
+            ("method", "bits"),
+            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
+            if method.kind == "lora"
+            else "bits, but every weight is trained (kind: full)",
+            expected="bits with kind: qlora only",
+            fix="write `kind: qlora`, or delete bits",
+            reads=(("method", "kind"),),
+        )
     if "all-linear" in method.targets and len(method.targets) > 1:
         checked.report(
             ("method", "targets"),
@@ -199,13 +210,13 @@ _PARTS = {"tp": "layers that several devices compute together", "pipeline": "lay
 
 
 def _check_parts(checked: Checked[JobWords]) -> None:
-    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no weights of 4 bits."""
+    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no quantised weights."""
     words = checked.words
     if words.strategy.kind == "tp" and words.method.kind == "qlora":
         checked.report(
             ("strategy", "kind"),
             seen="tp with method: qlora",
-            expected="weights that can be cut by columns and rows: a block of 64 numbers of 4 bits has one scale",
+            expected="weights that are cut by columns and rows as they are: quantised numbers share their scales",
             fix="write `strategy: hsdp`, or `method: lora`",
             reads=(("method", "kind"),),
         )

@@ -47,8 +47,11 @@ class MethodWords(Section):
     """What is trained. `method: lora` is short for `method: {kind: lora}`."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
-    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 bits (`qlora`: NF4 by
-    bitsandbytes, for a model whose weights alone would fill the card)."""
+    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 or 8 bits (`qlora`,
+    for a model whose weights alone would fill the card)."""
+    bits: Literal[4, 8] = 4
+    """Of the frozen weights (qlora). 4: NF4 with scales that are quantised in their turn, by bitsandbytes; 8: whole
+    numbers with one scale for each row, twice the memory and a tenth of the rounding."""
     rank: Count = 16
     """Rank of the adapters (lora, qlora)."""
     alpha: Positive = 32.0

@@ -164,6 +164,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
     attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
         method=job.method.kind,
+        bits=job.method.bits,
         micro_batch=job.micro_batch,
         sequence_length=job.data.sequence_length,
         compute=compute,

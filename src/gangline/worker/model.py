@@ -13,7 +13,7 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job, MethodJob, ModelJob
-from gangline.worker.nf4 import quantise
+from gangline.worker.quantised import quantise
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -48,7 +48,7 @@ def load_model(
     """The model of a job on `device`, in training mode, wrapped by peft for LoRA.
 
     Weights that are trained have the dtype that `Precision.parameters` names (fp32 unless the job asks for pure
-    `compute`); frozen ones have `compute`, and for QLoRA those of linears 4 bits. drawn: in which random ones are
+    `compute`); frozen ones have `compute`, and for QLoRA those of linears 4 or 8 bits. drawn: in which random ones are
     drawn, fp32 whatever a run computes in: an export draws the same weights again. Raises ModelError.
     """
     model = _load_base(job, dtype=weights_dtype(job, compute), drawn=drawn)
@@ -57,7 +57,8 @@ def load_model(
         return finish_model(model, job, compute=compute)
     ready = finish_model(model, job, compute=compute)
     core = base_of(ready)
-    quantise(core, layers_of(core), compute=compute, device=device)  # no device has to hold what they were before
+    # no device has to hold what they were before
+    quantise(core, layers_of(core), job.method, compute=compute, device=device)
     return ready.to(device)
 
 

@@ -102,9 +102,9 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `open` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `bits`, `open` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
-    allowed = {"data.train.split", "data.evaluation_fraction", "open", "schema_version", *strategy}
+    allowed = {"data.train.split", "data.evaluation_fraction", "method.bits", "open", "schema_version", *strategy}
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
@@ -124,6 +124,12 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
     assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
     with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
         load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
+
+
+def test_frozen_weights_have_4_or_8_bits(folder):
+    with pytest.raises(SpecError, match=r"expected one of 4, 8(.|\n)*take the quotes away: 8"):
+        load(folder, MINIMAL, "method.kind=qlora", 'method.bits="8"')
+    assert load(folder, MINIMAL, "method.kind=qlora", "method.bits=8").method.bits == 8
 
 
 def test_layers_that_devices_compute_together_are_neither_in_fp16_nor_in_4_bits_nor_have_moments_of_8(folder):
