@@ -37,7 +37,12 @@ def main() -> None:
     zygote = Zygote()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
-        for name, bar, measure in [*cases, *_strategy_cases(zygote), *_strategy_resume_cases(zygote)]:
+        for name, bar, measure in [
+            *cases,
+            *_strategy_cases(zygote),
+            *_offload_cases(zygote),
+            *_strategy_resume_cases(zygote),
+        ]:
             if name in done or arguments.only not in name:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
@@ -118,6 +123,15 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
                 yield name, bar, lambda w=more: _losses(zygote, w)
 
 
+def _offload_cases(zygote: Zygote) -> Iterator[Case]:
+    """What is in parts, by FSDP2's policy for parts in the machine's memory."""
+    for strategy, shares in (("fsdp", [5, 3, 2]), ("hsdp", [1, 2, 3, 4])):
+        for method in METHODS:
+            words = {"shares": shares, "strategy": strategy, "method": method}
+            name = f"losses of 4 steps offloaded under {strategy} fp64 {method} {_text(shares)}"
+            yield name, 1e-9, lambda w=words: _offloaded(zygote, w)
+
+
 def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
     """Saved under one strategy by 3 ranks (hsdp and tp: 4), resumed under each by 2 and by 4."""
     before = {"ddp": [5, 3, 2], "fsdp": [5, 3, 2], "hsdp": [1, 2, 3, 4], "tp": [7, 3], "pipeline": [2, 1, 1]}
@@ -180,6 +194,11 @@ def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
     ranks = zygote.pool(_size(words.get("strategy", "ddp"), words["shares"]))
     result = ranks.run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
+    return _worst(result["split"], result["alone"])
+
+
+def _offloaded(zygote: Zygote, words: dict[str, Any]) -> float:
+    result = zygote.pool(len(words["shares"])).run("tests.train.cases_offload:parts", **words)[0]
     return _worst(result["split"], result["alone"])
 
 

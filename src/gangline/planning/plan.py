@@ -339,7 +339,8 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: S
         return f"DeepSpeed has {held[strategy]} in parts over the {num_ranks} ranks{_offloaded(asked)}"
     if strategy in IN_STEP:
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
-        return f"{among} one copy of the model between them; its layers travel for every micro-batch"
+        off = ", from the machines' memory" if asked.offload else ""
+        return f"{among} one copy of the model between them; its layers travel for every micro-batch{off}"
     if strategy in ("tp", "pipeline"):
         return _layers_reason(strategy, ranks, stages=stages)
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"

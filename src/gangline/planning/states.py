@@ -207,8 +207,13 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     return int(packed * PACKED_BYTES), int(packed * scale), experts + tables + vectors
 
 
-def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """Gradients of all trained weights, as this rank keeps them."""
+def gradient_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
+    """Gradients of all trained weights, as this rank keeps them. in_ram: see `optimizer_bytes`.
+
+    FSDP2 has them where the weights are.
+    """
+    if strategy.kind in ("fsdp", "hsdp") and "optimizer" in strategy.offload and not in_ram:
+        return 0
     numbers, width = share.num_trained(training), weight_width(training, strategy)
     parts = trained_shards(training, strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
     wide = max(width, BYTES[training.stack.reduces]) if strategy.kind.startswith("zero") else width
@@ -230,6 +235,15 @@ def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_
     master = stored if strategy.kind.startswith("zero") else 0
     paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
     return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
+
+
+def offloaded_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """What of these a rank has in its machine's memory in place of its card's."""
+    kinds = (weight_bytes, gradient_bytes, optimizer_bytes)
+    return sum(
+        size(share, training, strategy, in_ram=True) - size(share, training, strategy)
+        for size in (kinds if strategy.offload else ())
+    )
 
 
 def state_width(training: Training) -> float:

@@ -107,6 +107,8 @@ class Training:
     """Names of linears with adapters; ("all-linear",): all inside layers."""
     dropout: float = 0.0
     checkpointing: bool = False
+    offloading: bool = False
+    """Whether what checkpointing keeps of each layer lies in the machine's memory."""
     packed: bool = False
     """Whether several documents share a sample: attention then gets a mask, which flash kernels do not take."""
     accumulation: int = 1
@@ -145,6 +147,6 @@ class Strategy:
     asked: bool = False
     """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
-    """zero: what of it lies in the machine's memory, not on the card."""
+    """zero, fsdp, hsdp: what of it lies in the machine's memory, not on the card."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""

@@ -24,6 +24,7 @@ from gangline.runs.job import (
 from gangline.spec.failures import resolve_failures
 from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
+from gangline.spec.offload import check_offload
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
@@ -51,6 +52,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_method(checked)
     _check_strategy(checked)
     check_zero(checked)
+    check_offload(checked)
     _check_parts(checked)
     _check_exchange(checked)
     _check_schedule(checked)
@@ -81,6 +83,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         precision=words.precision.compute,
         parameters=words.precision.parameters,
         activation_checkpointing=words.activation_checkpointing or False,
+        activation_offloading=words.activation_offloading,
         strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,

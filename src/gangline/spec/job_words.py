@@ -154,7 +154,8 @@ class StrategyWords(Section):
     """What becomes of the mean change of all hosts (local-sgd)."""
     offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
-    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3)."""
+    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3). fsdp, hsdp: both together, with gradients;
+    of LoRA and QLoRA the frozen `parameters` alone."""
     deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
     """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
     job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
@@ -297,6 +298,9 @@ class JobWords(Section):
     activation_checkpointing: Annotated[bool | None, AUTO] = False
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
+    activation_offloading: bool = False
+    """Keep in the machine's memory what `activation_checkpointing` keeps of each layer, and fetch it for backward: long
+    samples and large micro-batches then fit on a card, at the price of copies to and from it."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
     """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
     keys below."""
@@ -335,6 +339,7 @@ FOREIGN = {
     "fp16": "precision",
     "global_batch_size": "batch",
     "gradient_accumulation_steps": "batch",
+    "enable_activation_offloading": "activation_offloading",
     "gradient_checkpointing": "activation_checkpointing",
     "learning_rate": "optimizer.learning_rate",
     "logging_steps": "report",

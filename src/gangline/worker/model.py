@@ -13,6 +13,7 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job, MethodJob, ModelJob
+from gangline.worker.in_ram import keep_inputs_in_ram
 from gangline.worker.quantised import quantise
 
 WEIGHT_FILES = (
@@ -69,6 +70,8 @@ def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if job.activation_offloading:
+            keep_inputs_in_ram(model)
     model.train()
     whole: nn.Module = model
     return whole

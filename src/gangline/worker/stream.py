@@ -127,9 +127,17 @@ def make_room(module: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def materialise(loss: nn.Module, device: torch.device) -> None:
-    """Give what is on the meta device memory on this one: after division, that is a rank's part."""
-    loss._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+def materialise(loss: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
+    """Give what is on the meta device memory on this one: after division, that is a rank's part.
+
+    parts: where parts go, if not there.
+    """
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        where = parts if parts is not None and isinstance(tensor, DTensor) else device
+        return torch.empty_like(tensor, device=where) if tensor.is_meta else tensor.to(where)
+
+    loss._apply(placed)
 
 
 @torch.no_grad()

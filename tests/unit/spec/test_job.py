@@ -104,7 +104,15 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
     # `split`, `evaluation_fraction`, `bits`, `open` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
-    allowed = {"data.train.split", "data.evaluation_fraction", "method.bits", "open", "schema_version", *strategy}
+    allowed = {
+        "data.train.split",
+        "data.evaluation_fraction",
+        "method.bits",
+        "activation_offloading",
+        "open",
+        "schema_version",
+        *strategy,
+    }
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
@@ -124,6 +132,33 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
     assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
     with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
         load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
+
+
+def test_what_is_in_parts_and_layers_inputs_may_lie_in_the_machines_memory(folder):
+    words = ("strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=full")
+    job = load(folder, MINIMAL, *words, "activation_checkpointing=true", "activation_offloading=true")
+    assert (job.strategy.offload, job.activation_offloading) == (("optimizer", "parameters"), True)
+    assert load(folder, MINIMAL, "strategy.kind=fsdp", "strategy.offload=parameters", "method=qlora")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "fix"),
+    [
+        (["strategy.kind=fsdp", "strategy.offload=parameters", "method=full"], "strategy.offload", "[optimizer, param"),
+        (["strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=lora"], "strategy.offload", "stay"),
+        (["activation_offloading=true"], "activation_offloading", "add `activation_checkpointing: true`"),
+        (["activation_offloading=true", "activation_checkpointing=auto"], "activation_offloading", "add `activation_"),
+        (
+            ["activation_offloading=true", "activation_checkpointing=true", "strategy=tp"],
+            "activation_offloading",
+            "fsdp",
+        ),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_with_what_to_write(folder, words, key, fix):
+    said = refused(folder, MINIMAL, *words)
+    assert key in said
+    assert fix in said
 
 
 def test_frozen_weights_have_4_or_8_bits(folder):
