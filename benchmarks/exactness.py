@@ -21,6 +21,7 @@ from tests.train.pool import Zygote
 from tests.train.test_resume import sample_order
 
 METHODS = ("full", "lora", "qlora", "qlora-8")
+ZERO = ("zero-1", "zero-2", "zero-3")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
 """Name, bar, and what gives the figure."""
@@ -37,12 +38,8 @@ def main() -> None:
     zygote = Zygote()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
-        for name, bar, measure in [
-            *cases,
-            *_strategy_cases(zygote),
-            *_offload_cases(zygote),
-            *_strategy_resume_cases(zygote),
-        ]:
+        cases += [*_strategy_cases(zygote), *_offload_cases(zygote), *_strategy_resume_cases(zygote)]
+        for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote)]:
             if name in done or arguments.only not in name:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
@@ -149,6 +146,38 @@ def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
                     yield name, bar, lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, j, s, o)
 
 
+def _zero_cases(zygote: Zygote) -> Iterator[Case]:
+    """DeepSpeed has no fp64."""
+    for strategy in ZERO:
+        for method in METHODS[:2]:
+            for shares in ([5, 3, 2], [3, 0, 7], [7, 3], [1, 2, 3, 4]):
+                for mixture in (False, True):
+                    words = {"shares": shares, "strategy": strategy, "method": method, "mixture": mixture}
+                    name = f"gradient under {strategy} fp32{' mixture of experts' if mixture else ''} {method}"
+                    yield f"{name} {_text(shares)}", 1e-5, lambda w=words: _contract(zygote, w)
+            for shares in ([5, 3, 2], [3, 0, 7], [7, 3]):
+                words = {"shares": shares, "strategy": strategy, "method": method, "precision": "fp32", "warmup": 50}
+                words |= {"steps": 100, "packed": True, "checkpointing": True}
+                name = f"losses of 100 packed steps under {strategy} fp32 {method} {_text(shares)}"
+                yield name, 1e-4, lambda w=words: _losses(zygote, w)
+
+
+def _zero_resume_cases(zygote: Zygote) -> Iterator[Case]:
+    """Each from and to the strategies that are most unlike it, and from one of DeepSpeed's to the next."""
+    sizes = {2: [7, 3], 3: [5, 3, 2], 4: [1, 2, 3, 4]}
+    stages = {2: [1, 3], 3: [2, 1, 1], 4: [1, 1, 1, 1]}
+    for method in METHODS[:2]:
+        job = {"method": method, "precision": "fp32", "warmup": 50, "layers": 4, "dropout": 0.0}
+        for number, zero in enumerate(ZERO):
+            pairs = [pair for other in ("ddp", "fsdp", "pipeline") for pair in ((zero, other), (other, zero))]
+            for place, (one, other) in enumerate([*pairs, (zero, ZERO[(number + 1) % 3])]):
+                size = (2, 4)[(number + place // 2 + place) % 2]
+                before = (one, (stages if one == "pipeline" else sizes)[3])
+                after = (other, (stages if other == "pipeline" else sizes)[size])
+                name = f"saved under {one}, resumed under {other} fp32 {method} 3 to {size} ranks"
+                yield name, 1e-4, lambda j=job, s=before, o=after: _other_strategy(zygote, j, s, o)
+
+
 def _methods(strategy: str) -> tuple[str, ...]:
     return METHODS[:2] if strategy == "tp" else METHODS
 
@@ -169,7 +198,8 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
         more = {"method": words["method"], "mixture": words["mixture"]}
         results = ranks.run("tests.train.cases_pipeline:contract", stages=words["shares"], **more)
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
-    results = ranks.run("tests.train.cases_loop:contract", **words)
+    cases = "cases_zero:gradient" if words["strategy"] in ZERO else "cases_loop:contract"
+    results = ranks.run(f"tests.train.{cases}", **words)
     return max(max(result["error"], result["norm_error"]) for result in results)
 
 

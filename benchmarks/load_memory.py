@@ -188,8 +188,8 @@ def _rank(order: dict[str, Any]) -> int:
 
     read_parts = building.read_parts
 
-    def read_and_tell(*words: Any) -> None:
-        read_parts(*words)
+    def read_and_tell(*words: Any, **options: Any) -> None:
+        read_parts(*words, **options)
         print(LOADED, end="", flush=True)
         time.sleep(0.3)
 

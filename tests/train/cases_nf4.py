@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from gangline.errors import GanglineError
 from gangline.runs.job import MethodJob
+from gangline.worker import int8, nf4
 from gangline.worker.flops import step_flops
 from gangline.worker.model import base_of, load_model
 from gangline.worker.quantised import QuantisedLinear, num_weights, quantise
@@ -37,7 +39,8 @@ def layers(dtypes, device: str = "cpu"):
         own.load_state_dict({"weight": linear.weight, "bias": linear.bias})
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone()
-        quantise(core, core[0], MethodJob(kind="qlora"), compute=dtype, device=device)
+        with patch.object(nf4, "PIECE", 1024):  # in four pieces
+            quantise(core, core[0], MethodJob(kind="qlora"), compute=dtype, device=device)
         ours = core.to(device)[0][0][0]
         kept = kept.to(device)
         value = torch.randn(3, 5, 96, dtype=dtype, device=device, requires_grad=True)
@@ -71,13 +74,14 @@ def rows_of_eight_bits(device: str = "cpu"):
             linear.weight[7] = 0
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone().to(device)
-        quantise(core, core[0], MethodJob(kind="qlora", bits=8), compute=compute, device=device)
-        ours = core.to(device)[0][0][0]
+        with patch.object(int8, "LOT", 1024):  # in four pieces, and unpacked so
+            quantise(core, core[0], MethodJob(kind="qlora", bits=8), compute=compute, device=device)
+            ours = core.to(device)[0][0][0]
+            weight = ours.unpack(ours.weight, ours.scales)
         numbers, scales, _ = int8_vectorwise_quant(kept.clone())
         own = torch.where(kept == 0, 0, numbers)
         value = torch.randn(3, 5, 96, dtype=compute, device=device, requires_grad=True)
         plain = value.detach().clone().requires_grad_()
-        weight = ours.unpack(ours.weight, ours.scales)
         for product in (ours(value), nn.functional.linear(plain, weight, ours.bias.to(compute))):
             product.square().sum().backward()
         exact = (ours.weight.double() * ours.scales.double()[:, None] / 127).to(compute)

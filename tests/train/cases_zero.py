@@ -18,17 +18,17 @@ from gangline.worker.quantised import num_weights
 from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.synchronous import Synchronous
-from tests.train.small import make_job, make_session, make_world, run_loop
-
-IN_PARTS = StrategyJob(deepspeed={"zero_optimization": {"stage3_param_persistence_threshold": 0}})
-"""DeepSpeed keeps tensors of fewer than 100,000 numbers whole, and all of ours are such."""
+from tests.train.small import make_job, make_session, make_world, mixture_folder, run_loop
 
 
-def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", offload=()):
+def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", offload=(), mixture=False):
     """One step's gradient and its norm against a single process, and what of the model this rank has."""
     from deepspeed.utils import safe_get_full_grad
 
-    job = _job(strategy, method=method, precision=precision, offload=offload)
+    dropout = 0.0 if mixture else 0.1  # adapters of experts take none
+    job = _job(strategy, method=method, precision=precision, offload=offload, dropout=dropout)
+    if mixture:
+        job = replace(job, model=replace(job.model, path=mixture_folder()))
     alone = make_session(job, make_world([sum(shares)], rank=0), num_evaluation=0)
     weights = _stirred(alone)
     for name, parameter in trainable(alone.model).items():
@@ -57,7 +57,7 @@ def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", off
 
 
 def _job(strategy: str, *, offload=(), **words):
-    return replace(make_job(**words), strategy=replace(IN_PARTS, kind=strategy, offload=tuple(offload)))
+    return replace(make_job(**words), strategy=StrategyJob(kind=strategy, offload=tuple(offload)))
 
 
 def _stirred(session) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from gangline.runs.job import (
     ScheduleJob,
     SourceJob,
 )
+from gangline.runs.rows import rows_of
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
@@ -30,6 +31,7 @@ from gangline.worker.signals import StopFlag
 from gangline.worker.world import World
 
 VOCABULARY = 96
+IN_PARTS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class MemorySet:
@@ -149,11 +151,12 @@ def make_world(
     strategy: str = "ddp",
     lacking=(),
     device: str = "cpu",
+    rows=(10,),
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
     hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
-    pipeline: `shares` are the layers of each rank.
+    pipeline: `shares` are the layers of each rank, and `rows` what each pipeline does of 10 micro-batches.
     """
     stages = ()
     if strategy == "tp":
@@ -161,7 +164,8 @@ def make_world(
         shares = [share for share in shares for _ in range(len(hosts) // len(shares))]
     size = len(shares)
     if strategy == "pipeline":
-        stages, shares = tuple(shares), [10] * size
+        stages = tuple(shares)
+        shares = [share for row, share in zip(rows_of(stages, replicas=len(rows)), rows, strict=True) for _ in row]
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
     ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
     gang = Gang(
@@ -171,6 +175,7 @@ def make_world(
         resume_step=resume_step,
         strategy=strategy,
         stages=stages,
+        replicas=len(rows),
         lacking=tuple(lacking),
     )
     return World(gang=gang, rank=rank, device=torch.device(device))
@@ -179,7 +184,12 @@ def make_world(
 def make_session(
     job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False
 ) -> Session:
-    """A built session over MemorySets. A job in fp64 computes its norms in fp64, too."""
+    """A built session over MemorySets. A job in fp64 computes its norms in fp64, too.
+
+    Under zero-3 the tensors are in parts: DeepSpeed keeps those of fewer than 100,000 numbers whole, as ours are.
+    """
+    if world.gang.strategy == "zero-3" and not job.strategy.deepspeed:
+        job = replace(job, strategy=replace(job.strategy, deepspeed=IN_PARTS))
     if job.precision == "fp64":
         norms_in_own_dtype()
     evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None

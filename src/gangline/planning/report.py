@@ -11,7 +11,7 @@ from gangline.planning.instead import Way
 from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method, lacking
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
-from gangline.planning.shares import stages_named
+from gangline.planning.shares import rows_named
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
 from gangline.planning.training import Strategy
 from gangline.planning.world import Seat
@@ -109,25 +109,22 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
     process = memory.process
     low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
     rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
-    if memory.offloaded_bytes:
-        rows += [("", f"{_gib2(memory.offloaded_bytes)}  in the machine's memory, in place of the card's")]
-    return _aligned(rows, width)
+    moved = [("", f"{_gib2(memory.offloaded_bytes)}  in the machine's memory, in place of the card's")]
+    return _aligned(rows + (moved if memory.offloaded_bytes else []), width)
 
 
 def name(strategy: Strategy) -> str:
     """A strategy with what belongs to it."""
     if strategy.kind == "pipeline":
-        return f"pipeline {stages_named(strategy.stages)}"
+        return f"pipeline {rows_named(strategy.rows)}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
     ram = f", {' and '.join(strategy.offload)} in RAM" if strategy.offload else ""
     if strategy.kind in ("hsdp", "tp"):
         return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{ram}"
-    if ram:
-        return strategy.kind + ram
     if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
-    return strategy.kind
+    return strategy.kind + ram
 
 
 def _model(verdict: Verdict) -> str:
@@ -218,6 +215,8 @@ def _shares(option: Option) -> str:
     training = option.training
     text = f"micro-batches of {training.micro_batch}"
     text += ", activations computed twice" if training.checkpointing else ""
+    if option.strategy.replicas > 1:
+        return f"{text}: {dealt_to_rows(option.dealt)}"
     if option.strategy.kind in {"pipeline", "single"}:
         return f"{option.shares[0]} {text}"
     total = sum(option.dealt)
@@ -227,6 +226,13 @@ def _shares(option: Option) -> str:
     each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
     more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
     return f"{text}: {', '.join(each)}{more}"
+
+
+def dealt_to_rows(shares: Sequence[int]) -> str:
+    """Micro-batches of pipelines: "12 in each of 2 pipelines", "14 + 10 in 2 pipelines"."""
+    if len(set(shares)) == 1:
+        return f"{shares[0]} in each of {len(shares)} pipelines"
+    return f"{' + '.join(map(str, shares[:8]))}{' + ...' if len(shares) > 8 else ''} in {len(shares)} pipelines"
 
 
 def _divides(verdict: Verdict) -> Iterator[str]:

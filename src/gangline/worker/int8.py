@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 LARGEST = 127
 LOT = 1 << 20
-"""Numbers that a processor unpacks at once: mixed formats are widened in copies there. A GPU does all in one go."""
+"""Numbers that are packed at once, and that a processor unpacks at once: formats are widened in copies. A GPU unpacks
+all in one go, and without a copy.
+"""
 
 
 class Int8:
@@ -40,10 +42,14 @@ class Int8:
 
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """A weight [out, in] as these tensors. No number is off by more than a 254th of the largest of its row."""
-        wide = weight.float()
-        largest = wide.abs().amax(dim=1)
-        inverse = torch.where(largest == 0, 0.0, LARGEST / largest)
-        return {"weight": (wide * inverse[:, None]).round_().to(torch.int8), "scales": largest}
+        numbers, scales = [], []
+        for rows in weight.split(max(1, LOT // weight.shape[1])):
+            wide = rows.float()
+            largest = wide.abs().amax(dim=1)
+            inverse = torch.where(largest == 0, 0.0, LARGEST / largest)
+            numbers.append((wide * inverse[:, None]).round_().to(torch.int8))
+            scales.append(largest)
+        return {"weight": torch.cat(numbers), "scales": torch.cat(scales)}
 
     def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """The weight [out, in], in the format of products, each number rounded to it once."""
