@@ -12,9 +12,9 @@ from gangline.errors import GanglineError
 from gangline.runs.job import StrategyJob
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import trainable
-from gangline.worker.nf4 import num_weights
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
+from gangline.worker.quantised import num_weights
 from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.synchronous import Synchronous

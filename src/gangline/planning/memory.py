@@ -23,6 +23,8 @@ class Memory:
 
     persistent: tuple[Term, ...]
     instants: tuple[Instant, ...]
+    offloaded_bytes: int
+    """In the machine's memory, in place of the card's."""
     process: Spread
     """Of the whole process: tensors with the allocator's gaps, context, communication buffers."""
 
@@ -63,5 +65,6 @@ def rank_memory(
     return Memory(
         persistent=persistent,
         instants=instants,
+        offloaded_bytes=step.offloaded_bytes,
         process=device.process(allocated, num_ranks=strategy.world_size),
     )

@@ -51,6 +51,41 @@ def cpu_world(*free_gib: float) -> World:
     return World(seats=seats, wire=link("1gbit"), inside=link("pcie4-x16"))
 
 
+@pytest.mark.parametrize(
+    ("kind", "machines", "said"),
+    [
+        ("fsdp", cpu_world(64, 64), "no rank has a GPU, so all of it is there already"),
+        ("hsdp", world("rtx4090"), "one rank has no parts"),
+        ("ddp", cpu_world(64, 64), "activation_offloading: there is nothing to move"),
+    ],
+)
+def test_where_an_offload_would_move_nothing_it_is_refused(means: Means, kind: str, machines: World, said: str) -> None:
+    strategy = StrategyJob(kind=kind, offload=("parameters",) if kind != "ddp" else ())  # type: ignore[arg-type]
+    job = dataclasses.replace(
+        JOB, strategy=strategy, activation_checkpointing=True, activation_offloading=kind == "ddp"
+    )
+    with pytest.raises(UsageError) as caught:
+        foresee_job(job, machines, means)
+    assert said in str(caught.value)
+
+
+def test_what_is_moved_off_cards_has_to_fit_into_their_machine(means: Means) -> None:
+    """16 bytes a weight, on one host with both cards."""
+    job = dataclasses.replace(
+        JOB, method=MethodJob(), strategy=StrategyJob(kind="fsdp", offload=("optimizer", "parameters")), batch=8
+    )
+    both = world("2xrtx4090")
+    for gib, fits in ((12, False), (40, True)):
+        seats = tuple(dataclasses.replace(seat, ram_bytes=gib * 2**30) for seat in both.seats)
+        machines = dataclasses.replace(both, seats=seats)
+        if fits:
+            assert foresee_job(job, machines, means).runnable is not None
+            continue
+        with pytest.raises(UsageError) as caught:
+            foresee_job(job, machines, means)
+        assert "host1 has no memory for what is moved off its cards" in str(caught.value)
+
+
 def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Means) -> None:
     job = dataclasses.replace(JOB, open=("micro_batch", "activation_checkpointing"))
     outlook = foresee_job(job, world("rtx4090,rtx4090"), means)
