@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_adam8"
 OF_8_BITS = ["absmax1", "absmax2", "qmap1", "qmap2", "state1", "state2", "step"]
 CONFIG = {

@@ -8,6 +8,8 @@ from gangline.planning.families import FAMILIES, SLICED
 from gangline.planning.lora import lora_parameters
 from tests.unit.planning.published import PUBLISHED, config
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_architecture"
 RANK = 4
 TARGETS = [["all-linear"], ["q_proj", "v_proj"], ["down_proj", "dense", "c_proj", "fc2"], ["gate_proj"]]

@@ -8,6 +8,8 @@ from benchmarks import trainer
 from benchmarks.trainer_cases import CASES
 from benchmarks.trainer_report import LossesDiffer, check_losses, markdown
 
+pytestmark = pytest.mark.rotating
+
 SIDES = "tests.train.cases_benchmark:both_sides"
 MIB = 1 << 20
 

@@ -11,6 +11,8 @@ from gangline.worker.phase import PHASES
 from tests.train.attempts import CASES, START_S, Run
 from tests.unit.launch.gang import wait_until
 
+pytestmark = pytest.mark.rotating
+
 STEPS = 14
 HOSTS = ("pc1", "pc2", "pc3")
 TOLD = "told that the gang has failed elsewhere"

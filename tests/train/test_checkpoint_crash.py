@@ -15,7 +15,7 @@ from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from tests.train.parts import commit, saver_in, some_tensors
 
-pytestmark = pytest.mark.train
+pytestmark = [pytest.mark.train, pytest.mark.rotating]
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,6 +8,8 @@ from gangline.planning.overheads import CUDA
 from gangline.planning.training import GANGLINE, Strategy, Training
 from tests.unit.planning.published import config
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_trace"
 WORKSPACE = 8 << 20
 """Of cuBLAS: a trace on a CPU has none."""

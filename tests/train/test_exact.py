@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 SPLITS = [[5, 3, 2], [4, 3, 3], [10, 0, 0]]
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 

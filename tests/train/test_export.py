@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_export"
 MIB = 1 << 20
 CONSTANT = 48 * MIB

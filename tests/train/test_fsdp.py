@@ -4,6 +4,8 @@ import pytest
 
 from tests.train.test_resume import run, sample_order
 
+pytestmark = pytest.mark.rotating
+
 GANGS = {"ddp": [5, 3, 2], "fsdp": [7, 3], "hsdp": [1, 2, 3, 4]}
 
 

@@ -7,6 +7,8 @@ import pytest
 from gangline.planning.instants import EXCHANGED_NUMBERS
 from gangline.planning.traffic import PAYLOAD_BYTES
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_local_sgd"
 
 

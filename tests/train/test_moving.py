@@ -4,6 +4,8 @@ from collections import defaultdict
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.mark.parametrize(
     ("method", "precision", "warmup", "pieces", "tolerance", "steps"),

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_nf4"
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_parts"
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.train.test_resume import run
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_pipeline"
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_replicas"
 SIGN, EXPONENT, LAST = 31, 29, 0
 

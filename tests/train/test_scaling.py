@@ -13,6 +13,8 @@ from gangline.steps.scaled import scaling_lines
 from tests.train.cases_calibrate import CONFIG
 from tests.train.story import own_ports
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_scaling"
 HOSTS = ["pc1", "pc2", "pc2"]
 

@@ -10,6 +10,8 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import COMMIT_FILE
 from tests.train.test_resume import run
 
+pytestmark = pytest.mark.rotating
+
 HOSTS = ["pc0", "pc0", "pc1"]
 IN_PARTS = {"each_host": "part", "disks": True}
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.story import copy_world, make_user, write_cluster, write_job
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.rotating]
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_stragglers"
 FROM = 22
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.train.test_resume import run, sample_order
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_tensor_parallel"
 
 

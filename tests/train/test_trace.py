@@ -8,6 +8,8 @@ import pytest
 
 from tests.train.pool import ROOT
 
+pytestmark = pytest.mark.rotating
+
 CASES = "tests.train.cases_trace"
 SMALL = {
     "model_type": "llama",
