@@ -246,7 +246,8 @@ def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
     """Ddp or zero, with what the job says of it if it asks for just that."""
     asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
     offload = job.offload if asked else ()
-    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload)
+    on_disk = asked and job.offload_to is not None
+    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload, on_disk=on_disk)
 
 
 def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:

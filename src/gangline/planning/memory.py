@@ -13,7 +13,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.instants import Instant, Step
 from gangline.planning.lora import lora_parameters
 from gangline.planning.overheads import CPU, Overheads, Spread
-from gangline.planning.states import Term, share_of
+from gangline.planning.states import Term, disk_bytes, share_of
 from gangline.planning.training import Strategy, Training
 
 
@@ -25,6 +25,8 @@ class Memory:
     instants: tuple[Instant, ...]
     process: Spread
     """Of the whole process: tensors with the allocator's gaps, context, communication buffers."""
+    disk_bytes: int = 0
+    """What of it lies on the host's disk."""
 
     @property
     def persistent_bytes(self) -> int:
@@ -64,4 +66,5 @@ def rank_memory(
         persistent=persistent,
         instants=instants,
         process=device.process(allocated, num_ranks=strategy.world_size),
+        disk_bytes=disk_bytes(share, training, strategy) if strategy.on_disk else 0,
     )

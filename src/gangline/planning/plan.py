@@ -313,6 +313,8 @@ def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) ->
 
 
 def _offloaded(job: StrategyJob) -> str:
+    if job.offload_to is not None:
+        return f", and of it optimizer on the machines' disks, in {job.offload_to}"
     return f", and of it {' and '.join(job.offload)} in the machines' memory" if job.offload else ""
 
 

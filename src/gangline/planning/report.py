@@ -61,6 +61,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
         rows.append(("strategy", "none fits"))
     else:
         rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
+        rows += [("disk", text) for text in _disk(best)]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(verdict)]
         rows += [("step", text) for text in _step(best)]
@@ -121,10 +122,16 @@ def name(strategy: Strategy) -> str:
     if strategy.kind in ("hsdp", "tp"):
         return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
     if strategy.offload:
-        return f"{strategy.kind}, {' and '.join(strategy.offload)} in RAM"
+        return f"{strategy.kind}, {' and '.join(strategy.offload)} {'on disk' if strategy.on_disk else 'in RAM'}"
     if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
+
+
+def _disk(best: Option) -> Iterator[str]:
+    most = max(need.memory.disk_bytes for need in best.needs)
+    if most:
+        yield f"{format_bytes(most)} of each rank are written and read in every step"
 
 
 def _model(verdict: Verdict) -> str:

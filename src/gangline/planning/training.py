@@ -143,5 +143,7 @@ class Strategy:
     """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
     """zero: what of it lies in the machine's memory, not on the card."""
+    on_disk: bool = False
+    """zero-3: the optimizer's states lie on a disk, not in the machine's memory."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""

@@ -182,6 +182,8 @@ class StrategyJob:
     outer: OuterJob = OuterJob()
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
     """zero: what lies in the machine's memory: the optimizer's states; under zero-3 weights, too."""
+    offload_to: str | None = None
+    """zero-3: a folder of every host where the optimizer's states lie instead."""
     deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
     """zero: what DeepSpeed is told besides, in the words of its own configuration file."""
 
