@@ -9,7 +9,7 @@ BIN := .venv/bin
 # Hundreds of short commands: what was compiled once is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-BY_FILE := --dist loadfile --no-loadscope-reorder -m "not slow"
+BY_FILE := --dist loadfile --no-loadscope-reorder --rotate -m "not slow"
 STORY := tests/lab/test_story.py
 
 .DEFAULT_GOAL := help

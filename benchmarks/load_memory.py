@@ -208,8 +208,8 @@ def _rank(order: dict[str, Any]) -> int:
 
     read_parts = building.read_parts
 
-    def read_and_tell(*words: Any, **more: Any) -> None:
-        read_parts(*words, **more)
+    def read_and_tell(*words: Any, **options: Any) -> None:
+        read_parts(*words, **options)
         print(LOADED, end="", flush=True)
         time.sleep(0.3)
 

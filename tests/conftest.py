@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from tests.rotation import PARTS, TURN, divide, take_turn
+
 # One thread per process: ranks share the cores, and sums come out in one order.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -17,7 +19,25 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--rotate", action="store_true", help="of tests marked `rotating`, only the part of the day")
+
+
+def pytest_configure(config):
+    if config.getoption("rotate"):
+        take_turn()
+
+
+def pytest_report_header(config):
+    if config.getoption("rotate"):
+        return f"rotating tests: part {take_turn()} of {PARTS} ({TURN}=0, 1, ... for another; without --rotate all)"
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("rotate"):
+        items[:], rest = divide(items, take_turn())
+        config.hook.pytest_deselected(items=rest)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_cuda():
         for item in gpu_items:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from gangline.errors import GanglineError
+from gangline.worker import nf4
 from gangline.worker.flops import step_flops
 from gangline.worker.model import base_of, load_model
 from gangline.worker.nf4 import Nf4Linear, num_weights, quantise
@@ -36,7 +38,8 @@ def layers(dtypes, device: str = "cpu"):
         own.load_state_dict({"weight": linear.weight, "bias": linear.bias})
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone()
-        quantise(core, core[0], compute=dtype, device=device)
+        with patch.object(nf4, "PIECE", 1024):  # in four pieces
+            quantise(core, core[0], compute=dtype, device=device)
         ours = core.to(device)[0][0][0]
         kept = kept.to(device)
         value = torch.randn(3, 5, 96, dtype=dtype, device=device, requires_grad=True)

@@ -12,7 +12,8 @@ from gangline.runs.job import ModelJob
 from gangline.worker.evaluate import evaluate
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.model import trainable
-from gangline.worker.optimizer import gradient_norm
+from gangline.worker.optimizer import norm_of
+from gangline.worker.order import deal
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
 from gangline.worker.stage import Elsewhere
@@ -31,22 +32,25 @@ def contract(
     packed: bool = False,
     checkpointing: bool = False,
     targets=("all-linear",),
+    rows=(10,),
+    hosts=None,
 ):
-    """Two steps' gradients and an evaluation of a pipeline, against those of one process."""
+    """Two steps' gradients and an evaluation of pipelines, against those of one process."""
     job = make_job(method=method, dropout=0.0)
-    job = replace(job, model=replace(job.model, path=model_folder(layers=sum(stages))), micro_batch=2)
+    depth = sum(stages) // len(rows)
+    job = replace(job, model=replace(job.model, path=model_folder(layers=depth)), micro_batch=2)
     job = replace(job, activation_checkpointing=checkpointing, method=replace(job.method, targets=tuple(targets)))
     if mixture:  # torch multiplies groups of rows in fp32 at the most
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
-    session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), packed=packed)
+    world = make_world(stages, rank=dist.get_rank(), strategy="pipeline", rows=rows, hosts=hosts)
+    session = make_session(job, world, packed=packed)
     alone = make_session(job, make_world([5], rank=0), packed=packed)
     found, beats = {}, []
     for step in (0, 3):
         ours, wanted = _gradients(session, step, beats), _gradients(alone, step, [])
-        gradients = [parameter.grad for parameter in trainable(session.model).values()]
+        gradients = session.strategy.gradients(list(trainable(session.model).values()))
         expected = torch.cat([parameter.grad.flatten() for parameter in trainable(alone.model).values()])
-        norm = gradient_norm(trainable(session.model).values(), parts=session.strategy.parts)
-        assert len(gradients) == len(ours)
+        norm = norm_of(gradients, parts=session.strategy.parts)
         found[step] = {
             "error": max(
                 float((ours[name] - wanted[name]).norm() / wanted[name].norm().clamp_min(1e-12)) for name in ours
@@ -63,6 +67,9 @@ def contract(
         "elsewhere": sum(isinstance(part, Elsewhere) for part in session.model.modules()),
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
         "whole": sum(parameter.numel() for parameter in alone.model.parameters()),
+        "digests": {name: str(torch.hash_tensor(gradient).item()) for name, gradient in ours.items()},
+        "last": session.strategy.has_loss,
+        "done": len(deal(5, session.world.shares, world.gang.crews)[world.rank]),
         "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
     }
 

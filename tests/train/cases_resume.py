@@ -33,13 +33,15 @@ def piece(
     hosts=None,
     each_host: str = "whole",
     disks: bool = False,
+    rows=(10,),
 ):
     """One attempt: from `resume_step` (None: the beginning) until stopped or done. Losses, samples and weights.
 
     lacking: hosts whose checkpoints are not looked at. hosts: of every rank. disks: every host has a folder of its own.
     """
     rank = dist.get_rank()
-    world = make_world(shares, rank=rank, resume_step=resume_step, strategy=strategy, lacking=lacking, hosts=hosts)
+    place = {"strategy": strategy, "lacking": lacking, "hosts": hosts, "rows": rows}
+    world = make_world(shares, rank=rank, resume_step=resume_step, **place)
     hosts = world.gang.hosts
     words = dict(job)
     warmup, layers = words.pop("warmup", 5), words.pop("layers", None)

@@ -22,6 +22,7 @@ from gangline.runs.job import (
     ScheduleJob,
     SourceJob,
 )
+from gangline.runs.rows import rows_of
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
@@ -148,11 +149,12 @@ def make_world(
     strategy: str = "ddp",
     lacking=(),
     device: str = "cpu",
+    rows=(10,),
 ) -> World:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
     hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
-    pipeline: `shares` are the layers of each rank.
+    pipeline: `shares` are the layers of each rank, and `rows` what each pipeline does of 10 micro-batches.
     """
     stages = ()
     if strategy == "tp":
@@ -160,7 +162,8 @@ def make_world(
         shares = [share for share in shares for _ in range(len(hosts) // len(shares))]
     size = len(shares)
     if strategy == "pipeline":
-        stages, shares = tuple(shares), [10] * size
+        stages = tuple(shares)
+        shares = [share for row, share in zip(rows_of(stages, replicas=len(rows)), rows, strict=True) for _ in row]
     hosts = hosts or [f"pc{2 * index // size if strategy == 'hsdp' else index}" for index in range(size)]
     ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
     gang = Gang(
@@ -170,6 +173,7 @@ def make_world(
         resume_step=resume_step,
         strategy=strategy,
         stages=stages,
+        replicas=len(rows),
         lacking=tuple(lacking),
     )
     return World(gang=gang, rank=rank, device=torch.device(device))

@@ -22,6 +22,32 @@ def test_the_gradient_is_that_of_one_process(pool, stages, method):
         assert result["held"] < result["whole"]
 
 
+@pytest.mark.parametrize(
+    ("stages", "rows", "method"),
+    [([2, 1, 1, 2], (6, 4), "full"), ([3, 1, 2], (2, 8), "lora"), ([1, 2, 2, 1], (10, 0), "qlora")],
+    ids=["cut otherwise", "of one rank and of two", "one without work"],
+)
+def test_pipelines_side_by_side_have_the_gradient_of_one_process(pool, stages, rows, method):
+    ask = {"stages": stages, "rows": rows, "method": method, "packed": method == "full"}
+    results = pool(len(stages)).run(f"{CASES}:contract", **ask)
+    for result in results:
+        assert max(max(step["error"], step["norm_error"]) for step in result["steps"]) < 1e-9
+        ours, alone = result["evaluation"]
+        assert ours == pytest.approx(alone, rel=1e-9)
+    assert sum(result["done"] * result["last"] for result in results) == 5
+    for layer, digests in _by_name(results).items():
+        assert len(digests) == 2, layer  # each pipeline has it, with the same bits
+        assert len(set(digests)) == 1, layer
+
+
+def _by_name(results):
+    found = {}
+    for result in results:
+        for name, digest in result["digests"].items():
+            found.setdefault(name, []).append(digest)
+    return found
+
+
 def test_experts_have_the_same_gradient(pool):
     for result in pool(2).run(f"{CASES}:contract", stages=[1, 1], method="lora", mixture=True):
         assert max(step["error"] for step in result["steps"]) < 1e-5
@@ -59,14 +85,17 @@ def test_in_bf16_what_travels_is_bf16(pool):
         (("pipeline", [2, 1, 1]), ("ddp", [7, 3]), "full"),
         (("fsdp", [7, 3]), ("pipeline", [1, 3]), "lora"),
         (("pipeline", [1, 3]), ("pipeline", [2, 1, 1]), "qlora"),
+        (("pipeline", [1, 3, 2, 2], (7, 3)), ("ddp", [7, 3]), "full"),
+        (("ddp", [7, 3]), ("pipeline", [1, 3, 4], (7, 3)), "full"),
     ],
-    ids=["to ddp", "from fsdp", "cut anew"],
+    ids=["to ddp", "from fsdp", "cut anew", "from two pipelines", "to two pipelines"],
 )
 def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
     job = {"precision": "fp64", "method": method, "dropout": 0.0, "layers": 4}
     whole = run(pool, tmp_path / "whole", [10], job=job, steps=12)
-    first = run(pool, tmp_path / "cut", before[1], job=job, steps=12, stop_after=5, strategy=before[0])
-    second = run(pool, tmp_path / "cut", after[1], job=job, steps=12, resume_step=5, strategy=after[0])
+    one, other = ({"strategy": kind, "rows": rows[0] if rows else (10,)} for kind, _, *rows in (before, after))
+    first = run(pool, tmp_path / "cut", before[1], job=job, steps=12, stop_after=5, **one)
+    second = run(pool, tmp_path / "cut", after[1], job=job, steps=12, resume_step=5, **other)
     pieces = first[0]["losses"] + second[0]["losses"]
     assert [step for step, _, _ in pieces] == list(range(1, 13))
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gangline.planning.dividing import Dividing
 from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, lacking, shifts
-from gangline.planning.room import pipeline
+from gangline.planning.room import EVEN, pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count, whole_counts
@@ -50,6 +50,8 @@ BEFORE_TP: tuple[Kind, ...] = ("single", "ddp", "fsdp", "hsdp")
 """Where one of these fits, tp is taken only if the job asks for it."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
+LEAST_STAGES = 2
+"""Ranks of a pipeline: of one it would be ddp."""
 FEW_HOSTS = 5
 """Up to here every number of them is tried, beyond it 1, 2, 4, 8, ..."""
 MOST_ALONE = 8
@@ -133,9 +135,20 @@ def _runnable(drafts: list[Draft]) -> Draft | None:
 
 
 def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
-    """The best of every strategy that these seats allow, in the order of `SIMPLEST`. bench: see there."""
+    """The best of every strategy that these seats allow, in the order of `SIMPLEST`. bench: see there.
+
+    Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
+    not been measured on GPUs.
+    """
     possible = shifts(question, world, trainings(question), bench)
-    return [_nearest(drafts) for kind in ASKED[question.strategy.kind] if (drafts := _drafts(possible, kind))]
+    kinds = ASKED[question.strategy.kind]
+    found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
+    taken = choose(fitting(list(found.values())))
+    if taken is None or taken.strategy.kind == "pipeline":
+        alone = [found["pipeline"]] if "pipeline" in found else []
+        if several := [*alone, *(_drafts(possible, "pipeline", several=True) if "pipeline" in kinds else [])]:
+            found["pipeline"] = _nearest(several)
+    return [found[kind] for kind in kinds if kind in found]
 
 
 def _nearest(drafts: list[Draft]) -> Draft:
@@ -143,11 +156,11 @@ def _nearest(drafts: list[Draft]) -> Draft:
     return choose(fitting(drafts)) or max(drafts, key=lambda draft: (draft.chance, draft.spare_bytes))
 
 
-def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
+def _drafts(possible: list[Shift], kind: Kind, *, several: bool = False) -> list[Draft]:
     """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
 
     That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
-    the same, for what a rank has room for depends on which ones it gets.
+    the same, for what a rank has room for depends on which ones it gets. several: more than one pipeline.
     """
     found: list[Draft] = []
     too_large: set[tuple[bool, int]] = set()
@@ -155,7 +168,8 @@ def _drafts(possible: list[Shift], kind: Kind) -> list[Draft]:
         like = (each.training.checkpointing, each.room(kind).training.accumulation)
         if like in too_large:
             continue
-        drafts = [each.draft(strategy) for strategy in _strategies(each, kind)]
+        ways = _rows(each) if several else _strategies(each, kind)
+        drafts = [each.draft(strategy) for strategy in ways]
         if drafts and not any(draft.may_fit for draft in drafts) and (kind != "pipeline" or each.is_uniform):
             too_large.add(like)
         found += drafts
@@ -226,7 +240,7 @@ def _strategies(shift: Shift, kind: Kind) -> Iterator[Strategy]:
 def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     size, slots = len(shift.world.seats), shift.fabric.slots
     if kind == "pipeline":
-        if (layers := shift.stages()) is not None:
+        if shift.question.strategy.replicas in (None, 1) and (layers := shift.stages()) is not None:
             yield pipeline(layers)
     elif kind == "local-sgd":
         if shift.training.method == "full":
@@ -248,6 +262,21 @@ def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
     offload = job.offload if asked else ()
     on_disk = asked and job.offload_to is not None
     return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload, on_disk=on_disk)
+
+
+def _rows(shift: Shift) -> Iterator[Strategy]:
+    """Several pipelines of as many ranks each, as long as they are likely to fit."""
+    asked, size = shift.question.strategy.replicas, len(shift.world.seats)
+    for replicas in range(2, size // LEAST_STAGES + 1):
+        if size % replicas or asked not in (None, replicas):
+            continue
+        layers = shift.stages(replicas=replicas)
+        if layers is None:  # more ranks than layers
+            continue
+        strategy = pipeline(layers, replicas=replicas)
+        yield strategy
+        if shift.room("pipeline").nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
+            return
 
 
 def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:

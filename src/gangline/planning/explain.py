@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 
 from gangline.planning.plan import Plan, PlannedRank
 from gangline.runs.cadence import LEAST_MIN, MOST_MIN
+from gangline.runs.rows import rows_of
 from gangline.units import format_bytes, format_count, format_duration
+
+MOST_ROWS = 4
+"""Pipelines whose layers are named."""
 
 
 def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
@@ -62,12 +66,26 @@ def _shares(plan: Plan) -> str:
 
 
 def _layers(plan: Plan) -> str:
-    """For instance: all 24 micro-batches go through every rank; layers: pc1 13, pc2 10+17."""
+    """For instance: all 24 micro-batches go through every rank; layers: pc1 13, pc2 10+17.
+
+    Of several pipelines: 14 of 24 micro-batches go through pc1 13, pc2 10; 10 through pc3 12, pc4 11.
+    """
+    # without stages where no layer could be cut
+    parts = [(rank.host, layers) for rank, layers in zip(plan.ranks, plan.stages, strict=False)]
+    if plan.replicas == 1:
+        named = _by_host(parts) or "not known"
+        return f"all {plan.num_micro_batches} micro-batches go through every rank; layers: {named}"
+    rows = rows_of(plan.stages, replicas=plan.replicas)
+    words = [f"{plan.ranks[row[0]].share} through {_by_host(parts[row.start : row.stop])}" for row in rows[:MOST_ROWS]]
+    more = f"; and {len(rows) - MOST_ROWS} more pipelines" if len(rows) > MOST_ROWS else ""
+    return f"of {plan.num_micro_batches} micro-batches {'; '.join(words)} (layers){more}"
+
+
+def _by_host(parts: Sequence[tuple[str, int]]) -> str:
     hosts: dict[str, list[str]] = {}
-    for rank, layers in zip(plan.ranks, plan.stages, strict=False):  # without stages where no layer could be cut
-        hosts.setdefault(rank.host, []).append(str(layers))
-    named = ", ".join(f"{host} {'+'.join(layers)}" for host, layers in hosts.items())
-    return f"all {plan.num_micro_batches} micro-batches go through every rank; layers: {named or 'not known'}"
+    for host, layers in parts:
+        hosts.setdefault(host, []).append(str(layers))
+    return ", ".join(f"{host} {'+'.join(layers)}" for host, layers in hosts.items())
 
 
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:

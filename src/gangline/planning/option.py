@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.planning.architecture import Architecture
+from gangline.planning.crews import crews, hosts_s, rows_s, weights_of
 from gangline.planning.dividing import Dividing, best_count, with_others
 from gangline.planning.links import Fabric
 from gangline.planning.memory import Memory
@@ -23,6 +24,7 @@ from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import shares_by_time, split_whole, whole_count
 from gangline.runs.job import StrategyJob
+from gangline.units import format_bytes
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
@@ -72,7 +74,7 @@ class Option:
     strategy: Strategy
     training: Training
     shares: tuple[int, ...]
-    """Micro-batches of a full step, by rank; in a pipeline every rank has all of them, under tp those of its host."""
+    """Micro-batches of a full step, by rank: those of its pipeline, or under tp of its host."""
     needs: tuple[Need, ...]
     traffic: Traffic
     time: StepTime | None
@@ -109,6 +111,12 @@ class Option:
         return min(self.needs, key=lambda need: (1.0 if need.chance is None else need.chance, -need.shortage_bytes))
 
     @property
+    def on_disk(self) -> str:
+        """What every rank writes to its host's disk and reads from it, in words; "" if nothing."""
+        most = max(need.memory.disk_bytes for need in self.needs)
+        return f"{format_bytes(most)} of each rank are written and read in every step" if most else ""
+
+    @property
     def is_built(self) -> bool:
         """Whether gangline's own trainer can do it."""
         return is_built(self.strategy, self.training, self.architecture)
@@ -125,8 +133,8 @@ class Option:
 
     @property
     def dealt(self) -> tuple[int, ...]:
-        """Shares of those that are dealt to, each once: hosts under tp, else ranks."""
-        return tuple(self.shares[first] for first in _firsts(self.world, self.strategy.kind))
+        """Shares of those that are dealt to, each once: hosts under tp, pipelines, else ranks."""
+        return tuple(self.shares[crew[0]] for crew in crews(self.world, self.strategy))
 
     def dividing(self, question: Question) -> Dividing:
         """How well the batch of the question, which this is an answer to, divides."""
@@ -192,64 +200,62 @@ class Shift:
         ends = (0, len(layers) - 1)
         return sum(number not in ends or layer.count > 1 for number, layer in enumerate(layers)) <= 1
 
-    def shares(self, kind: Kind) -> tuple[int, ...]:
-        """Micro-batches of every rank; in a pipeline every rank has all of them, under tp those of its host."""
-        if kind == "pipeline":
-            return (self.count,) * len(self.world.seats)
-        if kind == "tp":
-            return self._of_hosts()
-        return self.even if kind in IN_STEP else self.own
+    def shares(self, strategy: Strategy) -> tuple[int, ...]:
+        """Micro-batches of every rank: those of its pipeline, or under tp of its host."""
+        if strategy.kind in ("pipeline", "tp"):
+            return self._of_crews(strategy)
+        return self.even if strategy.kind in IN_STEP else self.own
 
-    def samples(self, kind: Kind) -> int:
+    def samples(self, strategy: Strategy) -> int:
         """Of a step."""
-        shares = self.shares(kind)
-        dealt = shares[:1] if kind == "pipeline" else [shares[first] for first in _firsts(self.world, kind)]
-        return self.training.micro_batch * sum(dealt)
+        shares = self.shares(strategy)
+        return self.training.micro_batch * sum(shares[crew[0]] for crew in crews(self.world, strategy))
 
-    def _of_hosts(self) -> tuple[int, ...]:
-        """Hosts that do what they can; ranks of one do the same."""
-        hosts, weights = [seat.host for seat in self.world.seats], [seat.weight for seat in self.world.seats]
-        names = list(dict.fromkeys(hosts))
-        if _is_weighted(self.world):
-            each = zip(hosts, weights, strict=True)
-            own = dict.fromkeys(names, 0.0)
-            for host, weight in each:
-                own[host] += 1.0 if weight is None else weight
-            shares = split_whole(self.count, list(own.values()))
+    def _of_crews(self, strategy: Strategy) -> tuple[int, ...]:
+        """Pipelines, or hosts, that do what they can; ranks of one do the same."""
+        found = crews(self.world, strategy)
+        if strategy.kind == "pipeline" and strategy.replicas == 1:
+            shares: tuple[int, ...] = (self.count,)
+        elif _is_weighted(self.world):
+            shares = split_whole(self.count, weights_of(self.world, found))
         else:
-            seconds = self._host_s()
+            seconds = self._crews_s(strategy)
             count = _dealt(self.question, self.training, seconds) if self.is_timed else self.count
             shares = shares_by_time(seconds, count)
-        by_host = dict(zip(names, shares, strict=True))
-        return tuple(by_host[host] for host in hosts)
+        return tuple(share for crew, share in zip(found, shares, strict=True) for _ in crew)
 
-    def _host_s(self) -> tuple[float, ...]:
-        """Of a micro-batch, by host: as its slowest rank."""
-        seconds: dict[str, float] = {}
-        for seat, each in zip(self.world.seats, self.seconds, strict=True):
-            seconds[seat.host] = max(each, seconds.get(seat.host, 0.0))
-        return tuple(seconds.values())
+    def _crews_s(self, strategy: Strategy) -> tuple[float, ...]:
+        """Of a micro-batch, by pipeline or by host. Pipelines of which nobody knows the speed are as fast."""
+        if strategy.kind == "tp":
+            return hosts_s(self.seconds, crews(self.world, strategy))
+        models = [model for model in self.models if model is not None]
+        if len(models) < len(self.models):
+            return (1.0,) * strategy.replicas
+        length = self.question.tokens_per_sample
+        return rows_s(strategy, models, tokens=self.training.micro_batch * length, length=length)
 
-    def dealt_s(self, kind: Kind) -> tuple[float, ...]:
-        """Seconds of the micro-batches that are dealt, by rank, under tp by host; none where speeds have no say in who
-        gets how many.
+    def dealt_s(self, strategy: Strategy) -> tuple[float, ...]:
+        """Seconds of the micro-batches that are dealt, by rank, by pipeline, under tp by host; none where speeds have
+        no say in who gets how many.
         """
-        if kind == "pipeline" or not self.is_timed or _is_weighted(self.world):
+        kind = strategy.kind
+        if not self.is_timed or _is_weighted(self.world) or (kind == "pipeline" and strategy.replicas == 1):
             return ()
-        if kind == "tp":
-            return self._host_s()
+        if kind in ("pipeline", "tp"):
+            return self._crews_s(strategy)
         return _equal(self.seconds) if kind in IN_STEP else self.seconds
 
     def room(self, kind: Kind) -> Room:
-        """Memory of its ranks."""
-        return self.several if max(self.shares(kind)) > 1 else self.alone
+        """Memory of its ranks; of pipelines as if each had all micro-batches, for that is known before their layers."""
+        several = self.count > 1 if kind == "pipeline" else max(self.shares(Strategy(kind=kind, world_size=1))) > 1
+        return self.several if several else self.alone
 
-    def stages(self) -> tuple[int, ...] | None:
+    def stages(self, *, replicas: int = 1) -> tuple[int, ...] | None:
         """See `Room.stages`; where the cluster file says who does how much, it says so of layers."""
         seconds = self.seconds
         if _is_weighted(self.world):
             seconds = tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
-        return self.room("pipeline").stages(seconds)
+        return self.room("pipeline").stages(seconds, replicas=replicas)
 
     def draft(self, strategy: Strategy) -> Draft:
         """One way to share the work."""
@@ -277,7 +283,7 @@ class Draft:
     @property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches by rank."""
-        return self.shift.shares(self.strategy.kind)
+        return self.shift.shares(self.strategy)
 
     @property
     def fits(self) -> bool:
@@ -302,7 +308,7 @@ class Draft:
     @property
     def samples(self) -> int:
         """Of a step."""
-        return self.shift.samples(self.strategy.kind)
+        return self.shift.samples(self.strategy)
 
     def seconds(self) -> float:
         """Of a step; infinite where it is not known. Reckoned anew for each call."""
@@ -330,7 +336,7 @@ class Draft:
             tokens_per_sample=length,
             source=", ".join(dict.fromkeys(model.source for model in shift.models if model is not None)),
             profiles=tuple(None if model is None else model.profile for model in shift.models),
-            dealt_s=shift.dealt_s(self.strategy.kind),
+            dealt_s=shift.dealt_s(self.strategy),
         )
 
     def _narrow_s(self) -> float | None:
@@ -470,14 +476,6 @@ def _lacking_of_zero(kind: Kind, training: Training) -> str:
     if training.compute in ("fp16", "fp64"):
         return f"{kind} in {training.compute}"
     return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
-
-
-def _firsts(world: World, kind: Kind) -> list[int]:
-    """One rank of all that do the same micro-batches."""
-    if kind != "tp":
-        return list(range(len(world.seats)))
-    hosts = [seat.host for seat in world.seats]
-    return [hosts.index(host) for host in dict.fromkeys(hosts)]
 
 
 def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:

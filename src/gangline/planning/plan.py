@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
 from gangline.planning.option import IN_STEP, ZERO, Option
-from gangline.planning.shares import host_shares, rank_hosts, rank_shares, stages_named
+from gangline.planning.shares import host_shares, rank_hosts, rank_shares, rows_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
@@ -114,6 +114,8 @@ class Plan:
     stages: tuple[int, ...] = ()
     """See `Gang.stages`; none where layers cannot be cut, for the model's shape is not known: such a plan starts
     nothing."""
+    replicas: int = 1
+    """See `Gang.replicas`."""
     moving_shares: bool = False
     """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
     shares_gpus: bool = False
@@ -153,6 +155,7 @@ class Plan:
             strategy=self.strategy,
             reshard=self.reshard,
             stages=self.stages,
+            replicas=self.replicas,
             moving_shares=self.moving_shares,
             shares_gpus=self.shares_gpus,
         )
@@ -192,20 +195,21 @@ def make_plan(
     slots = max(host.slots for host in cluster.hosts)
     strategy, count = _strategy(job, option, num_ranks=len(devices), slots=slots), job.batch // job.micro_batch
     shares = rank_shares(cluster, count) if option is None else option.shares
-    if strategy == "pipeline":
+    if strategy == "pipeline" and option is None:
         shares = (count,) * len(devices)
     elif strategy == "tp" and option is None:
         shares = host_shares(cluster, count)
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
-    stages = option.strategy.stages if option is not None and strategy == "pipeline" else ()
+    weighed = option.strategy if option is not None and strategy == "pipeline" else None
     several = len(cluster.hosts) > 1 if strategy == "tp" else len(ranks) > 1
     moving = several and strategy not in (*IN_STEP, *ZERO, "pipeline")
     return Plan(
         job=job.name,
         strategy=strategy,
         reshard=option is None or option.strategy.reshard,
-        stages=stages,
-        reason=_reason(job, strategy, ranks, stages=stages),
+        stages=weighed.stages if weighed is not None else (),
+        replicas=weighed.replicas if weighed is not None else 1,
+        reason=_reason(job, strategy, ranks, rows=weighed.rows if weighed is not None else ()),
         method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,
         batch=job.batch,
@@ -318,7 +322,7 @@ def _offloaded(job: StrategyJob) -> str:
     return f", and of it {' and '.join(job.offload)} in the machines' memory" if job.offload else ""
 
 
-def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
+def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
     num_ranks, asked = len(ranks), job.strategy
     if asked.kind == "local-sgd":
         hosts = len({rank.host for rank in ranks})
@@ -336,15 +340,16 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, stages: S
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
         return f"{among} one copy of the model between them; its layers travel for every micro-batch"
     if strategy in ("tp", "pipeline"):
-        return _layers_reason(strategy, ranks, stages=stages)
+        return _layers_reason(strategy, ranks, rows=rows)
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
 
 
-def _layers_reason(strategy: Kind, ranks: Sequence[PlannedRank], *, stages: Sequence[int]) -> str:
+def _layers_reason(strategy: Kind, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
     """Where layers are cut, or dealt."""
     if strategy == "pipeline":
-        named = f" ({stages_named(stages)})" if stages else ""
-        return f"every rank holds some of the layers{named}; activations travel from one to the next"
+        named = f" ({rows_named(rows)})" if rows else ""
+        several = f"; gradients travel between the {len(rows)} pipelines" if len(rows) > 1 else ""
+        return f"every rank holds some of the layers{named}; activations travel from one to the next{several}"
     across = "; gradients travel between hosts" if len({rank.host for rank in ranks}) > 1 else ""
     return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
 

@@ -11,7 +11,7 @@ from gangline.planning.instead import Way
 from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method, lacking
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
-from gangline.planning.shares import stages_named
+from gangline.planning.shares import rows_named
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
 from gangline.planning.training import Strategy
 from gangline.planning.world import Seat
@@ -61,7 +61,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
         rows.append(("strategy", "none fits"))
     else:
         rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
-        rows += [("disk", text) for text in _disk(best)]
+        rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(verdict)]
         rows += [("step", text) for text in _step(best)]
@@ -116,7 +116,7 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
 def name(strategy: Strategy) -> str:
     """A strategy with what belongs to it."""
     if strategy.kind == "pipeline":
-        return f"pipeline {stages_named(strategy.stages)}"
+        return f"pipeline {rows_named(strategy.rows)}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
     if strategy.kind in ("hsdp", "tp"):
@@ -126,12 +126,6 @@ def name(strategy: Strategy) -> str:
     if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
     return strategy.kind
-
-
-def _disk(best: Option) -> Iterator[str]:
-    most = max(need.memory.disk_bytes for need in best.needs)
-    if most:
-        yield f"{format_bytes(most)} of each rank are written and read in every step"
 
 
 def _model(verdict: Verdict) -> str:
@@ -222,6 +216,8 @@ def _shares(option: Option) -> str:
     training = option.training
     text = f"micro-batches of {training.micro_batch}"
     text += ", activations computed twice" if training.checkpointing else ""
+    if option.strategy.replicas > 1:
+        return f"{text}: {dealt_to_rows(option.dealt)}"
     if option.strategy.kind in {"pipeline", "single"}:
         return f"{option.shares[0]} {text}"
     total = sum(option.dealt)
@@ -231,6 +227,13 @@ def _shares(option: Option) -> str:
     each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
     more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
     return f"{text}: {', '.join(each)}{more}"
+
+
+def dealt_to_rows(shares: Sequence[int]) -> str:
+    """Micro-batches of pipelines: "12 in each of 2 pipelines", "14 + 10 in 2 pipelines"."""
+    if len(set(shares)) == 1:
+        return f"{shares[0]} in each of {len(shares)} pipelines"
+    return f"{' + '.join(map(str, shares[:8]))}{' + ...' if len(shares) > 8 else ''} in {len(shares)} pipelines"
 
 
 def _divides(verdict: Verdict) -> Iterator[str]:

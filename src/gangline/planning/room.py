@@ -8,7 +8,7 @@ more micro-batches at once: whether all of them fit is told by the first, and by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gangline.planning.architecture import Architecture
 from gangline.planning.memory import Memory, rank_memory
@@ -53,7 +53,8 @@ class Room:
         """Of one rank."""
         seat = self.seats[rank]
         if strategy.kind == "pipeline":
-            role: Role = (*self._work(strategy, rank), len(strategy.stages) - rank, seat.gpu is None)
+            stages, number = strategy.place(rank)
+            role: Role = (*self._work(strategy, rank), len(stages) - number, seat.gpu is None)
         else:
             role = (strategy, seat.gpu is None)
         if (found := self.known.get(role)) is None:
@@ -73,12 +74,24 @@ class Room:
         tight = (self._need(strategy, rank) for rank in self._tight(strategy))
         return min((1.0 if need.chance is None else need.chance, -need.shortage_bytes) for need in tight)
 
-    def stages(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+    def stages(self, seconds: Sequence[float], *, replicas: int = 1) -> tuple[int, ...] | None:
         """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably.
 
-        seconds: of a micro-batch, by rank. Where nothing fits, by memory alone, which comes nearest to it. None where
-        there are more ranks than layers.
+        seconds: of a micro-batch, by rank. replicas: each pipeline is cut by itself. Where nothing fits, by memory
+        alone, which comes nearest to it. None where there are more ranks than layers.
         """
+        found: list[int] = []
+        size = len(self.seats) // replicas
+        for begin in range(0, len(self.seats), size):
+            row = replace(self, seats=self.seats[begin : begin + size])
+            cut = row._stages(seconds[begin : begin + size])
+            if cut is None:
+                return None
+            found += cut
+        return tuple(found)
+
+    def _stages(self, seconds: Sequence[float]) -> tuple[int, ...] | None:
+        """Of one pipeline over all seats."""
         depth, size = self.architecture.num_layers, len(self.seats)
         fast = split_layers(seconds, depth, most=[depth] * size)
         if fast is None or self.nearness(pipeline(fast))[0] >= SURE:
@@ -97,8 +110,9 @@ class Room:
         """What ranks have to share to do the same, but for the micro-batches that they hold at once."""
         if strategy.kind != "pipeline":
             return ()
-        start, last = sum(strategy.stages[:rank]), len(strategy.stages) - 1
-        return rank == 0, rank == last, self._part(start, start + strategy.stages[rank])
+        stages, number = strategy.place(rank)
+        start, last = sum(stages[:number]), len(stages) - 1
+        return number == 0, number == last, self._part(start, start + stages[number])
 
     def _part(self, start: int, stop: int) -> Part:
         found, index = [], 0
@@ -112,7 +126,10 @@ class Room:
     def _tight(self, strategy: Strategy) -> Iterator[int]:
         """The ranks that tell whether all fit: each has less memory free than those before it that do the same."""
         least: dict[Role, int] = {}
+        size = len(self.seats) // strategy.replicas
         for rank, seat in enumerate(self.seats):
+            if rank % size == 0:  # in the next pipeline others are nearer to the front
+                least = {}
             alike = (*self._work(strategy, rank), seat.gpu is None, seat.free_bytes is None)
             free_bytes = seat.free_bytes or 0
             if alike not in least or free_bytes < least[alike]:
@@ -156,9 +173,9 @@ def most_that(holds: Callable[[int], bool], high: int, *, near: int = 0) -> int:
     return low
 
 
-def pipeline(stages: Sequence[int]) -> Strategy:
-    """A pipeline of these stages."""
-    return Strategy(kind="pipeline", world_size=len(stages), stages=tuple(stages))
+def pipeline(stages: Sequence[int], *, replicas: int = 1) -> Strategy:
+    """Pipelines of these stages, one after the other."""
+    return Strategy(kind="pipeline", world_size=len(stages), stages=tuple(stages), replicas=replicas)
 
 
 def overheads(seat: Seat) -> Overheads:

@@ -20,6 +20,7 @@ from gangline.planning.states import state_width, trained_shards
 from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
+from gangline.runs.held import layers_on
 
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""
@@ -136,19 +137,22 @@ def _is_apart(option: Option) -> bool:
     if len(hosts) == 1 or strategy.kind in ZERO:
         return False
     if strategy.kind == "pipeline":
-        return True
+        return any(count < option.architecture.num_layers for count in _layers_on_hosts(option))
     return trained_shards(option.training, strategy) > max(_ranks_on_hosts(option))
 
 
 def _most_on_a_host(option: Option, num_bytes: int) -> int:
     """Of what all hosts save, what the one with the most saves; layers count alike."""
-    strategy, counts = option.strategy, _ranks_on_hosts(option)
-    shares = [1.0] * sum(counts)
-    if strategy.kind == "pipeline":
-        shares = [float(layers) for layers in strategy.stages]
-    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
-    most = max(sum(shares[end - count : end]) for end, count in zip(ends, counts, strict=True))
-    return math.ceil(num_bytes * most / sum(shares))
+    if option.strategy.kind == "pipeline":
+        return math.ceil(num_bytes * max(_layers_on_hosts(option)) / option.architecture.num_layers)
+    counts = _ranks_on_hosts(option)
+    return math.ceil(num_bytes * max(counts) / sum(counts))
+
+
+def _layers_on_hosts(option: Option) -> list[int]:
+    """In pipelines, by host."""
+    hosts, strategy = [seat.host for seat in option.world.seats], option.strategy
+    return [len(layers) for layers in layers_on(hosts, strategy.stages, replicas=strategy.replicas).values()]
 
 
 def _ranks_on_hosts(option: Option) -> list[int]:
@@ -160,9 +164,12 @@ def _gather_s(option: Option, num_bytes: int) -> float:
     strategy, whole = option.strategy, option.strategy.kind == "pipeline"
     ranks = strategy.world_size if whole else trained_shards(option.training, strategy)
     ranks = strategy.shard_size if strategy.kind == "tp" else ranks
+    row = strategy.world_size // strategy.replicas
+    inside = whole and strategy.replicas > 1 and not _is_apart(option)  # each host has all of it
+    ranks = row if inside else ranks
     if ranks == 1:
         return 0.0
-    among: Among = "shard" if strategy.kind in ("hsdp", "tp") else "world"
+    among: Among = "shard" if inside or strategy.kind in ("hsdp", "tp") else "world"
     gather = Exchange(
         what="state to be saved",
         operation="broadcast" if whole else "all_gather",  # in a pipeline a tensor is whole, on one rank
@@ -173,4 +180,4 @@ def _gather_s(option: Option, num_bytes: int) -> float:
         among=among,
         backend="gloo" if any(seat.gpu is None for seat in option.world.seats) else "nccl",
     )
-    return exchange_s(gather, fabric(option.world), shard_size=strategy.shard_size)
+    return exchange_s(gather, fabric(option.world), shard_size=row if whole else strategy.shard_size)

@@ -57,6 +57,14 @@ def stages_named(stages: Sequence[int]) -> str:
     return f"{'/'.join(map(str, stages[:3]))}/.../{stages[-1]}"
 
 
+def rows_named(rows: Sequence[Sequence[int]]) -> str:
+    """Layers of every pipeline, for people: "13/10/17", "13/10 + 9/14", and of such as are cut alike "16/16 x 2"."""
+    if len(set(rows)) == 1 and len(rows) > 1:
+        return f"{stages_named(rows[0])} x {len(rows)}"
+    more = f" + {len(rows) - 2} more" if len(rows) > 2 else ""
+    return " + ".join(map(stages_named, rows[:2])) + more
+
+
 def split_layers(seconds: Sequence[float], num_layers: int, *, most: Sequence[int]) -> tuple[int, ...] | None:
     """Consecutive layers of every pipeline stage, so that the slowest stage is as fast as possible.
 

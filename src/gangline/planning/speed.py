@@ -9,8 +9,9 @@ processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of 
     zero-2        the same after every micro-batch, together
     fsdp, zero-3  k * sum over layers of max(computation, gathering of the next layer's weights), backward with the
                   exchange of gradients on the same link
-    pipeline      sum(t_i) + (k - 1) * max(t_i) over stages and links: identical pieces through a row of machines;
-                  (k + stages - 1) t for equal stages (the bubble)
+    pipeline      the longest of what cannot be shorter (runs/schedule.py); where sending takes no time, that is
+                  sum(t_i) + (k - 1) * max(t_i): (k + stages - 1) t for equal stages (the bubble); of several the
+                  slowest, and then their exchange
     tp            max(k_i (t_i / n + x)) + exposed + update. The n ranks of a host compute a micro-batch together, and
                   wait for the sums x inside its layers; across hosts as ddp. The floor stays: as many kernels run
     local-sgd     max(k_i t_i) + update + exchange / H; inside a host as ddp
@@ -29,6 +30,7 @@ from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
 from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
+from gangline.runs import schedule
 from gangline.runs.buckets import AllReduce, Window, choose_buckets
 
 WITHOUT_RECOMPUTATION = 0.75
@@ -254,8 +256,7 @@ def _cut(ask: _Ask) -> _Ask:
 def _compute_s(ask: _Ask) -> tuple[float, ...]:
     """Computation by rank."""
     if ask.strategy.kind == "pipeline":
-        k = ask.ranks[0].micro_batches
-        return tuple(k * ask.micro_s(stage) for stage in _stages(ask))
+        return tuple(stage.micro_batches * ask.micro_s(stage) for row in _rows(ask) for stage in row)
     return tuple(ask.busy_s(rank) for rank in ask.ranks)
 
 
@@ -320,34 +321,50 @@ def _sharded_s(ask: _Ask) -> float:
 
 
 def _pipeline_s(ask: _Ask) -> float:
-    k = ask.ranks[0].micro_batches
-    stages = [(ask.micro_s(stage), stage.compute.backward_share) for stage in _stages(ask)]
+    """Of the slowest pipeline; what they exchange begins when all have gone through, and hides behind nothing."""
+    return max(_row_s(ask, row) for row in _rows(ask)) + ask.spent("nothing")
+
+
+def _row_s(ask: _Ask, row: Sequence[RankWork]) -> float:
+    """One pipeline; 0 without work."""
+    k = row[0].micro_batches
+    if not k:
+        return 0.0
+    stages = [(ask.micro_s(stage), stage.compute.backward_share) for stage in row]
     forward = [each_s * (1 - share) for each_s, share in stages]
     backward = [each_s * share for each_s, share in stages]
     sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
-    send_s = max(sends, default=0.0)
-    row_s = sum(forward) + sum(backward) + (len(stages) - 1) * 2 * send_s
-    return row_s + (k - 1) * (max(*forward, send_s) + max(*backward, send_s)) + ask.spent("nothing")
+    return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
 
 
-def _stages(ask: _Ask) -> list[RankWork]:
-    """What each rank does; ranks of the same device with as many layers are reckoned once."""
-    depth, last = sum(ask.strategy.stages), len(ask.ranks) - 1
-    known: dict[tuple[int, int, bool], RankWork] = {}
-    stages = []
-    for number, (rank, layers) in enumerate(zip(ask.ranks, ask.strategy.stages, strict=True)):
-        key = (id(rank.compute), layers, number == last)
+def _rows(ask: _Ask) -> list[list[RankWork]]:
+    """What each rank does, by pipeline."""
+    size = len(ask.ranks) // ask.strategy.replicas
+    rows = enumerate(ask.strategy.rows)
+    return [stages_of(ask.ranks[number * size : (number + 1) * size], layers) for number, layers in rows]
+
+
+def stages_of(ranks: Sequence[RankWork], stages: Sequence[int]) -> list[RankWork]:
+    """What the ranks of one pipeline do; ranks of the same device with as many layers are reckoned once.
+
+    stages: layers of each.
+    """
+    depth, last = sum(stages), len(ranks) - 1
+    known: dict[tuple[int, int, int, bool], RankWork] = {}
+    found = []
+    for number, (rank, layers) in enumerate(zip(ranks, stages, strict=True)):
+        key = (id(rank.compute), rank.micro_batches, layers, number == last)
         if key not in known:
             model = rank.compute.stage(layers / depth, with_head=number == last)
             known[key] = RankWork(compute=model, micro_batches=rank.micro_batches)
-        stages.append(known[key])
-    return stages
+        found.append(known[key])
+    return found
 
 
 def _optimizer_s(ask: _Ask) -> float:
     """Of the slowest rank; where states are in parts, each updates its own."""
     if ask.strategy.kind == "pipeline":
-        return max(stage.compute.optimizer_s for stage in _stages(ask))
+        return max(stage.compute.optimizer_s for row in _rows(ask) for stage in row)
     whole = ask.strategy.kind in {"single", "ddp", "tp", "local-sgd"}  # under tp it is a part already
     return max(rank.compute.optimizer_s for rank in ask.ranks) / (1 if whole else ask.traffic.shard_size)
 

@@ -9,6 +9,7 @@ from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import adapted, layer_adapters
 from gangline.planning.slices import sliced
 from gangline.planning.training import BYTES, Strategy, Training
+from gangline.runs.schedule import ahead
 
 PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
@@ -133,15 +134,14 @@ def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share
         return Share(
             architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
         )
-    start = sum(strategy.stages[:rank])
-    last = len(strategy.stages) - 1
+    stages, number = strategy.place(rank)
+    start, last = sum(stages[:number]), len(stages) - 1
     return Share(
         architecture=architecture,
-        layers=_slice(architecture.layers, start, start + strategy.stages[rank]),
-        has_embedding=rank == 0,
-        has_head=rank == last,
-        # one forward, one backward in turn: a stage is ahead of its backward by the stages behind it
-        in_flight=last - rank + 1,
+        layers=_slice(architecture.layers, start, start + stages[number]),
+        has_embedding=number == 0,
+        has_head=number == last,
+        in_flight=ahead(number, last + 1, eager=strategy.eager) + 1,
     )
 
 

@@ -10,7 +10,8 @@ Symbols: N ranks, k micro-batches, P weights, P_t trained ones, b bytes of a num
     tp                inside a host k * 2(n-1)/n * 4 * L * tokens * hidden * b for L layers (n ranks of a host; one sum
                       more behind the layers, and with recomputation one more in each), and for what is whole on every
                       rank as hsdp; across 2(M-1)/M * P_t / n * b (M hosts)
-    pipeline          k * 2 * tokens * hidden * b at each boundary
+    pipeline          k * 2 * tokens * hidden * b at each boundary; between M pipelines of G ranks
+                      2(M-1)/M * P_t / G * b (as if each rank had as many weights as the others)
     local-sgd         2(M-1)/M * P_t * q / H               (M hosts, H optimizer steps between two exchanges, q bytes
                                                             of the payload); and inside a host as ddp
 
@@ -37,7 +38,7 @@ Backend = Literal["nccl", "gloo"]
 is a whole all_reduce of which each rank keeps its part, and the root of a broadcast sends the buffer log2(N) times."""
 Among = Literal["world", "shard", "replicas", "next", "previous", "ends"]
 """Who takes part in one: all ranks; the neighbours that hold one copy; those with the same part of all copies; a rank
-and the one after it (or before it), everywhere at once; the first and the last rank."""
+and the one after it (or before it) in its copy, everywhere at once; the first and the last rank."""
 Hides = Literal["nothing", "in-layer", "last-backward", "forward-layer", "backward-layer", "stages"]
 """Behind which computation it can run: none; none, and a layer waits for it in every micro-batch; backward of a rank's
 last micro-batch; the layer before (in forward or backward); other micro-batches of a pipeline."""
@@ -145,7 +146,7 @@ def traffic(
         }
         every = kinds.get(strategy.kind, _sharded)(ask)
         found = [replace(each, backend=backend) for each in every if each.num_bytes and each.ranks > 1]
-    shard = strategy.shard_size if strategy.kind in {"hsdp", "tp", "local-sgd"} else size
+    shard = strategy.shard_size if strategy.kind in {"hsdp", "tp", "local-sgd"} else size // strategy.replicas
     return Traffic(world_size=size, shard_size=shard, micro_batches=micro_batches, exchanges=tuple(found))
 
 
@@ -168,10 +169,11 @@ def wire_bytes(traffic: Traffic, slots: Sequence[int]) -> Wire:
 
 def edges(among: Among, world_size: int, shard_size: int) -> list[tuple[int, int]]:
     """Who sends to whom: (source, target) for every ring or pair of an exchange."""
+    befores = [rank for rank in range(world_size) if (rank + 1) % shard_size]
     if among == "next":
-        return [(rank, rank + 1) for rank in range(world_size - 1)]
+        return [(rank, rank + 1) for rank in befores]
     if among == "previous":
-        return [(rank + 1, rank) for rank in range(world_size - 1)]
+        return [(rank + 1, rank) for rank in befores]
     if among == "ends":
         return [(0, world_size - 1), (world_size - 1, 0)]
     rings: list[range] = [range(world_size)]
@@ -328,6 +330,18 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
     )
     yield forward
     yield replace(forward, what="their gradients", among="previous")
+    if ask.strategy.replicas > 1:
+        kept = ask.training.exchange or ask.training.parameters
+        part = trained_weights(ask.architecture, ask.training) / (ask.size // ask.strategy.replicas)
+        yield Exchange(
+            what="gradients between pipelines",
+            operation="all_reduce",
+            num_bytes=round(part * BYTES[kept]),
+            times=1,
+            ranks=ask.strategy.replicas,
+            number=kept,
+            among="replicas",
+        )
     if ask.architecture.tied and ask.training.method == "full":
         kept = ask.training.parameters
         yield Exchange(

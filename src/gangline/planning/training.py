@@ -133,7 +133,9 @@ class Strategy:
     """Ranks that hold one copy of the sharded state together: the world for fsdp and zero, a part of it for hsdp and
     tp, whose ranks of a host do the same micro-batches."""
     stages: tuple[int, ...] = ()
-    """pipeline: layers of each rank; they sum to the model's depth."""
+    """pipeline: layers of each rank; those of each pipeline sum to the model's depth."""
+    replicas: int = 1
+    """pipeline: how many there are, of as many ranks each, one after the other."""
     inner_steps: int = 1
     """local-sgd: optimizer steps between two exchanges of hosts. There, `shard_size` is the ranks of a host, which
     exchange gradients in every step; 1 where hosts have unlike numbers of them, and each rank then counts as one."""
@@ -147,3 +149,17 @@ class Strategy:
     """zero-3: the optimizer's states lie on a disk, not in the machine's memory."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """Layers of the ranks of each pipeline."""
+        size = len(self.stages) // self.replicas
+        return tuple(self.stages[begin : begin + size] for begin in range(0, len(self.stages), size))
+
+    def place(self, rank: int) -> tuple[tuple[int, ...], int]:
+        """Layers of the ranks of a rank's pipeline, and which of them it is."""
+        size = len(self.stages) // self.replicas
+        begin = rank - rank % size
+        return self.stages[begin : begin + size], rank - begin

@@ -216,7 +216,9 @@ class Choice:
         """The same for a gang: a host whose ranks hold what they held when it was saved needs that part alone."""
         part_of = {words: host for host, words in self.held.items()}
         needs: dict[str, tuple[str, ...]] = {
-            host: (part_of[words],) for host, words in held_by(gang).items() if words in part_of
+            host: (host if self.held.get(host) == words else part_of[words],)  # of several such its own
+            for host, words in held_by(gang).items()
+            if words in part_of
         }
         return dataclasses.replace(self, needs=needs)
 
@@ -288,7 +290,7 @@ def _match(
     commit: Commit, found: Mapping[str, Mapping[str, Any]]
 ) -> tuple[tuple[Source, ...], dict[str, str], list[Rejection]]:
     """The whole parts that the record lists, if they are enough; what each holds, if all are needed; and what is wrong
-    with the others.
+    with the others. Of parts that hold the same, as those of two pipelines may, one is enough.
     """
     sources: list[Source] = []
     held: dict[str, str] = {}
@@ -303,15 +305,16 @@ def _match(
             held = Part.from_bytes(part["text"].encode()).held
         rejected += [_part_rejection(commit.step, host, name, problem) for problem in problems]
     whole = {source.part for source in sources}
+    there = {host: words for host, words in held.items() if host in whole}
     have = {part["host"] for _, part in _parts(found)}
     for host in commit.parts:
         state = "was not found on any host" if host not in have else "is whole on no host"
-        if host in held and host not in whole:
+        if host in held and held[host] not in there.values():
             reason = f"part-{host} {state}; it held {held[host]}"
             rejected.append(Rejection(step=commit.step, host=host, reason=reason, in_parts=True))
         elif host not in have:
             rejected.append(Rejection(step=commit.step, host=host, reason=f"part-{host} {state}"))
-    return () if set(held) - whole else tuple(sources), held, rejected
+    return () if set(held.values()) - set(there.values()) else tuple(sources), there, rejected
 
 
 def _adopt(

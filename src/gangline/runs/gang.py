@@ -11,6 +11,7 @@ from typing import Any, Literal
 from gangline.runs.deal import split_whole
 from gangline.runs.files import read_json, write_json
 from gangline.runs.job import build
+from gangline.runs.rows import rows_left, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +21,8 @@ class GangRank:
     host: str
     share: int
     """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. In a
-    pipeline every rank takes part in all of them, so there each share is batch / micro_batch; under tp all ranks of a
-    host do the same ones, and each has the share of its host."""
+    pipeline every rank takes part in all of them, and has the share of its pipeline; under tp all ranks of a host do
+    the same ones, and each has the share of its host."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0
@@ -51,9 +52,13 @@ class Gang:
     layers cut by columns and rows over the ranks of each host. pipeline: some consecutive layers on each rank.
     local-sgd: with the numbers of `Job.strategy`."""
     stages: tuple[int, ...] = ()
-    """pipeline: layers of each rank, in order; they sum to the model's depth."""
+    """pipeline: layers of each rank, in order; those of each pipeline sum to the model's depth."""
+    replicas: int = 1
+    """pipeline: how many there are, one after the other in the order of ranks; see `runs.rows`."""
     reshard: bool = True
     """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
+    eager: bool = False
+    """pipeline: see `runs.schedule.ahead`."""
     moving_shares: bool = False
     """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
     shares_gpus: bool = False
@@ -79,31 +84,49 @@ class Gang:
     def crews(self) -> tuple[int, ...]:
         """By rank: equal numbers for those that do the same micro-batches. A pipeline is one crew, under tp a host."""
         if self.strategy == "pipeline":
-            return (0,) * self.world_size
+            return tuple(number for number, row in enumerate(self.rows) for _ in row)
         if self.strategy == "tp":
             return tuple(self.hosts.index(rank.host) for rank in self.ranks)
         return tuple(range(self.world_size))
+
+    @property
+    def rows(self) -> tuple[range, ...]:
+        """Ranks of every pipeline."""
+        return rows_of(self.stages, replicas=self.replicas) if self.replicas > 1 else (range(self.world_size),)
+
+    def row_of(self, rank: int) -> range:
+        """Ranks of the pipeline that this one is in."""
+        return next(row for row in self.rows if rank in row)
 
     def on(
         self, hosts: Collection[str], *, attempt: int, resume_step: int | None, lacking: tuple[str, ...] = ()
     ) -> Gang:
         """The gang of a later attempt on some of these hosts, who share the others' work in proportion to their own.
 
-        In a pipeline that are layers: whoever is left takes part in as many micro-batches as before.
+        In a pipeline that are layers: whoever is left takes part in as many micro-batches as before. Of several
+        pipelines those that are broken become parts of others: see `rows_left`.
         """
         left = [number for number, rank in enumerate(self.ranks) if rank.host in hosts]
-        ranks, stages = [self.ranks[number] for number in left], self.stages
+        stages, replicas = self.stages, 1
         if self.strategy == "pipeline":
-            own, stages = tuple(rank.share for rank in ranks), _divided(stages, left)
+            rows = rows_left(stages, [rank.share for rank in self.ranks], left, replicas=self.replicas)
+            left, own, stages, replicas = list(rows.ranks), rows.shares, rows.stages, rows.replicas
         else:
             own = self._divided_by_crew(left)
+        ranks = [self.ranks[number] for number in left]
         same = len(ranks) == len(self.ranks)  # else what a rank needs may be other than was foreseen
         dealt = tuple(
             dataclasses.replace(rank, share=share, foreseen_bytes=rank.foreseen_bytes if same else None)
             for rank, share in zip(ranks, own, strict=True)
         )
         return dataclasses.replace(
-            self, attempt=attempt, ranks=dealt, stages=stages, resume_step=resume_step, lacking=lacking
+            self,
+            attempt=attempt,
+            ranks=dealt,
+            stages=stages,
+            replicas=replicas,
+            resume_step=resume_step,
+            lacking=lacking,
         )
 
     def _divided_by_crew(self, left: Sequence[int]) -> tuple[int, ...]:

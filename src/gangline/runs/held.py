@@ -6,7 +6,10 @@ that they belong to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gangline.runs.gang import Gang
+from gangline.runs.rows import rows_of
 
 
 def held_by(gang: Gang) -> dict[str, str]:
@@ -19,14 +22,35 @@ def held_by(gang: Gang) -> dict[str, str]:
         return {}
     if gang.strategy == "hsdp" and len({gang.num_ranks(host) for host in hosts}) == 1 and gang.num_ranks(hosts[0]) > 1:
         return {}
+    if gang.strategy == "pipeline":
+        found = layers_on([rank.host for rank in gang.ranks], gang.stages, replicas=gang.replicas)
+        depth = sum(gang.stages) // gang.replicas
+        if all(len(layers) == depth for layers in found.values()):
+            return {}
+        return {host: f"layers {_ranges(layers)} of {depth}" for host, layers in found.items()}
     numbers = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in hosts}
     return {host: _words(gang, numbers[host][0], numbers[host][-1]) for host in hosts}
 
 
+def layers_on(hosts: Sequence[str], stages: Sequence[int], *, replicas: int) -> dict[str, list[int]]:
+    """Host -> layers that its ranks have in pipelines, each once, from 1 on. hosts, stages: by rank."""
+    found: dict[str, set[int]] = {host: set() for host in hosts}
+    for row in rows_of(stages, replicas=replicas):
+        before = 0
+        for rank in row:
+            found[hosts[rank]] |= set(range(before + 1, before + stages[rank] + 1))
+            before += stages[rank]
+    return {host: sorted(layers) for host, layers in found.items()}
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """For instance: 1 to 3 and 7 to 9."""
+    begins = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    return " and ".join(f"{begin} to {end}" for begin, end in zip(begins, ends, strict=True))
+
+
 def _words(gang: Gang, first: int, last: int) -> str:
     """Of adjacent ranks."""
-    if gang.strategy == "pipeline":
-        before, own = sum(gang.stages[:first]), sum(gang.stages[first : last + 1])
-        return f"layers {before + 1} to {before + own} of {sum(gang.stages)}"
     ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
     return f"the rows of {ranks} of {gang.world_size}"

@@ -175,6 +175,8 @@ class StrategyJob:
     together, some columns and rows each; across hosts as ddp. pipeline: every rank holds some consecutive layers.
     zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
     local-sgd: hosts train apart and exchange what has changed."""
+    replicas: int | None = None
+    """pipeline: how many of them there are side by side; None: what the plan finds best."""
     inner_steps: int = 50
     """local-sgd: optimizer steps of the run between two exchanges."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"

@@ -174,6 +174,14 @@ def _check_method(checked: Checked[JobWords]) -> None:
 
 def _check_strategy(checked: Checked[JobWords]) -> None:
     strategy = checked.words.strategy
+    if strategy.kind != "pipeline" and "replicas" in strategy.model_fields_set:
+        checked.report(
+            ("strategy", "replicas"),
+            seen=f"replicas, but layers are not dealt out to devices (kind: {strategy.kind})",
+            expected="replicas with kind: pipeline only",
+            fix="add `kind: pipeline`, or delete replicas",
+            reads=(("strategy", "kind"),),
+        )
     if strategy.kind != "local-sgd":
         for key in ("inner_steps", "payload", "outer"):
             if key in strategy.model_fields_set:
@@ -241,9 +249,9 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
     elif words.strategy.kind == "local-sgd":
         seen, expected = "a format of gradients, but hosts exchange none (strategy: local-sgd)", "strategy.payload"
         read = ("strategy", "kind")
-    elif words.strategy.kind == "pipeline":
-        seen = "a format of gradients, but every weight has one device, and its gradient stays (strategy: pipeline)"
-        expected, read = "no format: activations and their gradients travel as they are", ("strategy", "kind")
+    elif words.strategy.kind == "pipeline" and words.strategy.replicas == 1:
+        seen = "a format of gradients, but every weight has one device, and its gradient stays (replicas: 1)"
+        expected, read = "no format: activations and their gradients travel as they are", ("strategy", "replicas")
     if seen:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
 
@@ -251,6 +259,7 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
 def _strategy(words: StrategyWords, *, deepspeed: dict[str, Any]) -> StrategyJob:
     return StrategyJob(
         kind=words.kind,
+        replicas=words.replicas,
         inner_steps=words.inner_steps,
         payload=words.payload,
         outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),

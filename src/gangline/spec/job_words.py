@@ -143,6 +143,9 @@ class StrategyWords(Section):
     every host takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for
     full fine-tuning; other numbers than one big machine. `auto`: `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the
     plan finds best, or `tp` where none of the first three fits."""
+    replicas: Annotated[Count | None, AUTO] = None
+    """How many pipelines the devices make side by side, each with all layers, for its part of the batch; `auto`: what
+    is fastest of that for which memory suffices (pipeline)."""
     inner_steps: Count = 50
     """Optimizer steps between two exchanges (local-sgd)."""
     payload: Literal["int8", "bf16", "fp32"] = "int8"

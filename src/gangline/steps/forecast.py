@@ -10,7 +10,7 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
-from gangline.planning.decision import Verdict, decide
+from gangline.planning.decision import LEAST_STAGES, Verdict, decide
 from gangline.planning.instead import Way, ways_out
 from gangline.planning.option import IN_STEP, ZERO, Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
@@ -87,9 +87,11 @@ class Outlook:
 def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
     """Weigh every way to run the job on these machines.
 
-    Raises UsageError for a pipeline of more ranks than layers, and for tp on hosts with unlike numbers of ranks.
+    Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, and for tp on
+    hosts with unlike numbers of ranks.
     """
     _require_slots(job, world)
+    _require_rows(job, len(world.seats))
     return dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
 
 
@@ -138,13 +140,29 @@ def _require_slots(job: Job, world: World) -> None:
     )
 
 
+def _require_rows(job: Job, num_ranks: int) -> None:
+    """Pipelines have as many ranks each; of one rank they would be copies of the model."""
+    replicas = job.strategy.replicas or 1
+    if job.strategy.kind != "pipeline" or replicas == 1:
+        return
+    if num_ranks % replicas or num_ranks // replicas < LEAST_STAGES:
+        counts = [str(n) for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0]
+        raise UsageError(
+            f"strategy.replicas: {num_ranks} ranks do not make {replicas} pipelines",
+            seen=f"expected as many ranks in each, {LEAST_STAGES} or more",
+            fix=f"write replicas: {' or '.join(counts) or '1'} (or auto), or change the hosts or their slots",
+        )
+
+
 def _require_layers(job: Job, architecture: Architecture, *, num_ranks: int) -> None:
-    if job.strategy.kind != "pipeline" or num_ranks <= architecture.num_layers:
+    depth, asked = architecture.num_layers, job.strategy.replicas
+    sizes = [num_ranks // n for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0] or [num_ranks]
+    if job.strategy.kind != "pipeline" or (num_ranks // asked if asked else min(sizes)) <= depth:
         return
     raise UsageError(
         "strategy: pipeline needs a layer for every rank",
-        seen=f"{num_ranks} ranks, and a model of {architecture.num_layers} layers",
-        fix=f"use fewer hosts or slots, {architecture.num_layers} ranks at the most, or another strategy",
+        seen=f"{num_ranks} ranks{f' in {asked} pipelines' if (asked or 1) > 1 else ''}, and a model of {depth} layers",
+        fix=f"use fewer hosts or slots, {depth} ranks of a pipeline at the most, or another strategy",
     )
 
 

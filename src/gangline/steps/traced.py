@@ -9,7 +9,7 @@ from typing import Any
 from gangline.errors import ModelError
 from gangline.planning.option import Option, builds_method
 from gangline.planning.report import name
-from gangline.planning.shares import stages_named
+from gangline.planning.shares import rows_named
 from gangline.runs.job import Job
 from gangline.steps.counted import ask_trace
 from gangline.steps.foretell import Foretold
@@ -72,7 +72,7 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
     if any(option.strategy.kind == "pipeline" for option in finalists):
         raise ModelError(
             "what a rank of a pipeline holds cannot be traced",
-            seen=f"pipeline {stages_named(finalists[0].strategy.stages)}; a trace is of a rank with all layers",
+            seen=f"pipeline {rows_named(finalists[0].strategy.rows)}; a trace is of a rank with all layers",
             fix="trace it with strategy=ddp, or plan without --trace",
         )
     means.talk.tick("running the trainer's code on tensors without data")

@@ -123,7 +123,7 @@ def prepare(
     said = {
         "attempt": base.attempt,
         "left": [host for host in gone if host in base.left],
-        "away": [host for host in gone if host not in base.left],
+        "away": [host for host in gone if host not in {*base.left, *hosts}],  # some may be there without work
         "micro_batch": base.micro_batch,
     }
     write_json(layout.attempt(number) / BASE_FILE, said)

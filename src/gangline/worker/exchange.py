@@ -32,9 +32,8 @@ def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) 
     """
     strategy = session.strategy
     if not isinstance(strategy, Ddp) or strategy.begun:
-        alone = session.world.size == 1 or (session.loss.sliced is not None and len(session.world.gang.hosts) == 1)
-        if alone and session.job.exchange != "fp32":
-            who = "one rank" if session.world.size == 1 else "one host under tp"
+        who = _alone(session)
+        if who and session.job.exchange != "fp32":
             log.warning("exchange: %s does nothing: %s exchanges no gradients", session.job.exchange, who)
         return None
     figures: dict[str, Any] = {"measured": False}
@@ -43,6 +42,16 @@ def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) 
     assert progress.bucket_bytes is not None
     strategy.begin(progress.bucket_bytes)
     return {"bucket_bytes": progress.bucket_bytes, "gradient_bytes": strategy.num_bytes, **figures}
+
+
+def _alone(session: Session) -> str:
+    """Who has nobody to exchange gradients with, in words; empty where there is somebody."""
+    gang = session.world.gang
+    if session.world.size == 1:
+        return "one rank"
+    if session.loss.sliced is not None and len(gang.hosts) == 1:
+        return "one host under tp"
+    return "one pipeline" if session.loss.stage is not None and gang.replicas == 1 else ""
 
 
 def _measure(session: Session, strategy: Ddp, progress: Progress, micro_batch: Indices) -> dict[str, Any]:

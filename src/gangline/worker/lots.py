@@ -30,6 +30,11 @@ def named_lots(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.
         yield {next(names): tensor for tensor in lot}
 
 
+def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Views of it that are no larger than what is sent at once: a table may have gigabytes."""
+    return tensor.view(-1).split(AT_ONCE_BYTES // tensor.element_size())
+
+
 def joined(lot: Sequence[torch.Tensor]) -> torch.Tensor:
     """One lot as one row of numbers: a copy."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in lot])

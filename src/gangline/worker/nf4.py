@@ -23,6 +23,8 @@ BLOCK = 64
 """Weights with one scale between them."""
 SCALES_BLOCK = 256
 """Scales with one scale between them: what bitsandbytes has."""
+PIECE = 1 << 20
+"""Weights that are packed at a time: a multiple of BLOCK."""
 
 
 class Nf4Linear(nn.Module):
@@ -54,16 +56,22 @@ class Nf4Linear(nn.Module):
     @torch.no_grad()
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """A weight [out, in] as the tensors of such a layer, by their names, on the device that it is on."""
-        from bitsandbytes.functional import quantize_4bit
+        from bitsandbytes.functional import quantize_4bit, quantize_blockwise
 
-        wide = weight.float().contiguous()
-        numbers, state = quantize_4bit(wide, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
+        numbers, largest = [], []
+        for piece in weight.reshape(-1).split(PIECE):  # bitsandbytes needs several times the memory of what it is given
+            packed, state = quantize_4bit(piece.float(), blocksize=BLOCK, quant_type="nf4")
+            numbers.append(packed)
+            largest.append(state.absmax)
+        scales = torch.cat(largest)
+        mean = scales.mean()
+        levels, outer = quantize_blockwise(scales - mean, blocksize=SCALES_BLOCK)
         return {
-            "weight": numbers,
-            "scales": state.absmax,
-            "outer_scales": state.state2.absmax,
-            "mean_scale": state.offset,
-            "scale_code": state.state2.code,
+            "weight": torch.cat(numbers),
+            "scales": levels,
+            "outer_scales": outer.absmax,
+            "mean_scale": mean,
+            "scale_code": outer.code,
         }
 
     def unpack(self, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

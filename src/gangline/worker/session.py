@@ -126,7 +126,9 @@ class _Cutting:
         world = self._world
         if world.gang.strategy == "pipeline" and world.size > 1:
             stream = weights_dtype(self._job, self._precision.compute)
-            self.stage = cut(model, number=world.rank, stages=world.gang.stages, stream=stream)
+            row = world.gang.row_of(world.rank)
+            stages = world.gang.stages[row.start : row.stop]
+            self.stage = cut(model, number=world.rank - row.start, stages=stages, stream=stream)
         if world.gang.strategy == "tp" and world.size > 1:
             require_slices(self._job, self._precision, world)
             self.sliced = slice_up(model, Side.of(self._mesh, wire=self._precision.compute), self._mesh)
@@ -194,7 +196,7 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
 def _make_strategy(loss: CausalLoss, job: Job, precision: Precision, world: World) -> Strategy:
     sent_as = torch.bfloat16 if job.exchange == "bf16" else None
     if loss.stage is not None:
-        return Pipeline(loss, loss.stage, precision=precision, world=world)
+        return Pipeline(loss, loss.stage, precision=precision, world=world, sent_as=sent_as)
     if loss.sliced is not None:
         return TensorParallel(loss, loss.sliced, precision=precision, world=world, sent_as=sent_as)
     if world.size > 1:

@@ -97,6 +97,28 @@ def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
     assert option.strategy.stages == (11, 11, 10)
 
 
+def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
+    """Llama-2-13B in 16 bits wants two such cards; six make three pipelines with a third of the bubble each."""
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, batch=24)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+    machines = with_memory(world(",".join(["rtx4090"] * 6)), *[24] * 6)
+    (option,) = decide(job, machines).by_kind
+    assert option.strategy.replicas == 3
+    assert [sum(row) for row in option.strategy.rows] == [40] * 3
+    assert option.fits
+    assert option.dealt[0] == option.dealt[1] == option.dealt[2]
+    assert "gradients between pipelines" in {each.what for each in option.traffic.exchanges}
+    times = {}
+    for replicas in (1, 2, 3):
+        asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=replicas))
+        (one,) = decide(asked, machines).by_kind
+        assert one.strategy.replicas == replicas
+        times[replicas] = one.seconds
+    assert times[3] == option.seconds == min(times.values())
+    small = decide(job, with_memory(machines, *[14] * 6)).by_kind[0]  # three of them hold one
+    assert small.strategy.replicas == 2
+
+
 def test_one_table_at_both_ends_of_a_pipeline_is_not_trained() -> None:
     machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
     for name, method, built in (
@@ -302,8 +324,7 @@ def test_shares_sum_to_the_batch_whatever_the_machines() -> None:
         batch = dice.choice((6, 12, 20, 24, 32, 48))
         job = question("meta-llama/Llama-3.2-1B", method="lora", batch=batch, sequence_length=512)
         for option in decide(job, world(",".join(names))).by_kind:
-            count = option.shares[0] if option.strategy.kind == "pipeline" else sum(option.shares)
-            assert count * option.training.micro_batch == batch
+            assert sum(option.dealt) * option.training.micro_batch == batch
 
 
 def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
@@ -441,7 +462,7 @@ def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: i
             assert shown.chance == max(each.chance for each in others)
 
 
-@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 600), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
+@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 1000), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
 def test_memory_is_reckoned_once_for_ranks_that_do_the_same(
     hosts: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

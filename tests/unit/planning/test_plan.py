@@ -11,7 +11,7 @@ from gangline.planning.explain import explain
 from gangline.planning.option import weigh
 from gangline.planning.plan import DataCount, Plan, make_plan
 from gangline.planning.room import pipeline
-from gangline.planning.shares import stages_named
+from gangline.planning.shares import rows_named, stages_named
 from gangline.planning.training import Strategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
@@ -155,6 +155,26 @@ def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> N
     assert make_plan(job, Cluster(name="two", hosts=single)).strategy == "ddp"
 
 
+def test_of_several_pipelines_each_has_its_share_and_is_named() -> None:
+    asked = question(method="lora")
+    ways = pipeline((18, 14, 16, 16), replicas=2)
+    machines = world("pc1=a100-80gb,pc2=a100-80gb,pc3=rtx4090,pc4=rtx4090")
+    option = weigh(asked, machines, ways, asked.training)
+    assert sum(option.dealt) * asked.training.micro_batch == asked.batch
+    assert option.dealt[0] > option.dealt[1]
+    job = dataclasses.replace(JOB, batch=asked.batch, micro_batch=asked.training.micro_batch)
+    hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python") for number in (1, 2, 3, 4))
+    plan = make_plan(job, Cluster(name="four", hosts=hosts), option=option)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    gang = plan.gang("calm-otter-7", 1)
+    assert (gang.replicas, gang.crews, gang.moving_shares) == (2, (0, 0, 1, 1), False)
+    assert tuple(rank.share for rank in gang.ranks) == option.shares
+    first, second = option.dealt
+    lines = "\n".join(explain(plan))
+    assert "(18/14 + 16/16); activations travel from one to the next; gradients travel between the 2 pipelines" in lines
+    assert f"micro-batches {first} through pc1 18, pc2 14; {second} through pc3 16, pc4 16 (layers)" in lines
+
+
 def test_a_pipeline_of_which_no_layer_is_known_names_none_and_one_rank_is_none() -> None:
     job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline"))
     plan = make_plan(job, cluster(3, None))
@@ -165,6 +185,10 @@ def test_a_pipeline_of_which_no_layer_is_known_names_none_and_one_rank_is_none()
 
 def test_of_many_stages_the_first_and_the_last_are_named() -> None:
     assert stages_named((13, 10, 17)) == "13/10/17"
+    assert rows_named([(13, 10, 17)]) == "13/10/17"
+    assert rows_named([(13, 10), (12, 11)]) == "13/10 + 12/11"
+    assert rows_named([(12, 11)] * 4) == "12/11 x 4"
+    assert rows_named([(13, 10), (12, 11), (12, 11)]) == "13/10 + 12/11 + 1 more"
     assert stages_named((3, 3, 3, 2, 2, 2, 1)) == "3/3/3/.../1"
 
 

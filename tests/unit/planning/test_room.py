@@ -23,6 +23,7 @@ WAYS = (
     Strategy(kind="hsdp", world_size=8, shard_size=4),
     Strategy(kind="local-sgd", world_size=8, inner_steps=50),
     pipeline((3, 3, 3, 3, 1, 1, 1, 1)),
+    pipeline((5, 5, 3, 3, 4, 4, 7, 1), replicas=2),
 )
 
 
@@ -43,7 +44,7 @@ def seats(dice: random.Random) -> tuple[Seat, ...]:
 def test_a_larger_micro_batch_never_needs_less(name: str, method: str) -> None:
     """That is why larger ones are not tried where a smaller one does not fit."""
     for strategy in WAYS:
-        if sum(strategy.stages) > model(name).num_layers:
+        if sum(strategy.stages) > model(name).num_layers * strategy.replicas:
             continue
         for checkpointing in (False, True):
             last = 0
@@ -93,6 +94,16 @@ def test_stages_are_within_memory_where_any_are(seed: int) -> None:
     splits = [tuple(b - a for a, b in zip((0, *cut), (*cut, 16), strict=True)) for cut in map(sorted, others)]
     best = max(room.nearness(pipeline(split))[0] for split in splits)
     assert room.nearness(pipeline(found))[0] >= 0.5 or best < 0.9
+
+
+def test_every_pipeline_is_cut_by_its_own_machines() -> None:
+    architecture, ask = model("meta-llama/Llama-3.2-1B"), training(micro_batch=4)
+    machines = imagine("rtx4090,rtx3060,rtx3060,rtx3060")
+    room = Room(architecture=architecture, training=ask, seats=machines)
+    one = Room(architecture=architecture, training=ask, seats=machines[:2])
+    unlike, alike = one.stages((1.0, 3.0)), (8, 8)
+    assert room.stages((1.0, 3.0, 3.0, 3.0), replicas=2) == (*(unlike or ()), *alike)
+    assert room.stages((1.0,) * 4) == (4, 4, 4, 4)
 
 
 @pytest.mark.parametrize("high", [0, 1, 7, 40])

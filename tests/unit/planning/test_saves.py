@@ -71,6 +71,14 @@ def test_what_a_pipeline_trains_goes_from_each_rank_to_all_hosts_before_it_is_wr
         assert parts.hold_s[1] - whole.hold_s[1] > parts.num_bytes / 12.5e9  # all of it over 100 Gbit/s
 
 
+def test_hosts_that_each_have_whole_pipelines_have_nothing_to_send() -> None:
+    inside = option("pipeline", "full", stages=(20, 12, 16, 16), replicas=2)
+    across = option("pipeline", "full", stages=(8,) * 4)
+    assert save_cost(inside, MINUTES).num_bytes == save_cost(across, MINUTES).num_bytes
+    assert save_cost(inside, MINUTES).hold_s[1] < 0.5 * save_cost(across, MINUTES).hold_s[1]
+    assert not save_cost(inside, BY_HOST).in_parts
+
+
 BY_HOST = dataclasses.replace(MINUTES, by_host=True)
 
 

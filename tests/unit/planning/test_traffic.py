@@ -15,7 +15,7 @@ from gangline.planning.traffic import (
     trained_weights,
     wire_bytes,
 )
-from gangline.planning.training import HF_KBIT, Strategy, Training
+from gangline.planning.training import BYTES, HF_KBIT, Strategy, Training
 from tests.unit.planning.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_32_1B, SMALL
 
 FULL = Training(method="full", micro_batch=1, sequence_length=2048, parameters="bf16")
@@ -189,6 +189,21 @@ def test_a_pipeline_sends_activations_over_each_boundary_and_back():
     ]
 
 
+def test_pipelines_send_activations_inside_and_gradients_between_them():
+    ways = strategy("pipeline", 4, stages=(20, 12, 16, 16), replicas=2)
+    flow = traffic(LLAMA_2_7B, FULL, ways, micro_batches=3)
+    (gradients,) = (each for each in flow.exchanges if each.among == "replicas")
+    assert (gradients.ranks, gradients.number) == (2, FULL.parameters)
+    assert gradients.num_bytes == pytest.approx(LLAMA_2_7B.num_parameters / 2 * BYTES[FULL.parameters])
+    size = 3 * FULL.tokens * 4096 * BYTES[FULL.compute]
+    by_host = wire_bytes(flow, (2, 2))
+    assert by_host.inside == (size,) * 4
+    assert by_host.out == pytest.approx((2 * gradients.num_bytes,) * 2)  # half of the model twice, over two
+    narrow = dataclasses.replace(FULL, exchange="bf16")
+    sent = [each for each in traffic(LLAMA_2_7B, narrow, ways, micro_batches=3).exchanges if each.number == "bf16"]
+    assert "gradients between pipelines" in {each.what for each in sent}
+
+
 # --- gradients of ddp
 
 
@@ -252,6 +267,8 @@ def test_rings_and_pairs():
     assert edges("replicas", 4, 2) == [(0, 2), (2, 0), (1, 3), (3, 1)]
     assert edges("next", 3, 3) == [(0, 1), (1, 2)]
     assert edges("previous", 3, 3) == [(1, 0), (2, 1)]
+    assert edges("next", 4, 2) == [(0, 1), (2, 3)]
+    assert edges("previous", 4, 2) == [(1, 0), (3, 2)]
     assert edges("world", 1, 1) == []
 
 

@@ -14,19 +14,20 @@ from tests.unit.runs.test_checkpoints import choose, flip, reasons, remove
 HOSTS = ("pc1", "pc2")
 
 
-def gang_of(*hosts, strategy="fsdp", stages=()):
+def gang_of(*hosts, strategy="fsdp", stages=(), replicas=1):
     ranks = tuple(GangRank(host=host, share=1) for host in hosts)
-    return Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, strategy=strategy, stages=stages)
+    words = {"strategy": strategy, "stages": stages, "replicas": replicas}
+    return Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, **words)
 
 
 HELD = held_by(gang_of("pc1", "pc1", "pc2"))
 
 
-def write_part(checkpoints, step, host, *, attempt=1, held=HELD):
+def write_part(checkpoints, step, host, *, attempt=1, held=HELD, hosts=HOSTS):
     folder = disk.part_folder(checkpoints, step, host)
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(f"rows of {host} at step {step}".encode() * 40)
-    description = {"attempt": attempt, "hosts": HOSTS, "num_ranks": 3, "fingerprints": {}, "held": held}
+    description = {"attempt": attempt, "hosts": hosts, "num_ranks": 3, "fingerprints": {}, "held": held}
     describe_part(folder, step=step, host=host, description=description)
     return (folder / PART_FILE).read_bytes()
 
@@ -48,6 +49,15 @@ def save(tmp_path, step, *, commit=True, on=HOSTS, attempt=1):
         (
             gang_of("pc1", "pc1", "pc2", strategy="pipeline", stages=(3, 4, 5)),
             {"pc1": "layers 1 to 7 of 12", "pc2": "layers 8 to 12 of 12"},
+        ),
+        (gang_of("pc1", "pc1", "pc2", "pc2", strategy="pipeline", stages=(3, 9, 4, 8), replicas=2), {}),
+        (
+            gang_of("pc1", "pc2", "pc2", "pc3", strategy="pipeline", stages=(5, 7, 4, 8), replicas=2),
+            {
+                "pc1": "layers 1 to 5 of 12",
+                "pc2": "layers 1 to 4 and 6 to 12 of 12",
+                "pc3": "layers 5 to 12 of 12",
+            },
         ),
         (gang_of("pc1", "pc1"), {}),
         (gang_of("pc1", "pc2", strategy="ddp"), {}),
@@ -146,6 +156,24 @@ def test_a_host_whose_ranks_hold_what_they_held_needs_its_own_part_alone(tmp_pat
     assert [elsewhere.lacks(host) for host in ("pc8", "pc9")] == [("pc1",), ("pc2",)]
     for other in (gang_of("pc1", "pc2"), gang_of("pc1", "pc1", "pc2", strategy="ddp")):
         assert [choice.for_ranks_of(other).lacks(host) for host in HOSTS] == [("pc2",), ("pc1",)]
+
+
+def test_of_two_parts_that_hold_the_same_one_is_enough(tmp_path):
+    hosts = ("pc1", "pc2", "pc3", "pc4")
+    gang = gang_of(*hosts, strategy="pipeline", stages=(7, 5, 7, 5), replicas=2)
+    held = held_by(gang)
+    parts = {host: write_part(tmp_path / host, 100, host, held=held, hosts=hosts) for host in hosts}
+    for host in hosts:
+        disk.place_commit(tmp_path / host, commit_record(parts))
+    every = choose(tmp_path, hosts)
+    assert [every.for_ranks_of(gang).lacks(host) for host in hosts] == [()] * 4
+    choice = choose(tmp_path, ("pc2", "pc3"))
+    assert (choice.step, choice.held) == (100, {host: held[host] for host in ("pc2", "pc3")})
+    assert reasons(choice) == [f"step 100 on {host}: part-{host} was not found on any host" for host in ("pc1", "pc4")]
+    assert [each.in_parts for each in choice.rejected] == [False, False]
+    assert choice.for_ranks_of(gang).lacks("pc1") == ("pc3",)
+    assert choice.lacks("pc2") == ("pc3",)
+    assert choose(tmp_path, ("pc1", "pc3")).step is None  # the last five layers are nowhere
 
 
 def test_the_parts_to_load_are_all_that_lie_here_its_own_first(tmp_path):

@@ -79,6 +79,63 @@ def test_whoever_is_left_has_as_many_layers_as_before_at_least_and_together_all_
         assert all(now >= stages[n] for now, n in zip(later.stages, sorted(left), strict=True))
 
 
+def pipelines(*layers, shares, replicas):
+    ranks = tuple(GangRank(host=f"pc{n}", share=share) for n, share in enumerate(shares, start=1))
+    return Gang(run_id="calm-otter-7", attempt=1, ranks=ranks, strategy="pipeline", stages=layers, replicas=replicas)
+
+
+UNLIKE = pipelines(23, 17, 20, 12, 8, shares=(14, 14, 6, 6, 6), replicas=2)
+THREE = pipelines(10, 10, 10, 10, 10, 10, shares=(4,) * 6, replicas=3)
+
+
+def test_of_several_pipelines_each_is_a_crew_of_its_own(tmp_path):
+    assert UNLIKE.crews == (0, 0, 1, 1, 1)
+    assert [UNLIKE.row_of(rank) for rank in (0, 1, 2, 4)] == [range(2), range(2), range(2, 5), range(2, 5)]
+    again = UNLIKE.on(UNLIKE.hosts, attempt=2, resume_step=40)
+    assert again == dataclasses.replace(UNLIKE, attempt=2, resume_step=40)
+    again.save(tmp_path / "gang.json")
+    assert Gang.load(tmp_path / "gang.json") == again
+
+
+@pytest.mark.parametrize(
+    ("gang", "lost", "stages", "replicas", "shares"),
+    [
+        (UNLIKE, {"pc5"}, (13, 9, 11, 7), 1, (20,) * 4),  # 20 and 12 layers are no whole model
+        (UNLIKE, {"pc1", "pc2"}, (20, 12, 8), 1, (20,) * 3),
+        (UNLIKE, {"pc1", "pc2", "pc5"}, (25, 15), 1, (20,) * 2),  # no way without more layers than before
+        (THREE, {"pc1"}, (10, 10, 7, 7, 6), 2, (5, 5, 7, 7, 7)),
+        (THREE, {"pc1", "pc5"}, (10, 10, 10, 10), 2, (6,) * 4),
+        (pipelines(1, 1, 1, 1, shares=(4,) * 4, replicas=2), {"pc1"}, (1, 1), 1, (8, 8)),  # one has nothing to do
+    ],
+)
+def test_whoever_is_left_of_a_broken_pipeline_becomes_a_part_of_another(gang, lost, stages, replicas, shares):
+    later = gang.on([host for host in gang.hosts if host not in lost], attempt=2, resume_step=40)
+    assert (later.stages, later.replicas) == (stages, replicas)
+    assert tuple(rank.share for rank in later.ranks) == shares
+
+
+def test_nobody_has_more_layers_than_before_if_that_can_be():
+    dice = random.Random(8)
+    for _ in range(200):
+        depth, replicas = dice.randint(8, 40), dice.randint(2, 5)
+        cuts = [sorted(dice.sample(range(1, depth), dice.randint(1, 5))) for _ in range(replicas)]
+        layers = [b - a for cut in cuts for a, b in zip((0, *cut), (*cut, depth), strict=True)]
+        dealt = [dice.randint(row == 0, 9) for row in range(replicas)]
+        shares = [share for share, cut in zip(dealt, cuts, strict=True) for _ in (0, *cut)]
+        gang = pipelines(*layers, shares=shares, replicas=replicas)
+        left = sorted(dice.sample(range(len(layers)), dice.randint(1, len(layers))))
+        later = gang.on([f"pc{n + 1}" for n in left], attempt=2, resume_step=None)
+        assert [sum(later.stages[rank] for rank in row) for row in later.rows] == [depth] * later.replicas
+        assert sum(later.ranks[row[0]].share for row in later.rows) == sum(
+            gang.ranks[row[0]].share for row in gang.rows
+        )
+        if sum(layers[n] for n in left) >= depth:
+            before = {rank.host: own for rank, own in zip(gang.ranks, layers, strict=True)}
+            assert all(own <= before[rank.host] for rank, own in zip(later.ranks, later.stages, strict=True))
+        else:
+            assert later.replicas == 1
+
+
 def test_smaller_micro_batches_leave_the_layers_where_they_are(tmp_path):
     gang = PIPELINE.in_smaller(2, before=4)
     assert (gang.stages, [rank.share for rank in gang.ranks]) == ((13, 10, 17), [48, 48, 48])

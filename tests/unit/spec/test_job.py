@@ -123,7 +123,10 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
             load(folder, MINIMAL, "strategy=pipeline", "precision=fp16", f"method={method}")
     assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
     with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
-        load(folder, MINIMAL, "strategy=pipeline", "exchange=bf16")
+        load(folder, MINIMAL, "strategy.kind=pipeline", "strategy.replicas=1", "exchange=bf16")
+    for replicas, kept in (("2", 2), ("auto", None)):
+        job = load(folder, MINIMAL, "strategy.kind=pipeline", f"strategy.replicas={replicas}", "exchange=bf16")
+        assert job.strategy == StrategyJob(kind="pipeline", replicas=kept)
 
 
 def test_layers_that_devices_compute_together_are_neither_in_fp16_nor_in_4_bits_nor_have_moments_of_8(folder):
@@ -171,7 +174,8 @@ def test_hosts_may_train_apart(folder):
     assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
     words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 0.5, momentum: 0}}\n"
     job = load(folder, MINIMAL + words)
-    assert fields_left_at_default(job.strategy, StrategyJob()) == ["offload", "offload_to", "deepspeed"]
+    left = ["replicas", "offload", "offload_to", "deepspeed"]
+    assert fields_left_at_default(job.strategy, StrategyJob()) == left
     assert job.strategy.outer == OuterJob(learning_rate=0.5, momentum=0.0)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 

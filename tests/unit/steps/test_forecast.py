@@ -189,15 +189,38 @@ def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(means: Means) -> None:
     require_startable(job, outlook)
     assert outlook.runnable is not None
     assert sum(outlook.runnable.strategy.stages) == 16
+    many = world(",".join(["8xa100-80gb"] * 3))
+    one = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
     with pytest.raises(UsageError, match="needs a layer for every rank") as caught:
-        foresee_job(job, world(",".join(["8xa100-80gb"] * 3)), means)
+        foresee_job(one, many, means)
     assert "24 ranks, and a model of 16 layers" in caught.value.seen
+    outlook = foresee_job(job, many, means)
+    assert outlook.runnable is not None
+    assert outlook.runnable.strategy.replicas > 1
     unknown = piped(JOB, model=ModelJob(path="some/model"))
     require_startable(unknown, foresee_job(unknown, world("rtx4090"), means))  # one rank has all of them
     with pytest.raises(UsageError, match="needs to know the layers") as caught:
         require_startable(unknown, foresee_job(unknown, two, means))
     assert "not known" in caught.value.seen
     assert "config.json" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "fix"),
+    [
+        ("5xa100-80gb", 2, "write replicas: 1 (or auto)"),
+        ("4xa100-80gb", 4, "write replicas: 1 or 2"),
+        ("rtx4090", 2, "write replicas: 1 (or auto)"),
+    ],
+)
+def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
+    means: Means, hosts: str, replicas: int, fix: str
+) -> None:
+    job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline", replicas=replicas))
+    with pytest.raises(UsageError, match=f"ranks do not make {replicas} pipelines") as caught:
+        foresee_job(job, world(hosts), means)
+    assert "as many ranks in each, 2 or more" in caught.value.seen
+    assert fix in caught.value.fix
 
 
 def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Means) -> None:

@@ -1,38 +1,47 @@
 """Layers divided among ranks: every micro-batch passes through all of them, several at a time.
 
 A rank needs a link to the one before and the one after it, and nothing else in the network is used for a step: hidden
-states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does as many
-forward as there are stages behind it, and from then on one backward and one forward in turn (1F1B: Narayanan et al.,
-PipeDream, 2019; Megatron-LM, 2021), so it holds the activations of no more of them than that. The gradient is that of
-one process: micro-batches are added in the same order.
+states go forward and their gradients back, in the format of products. Of a step's micro-batches a stage does some
+forward (runs/schedule.py), and from then on one backward and one forward in turn, so it holds the activations of no
+more of them than that. The gradient is that of one process: micro-batches are added in the same order.
 
 Every rank reads the same micro-batches, so what travels has no header: both ends know its shape. They may all be of
 other lengths, which is why torch.distributed.pipelining is not what runs here (docs/decisions/0015).
 
-Trained weights and the optimizer's states are each rank's own. They are put together for a checkpoint only.
+Several pipelines side by side do other micro-batches of a step each. Their machines may be unlike, and their layers cut
+otherwise: gradients are summed weight by weight among the ranks that have it, once a step, after the last backward
+pass. Nothing of that stands between two passes, and a rank sums when all that it sends within its pipeline has been
+received; so neither waits for the other.
+
+Trained weights and the optimizer's states are a rank's own, but for those of the other pipelines. They are put together
+for a checkpoint only.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gangline.errors import UsageError
+from gangline.runs.held import held_by
+from gangline.runs.schedule import ahead
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
-from gangline.worker.model import base_of
-from gangline.worker.optimizer import gradients_of
+from gangline.worker.model import base_of, trainable
+from gangline.worker.pieces import of_host, send
 from gangline.worker.precision import Precision
 from gangline.worker.stage import Stage
+from gangline.worker.strategy.holders import Holders
 from gangline.worker.world import World
 
 _ODD, _SEEDS = 0x9E3779B97F4A7C15, 1 << 63
@@ -62,7 +71,8 @@ class _Links:
     @staticmethod
     def of(world: World) -> _Links:
         """Collective."""
-        pairs = [pair for rank in range(world.size - 1) for pair in ((rank, rank + 1), (rank + 1, rank))]
+        befores = [rank for row in world.gang.rows for rank in row[:-1]]
+        pairs = [pair for rank in befores for pair in ((rank, rank + 1), (rank + 1, rank))]
         apart = world.device.type == "cuda"
         timeout = timedelta(seconds=world.gang.collective_timeout_s)
         return _Links(world, {pair: dist.new_group(list(pair), timeout=timeout) if apart else None for pair in pairs})
@@ -75,13 +85,30 @@ class _Links:
         self.flying = [each for each in self.flying if not each[0].is_completed()]
         self.flying.append((work, tensor))
 
-    def receive(self, *shape: int, dtype: torch.dtype, source: int) -> torch.Tensor:
-        """Wait for it."""
+    def coming(self, shapes: Sequence[tuple[int, ...]], *, dtype: torch.dtype, source: int) -> Iterator[torch.Tensor]:
+        """Tensors of these shapes, one by one; whoever takes one asks for the one after it.
+
+        The next one travels while this one is worked on: gloo does not send before the receiver has asked. The first
+        one is not asked for before it is wanted: NCCL connects two ranks once both have come, and each waits for that.
+        """
+        asked = self._ask(shapes[0], dtype, source)
+        for shape in shapes[1:]:
+            here = [self._arrived(*asked)]
+            asked = self._ask(shape, dtype, source)
+            yield here.pop()
+        yield self._arrived(*asked)
+
+    def _arrived(self, work: dist.Work, tensor: torch.Tensor) -> torch.Tensor:
         started = time.perf_counter()
-        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
-        dist.recv(tensor, src=source, group=self.groups[source, self.world.rank])
+        work.wait()
         self.waited_s += time.perf_counter() - started
         return tensor
+
+    def _ask(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> tuple[dist.Work, torch.Tensor]:
+        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
+        work = dist.irecv(tensor, src=source, group=self.groups[source, self.world.rank])
+        assert work is not None
+        return work, tensor
 
     def finish(self) -> None:
         """Until all has been sent."""
@@ -101,8 +128,19 @@ class Pipeline:
     replicated = False
     clips = False
 
-    def __init__(self, loss: CausalLoss, stage: Stage, *, precision: Precision, world: World) -> None:
-        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
+    def __init__(
+        self,
+        loss: CausalLoss,
+        stage: Stage,
+        *,
+        precision: Precision,
+        world: World,
+        sent_as: torch.dtype | None = None,
+    ) -> None:
+        """sent_as: the format that gradients travel in between pipelines, where they are wider.
+
+        Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU.
+        """
         if precision.scaled:
             raise _needs_scale()
         if world.gang.shares_gpus:
@@ -112,27 +150,35 @@ class Pipeline:
         self._precision = precision
         self._world = world
         self._links = _Links.of(world)
+        self._holders = Holders.of(trainable(loss), world, sent_as=sent_as)
+        if not loss.is_hollow or any(not each.requires_grad for each in loss.parameters()):
+            self._holders.agree()
+        # else every rank reads its part of the same files, and nothing is there yet
         self._queue: list[_Waiting] = []
         self.beat: Callable[[], None] = lambda: None
         self.parts = dist.group.WORLD
-        self.apart = len(world.gang.hosts) > 1
+        self.apart = bool(held_by(world.gang))
         self.has_loss = stage.is_last
+        self._before, self._behind = world.rank - 1, world.rank + 1
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
-        """Take a micro-batch of the step; with the `last` one all of them are done, and their loss is told."""
+        """Take a micro-batch of the step; with the `last` one all of them are done, and their loss is told.
+
+        Then gradients are those of all pipelines.
+        """
         self._queue.append(_Waiting(batch, scale, torch.initial_seed()))
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
         return total + self._run() if last else total
 
     def join(self, *, last: bool) -> None:
-        """Every rank has the work of all."""
-        del last
-        raise AssertionError("no rank of a pipeline is without work")
+        """Where this pipeline has no work: take part in the sums."""
+        assert last, "a pipeline without work takes part in the exchange alone"
+        self._sum_up()
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> torch.Tensor:
         """The summed loss of a micro-batch in the last stage, 0 in the others; collective."""
-        given = self._given(batch)
+        given = next(self._given([batch]))
         made = self._pass(given, batch)
         self._hand_on(made)
         self._links.finish()
@@ -154,8 +200,8 @@ class Pipeline:
         return self._decode(entered, input_ids, position_ids)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """This rank's part of each."""
-        return gradients_of(parameters)
+        """Those of the weights that no rank before this one has; a zero where there is none."""
+        return self._holders.own(parameters)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer are all there is."""
@@ -172,10 +218,17 @@ class Pipeline:
 
     @torch.no_grad()
     def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
-        """What all ranks have, in this machine's memory; collective."""
+        """What all ranks have, in this machine's memory; collective.
+
+        Where each of several hosts has all of it, nothing passes between them, and the first rank of a host alone may
+        want it.
+        """
+        if not self.apart and len(self._world.gang.hosts) > 1:
+            return self._of_host(tensors, wanted=wanted)
         listing = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
         found: dict[str, torch.Tensor] = {}
-        for rank, text in enumerate(gather_text(json.dumps(listing), self._world)):
+        told = gather_text(json.dumps(listing), self._world)
+        for rank, text in enumerate(told[: len(self._world.gang.rows[0])]):  # the first pipeline has everything
             theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in json.loads(text)}
             is_own = rank == self._world.rank
             for lot in in_lots(tensors.values() if is_own else theirs.values()):
@@ -191,59 +244,85 @@ class Pipeline:
         """Nothing is put together for a pass."""
 
     def waited_s(self) -> float:
-        """For hidden states and gradients of other stages, in the last step."""
+        """For hidden states and gradients of other stages, and for other pipelines, in the last step."""
         waited, self._links.waited_s = self._links.waited_s, 0.0
         return waited
+
+    def _of_host(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        if not self._world.is_first_of_host:
+            assert not wanted, "the first rank of a host puts together what the host has"
+            send(tensors, self._world)
+            return {}
+        found = of_host(tensors, self._world)
+        return {piece.name: piece.tensor for piece in found if wanted}
 
     def _run(self) -> torch.Tensor:
         """All micro-batches of the step; their summed loss, 0 but in the last stage."""
         queue, self._queue = self._queue, []
-        ahead = min(len(queue), len(self._stage.stages) - 1 - self._stage.number)
+        given = self._given([waiting.batch for waiting in queue])
+        gradients = self._gradients_back([waiting.batch for waiting in queue])
+        first = ahead(self._stage.number, len(self._stage.stages), eager=self._world.gang.eager)
+        first = min(len(queue), first)
         total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-        for waiting in queue[:ahead]:
-            self._forward(waiting)
-        for forth, back in zip(queue[ahead:], queue, strict=False):
-            total += self._forward(forth)
-            self._backward(back)
-        for waiting in queue[len(queue) - ahead :]:
-            self._backward(waiting)
+        for waiting in queue[:first]:
+            self._forward(waiting, next(given))
+        for forth, back in zip(queue[first:], queue, strict=False):
+            total += self._forward(forth, next(given))
+            self._backward(back, next(gradients))
+        for waiting in queue[len(queue) - first :]:
+            self._backward(waiting, next(gradients))
         self._links.finish()
+        self._sum_up()
         return total
 
-    def _forward(self, waiting: _Waiting) -> torch.Tensor:
+    def _sum_up(self) -> None:
+        started = time.perf_counter()
+        self._holders.sum()
+        self._links.waited_s += time.perf_counter() - started
+
+    def _forward(self, waiting: _Waiting, given: torch.Tensor | None) -> torch.Tensor:
         self.beat()
         torch.manual_seed((waiting.seed + self._stage.number * _ODD) % _SEEDS)
-        waiting.given = self._given(waiting.batch)
-        waiting.made = self._pass(waiting.given, waiting.batch)
+        waiting.given = given
+        waiting.made = self._pass(given, waiting.batch)
         self._hand_on(waiting.made)
         return waiting.made.detach().double() if self._stage.is_last else torch.zeros((), dtype=torch.float64)
 
-    def _backward(self, waiting: _Waiting) -> None:
+    def _backward(self, waiting: _Waiting, gradient: torch.Tensor | None) -> None:
         self.beat()
         made, given = waiting.made, waiting.given
         assert made is not None
-        if self._stage.is_last:
+        if gradient is None:
             (made * waiting.scale).backward()  # type: ignore[no-untyped-call]
-        else:
-            gradient = self._links.receive(*made.shape, dtype=self._precision.compute, source=self._world.rank + 1)
-            if made.requires_grad:  # nothing is trained before the first adapter
-                made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
+        elif made.requires_grad:  # nothing is trained before the first adapter
+            made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
         if given is not None:
             assert given.grad is not None
-            self._links.send(given.grad.to(self._precision.compute), self._world.rank - 1)
+            self._links.send(given.grad.to(self._precision.compute), self._before)
         waiting.made = waiting.given = None
 
-    def _given(self, batch: Batch) -> torch.Tensor | None:
-        """Hidden states of the stage before: [m, t, width]."""
+    def _given(self, batches: Sequence[Batch]) -> Iterator[torch.Tensor | None]:
+        """Hidden states of the stage before, [m, t, width] of each; None in the first stage."""
         if self._stage.is_first:
-            return None
-        shape = (*batch.input_ids.shape, self._stage.width)
-        found = self._links.receive(*shape, dtype=self._precision.compute, source=self._world.rank - 1)
-        return found.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
+            return repeat(None, len(batches))
+        return map(self._enter, self._coming(batches, self._before))
+
+    def _gradients_back(self, batches: Sequence[Batch]) -> Iterator[torch.Tensor | None]:
+        """Of what the stage behind was handed, [m, t, width] of each; None in the last stage."""
+        if self._stage.is_last:
+            return repeat(None, len(batches))
+        return self._coming(batches, self._behind)
+
+    def _coming(self, batches: Sequence[Batch], source: int) -> Iterator[torch.Tensor]:
+        shapes = [(*batch.input_ids.shape, self._stage.width) for batch in batches]
+        return self._links.coming(shapes, dtype=self._precision.compute, source=source)
+
+    def _enter(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
 
     def _hand_on(self, made: torch.Tensor) -> None:
         if not self._stage.is_last:
-            self._links.send(made.to(self._precision.compute), self._world.rank + 1)
+            self._links.send(made.to(self._precision.compute), self._behind)
 
     def _pass(self, given: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """This stage's layers: hidden states, or the loss."""

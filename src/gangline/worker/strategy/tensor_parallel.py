@@ -20,7 +20,7 @@ from gangline.errors import UsageError
 from gangline.runs.job import Job
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
-from gangline.worker.lots import AT_ONCE_BYTES, in_lots, joined, spread
+from gangline.worker.lots import in_lots, joined, pieces, spread
 from gangline.worker.mesh import ACROSS, sum_over
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of
@@ -117,23 +117,19 @@ class TensorParallel:
     @torch.no_grad()
     def _sum_up(self) -> None:
         """Add up the gradients of what is whole; one that all ranks of a host have computed counts once."""
+        gradients = []
         for name, parameter in self._whole.items():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             elif name in self._sliced.alike and not self.has_loss:
                 parameter.grad.zero_()
-        for lot in in_lots(piece for each in self._whole.values() for piece in _pieces(each.grad)):
+            gradients.append(parameter.grad)
+        for lot in in_lots(piece for each in gradients for piece in pieces(each)):
             row = joined(lot)
             narrow = self._sent_as is not None and self._sent_as.itemsize < row.dtype.itemsize
             sent = row.to(self._sent_as) if narrow else row
             sum_over(sent, self._mesh)
             spread(sent, lot)
-
-
-def _pieces(gradient: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Views of it that are no larger than what is sent at once: a table may have gigabytes."""
-    assert gradient is not None
-    return gradient.view(-1).split(AT_ONCE_BYTES // gradient.element_size())
 
 
 def require_slices(job: Job, precision: Precision, world: World) -> None:
