@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ ZERO = ("zero-1", "zero-2", "zero-3")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
 """Name, bar, and what gives the figure."""
+Gang = tuple[Any, ...]
+"""Strategy, shares (of pipelines layers), and of pipelines the share of each."""
 
 
 def main() -> None:
@@ -35,11 +38,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases with this in their name, such as fsdp")
     arguments = parser.parse_args()
     done = _read(arguments.out)
-    zygote = Zygote()
+    zygote, begun = Zygote(), _Begun()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
-        cases += [*_strategy_cases(zygote), *_strategy_resume_cases(zygote)]
-        for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote)]:
+        cases += [*_strategy_cases(zygote), *_strategy_resume_cases(zygote, begun)]
+        cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
+        for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]:
             if name in done or arguments.only not in name:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
@@ -48,6 +52,7 @@ def main() -> None:
             print(f"{line['figure']:10.2e}  bar {bar:g}  {name}", flush=True)
     finally:
         zygote.close()
+        begun.close()
     _print_table(_read(arguments.out))
 
 
@@ -118,7 +123,7 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
                 yield name, bar, lambda w=more: _losses(zygote, w)
 
 
-def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
+def _strategy_resume_cases(zygote: Zygote, begun: _Begun) -> Iterator[Case]:
     """Saved under one strategy by 3 ranks (hsdp and tp: 4), resumed under each by 2 and by 4."""
     before = {"ddp": [5, 3, 2], "fsdp": [5, 3, 2], "hsdp": [1, 2, 3, 4], "tp": [7, 3], "pipeline": [2, 1, 1]}
     after = (("ddp", [7, 3]), ("ddp", [1, 2, 3, 4]), ("fsdp", [7, 3]), ("fsdp", [1, 2, 3, 4]), ("hsdp", [4, 3, 2, 1]))
@@ -132,7 +137,42 @@ def _strategy_resume_cases(zygote: Zygote) -> Iterator[Case]:
                     job = {"method": method, "precision": precision, "warmup": warmup, "layers": 4, "dropout": 0.0}
                     sizes = f"{_size(one, shares)} to {_size(other, others)} ranks"
                     name = f"saved under {one}, resumed under {other} {precision} {method} {sizes}"
-                    yield name, bar, lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, j, s, o)
+                    yield (
+                        name,
+                        bar,
+                        lambda j=job, s=(one, shares), o=(other, others): _other_strategy(zygote, begun, j, s, o),
+                    )
+
+
+def _rows_cases(zygote: Zygote) -> Iterator[Case]:
+    """Pipelines side by side: cut otherwise, one of a single rank, of three ranks each, and one without work."""
+    gangs = (([2, 1, 1, 2], [6, 4]), ([3, 1, 2], [2, 8]), ([1, 1, 1, 1, 1, 1], [7, 3]), ([1, 2, 2, 1], [10, 0]))
+    for stages, rows in gangs:
+        for method in METHODS:
+            words = {"shares": stages, "rows": rows, "strategy": "pipeline", "method": method}
+            name = f"gradient under pipelines fp64 {method} {_text(stages)} ({_text(rows)})"
+            yield name, 1e-9, lambda w=words: _contract(zygote, {**w, "mixture": False})
+            for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+                more = {**words, "precision": precision, "warmup": warmup, "steps": 100}
+                more |= {"packed": True, "checkpointing": True, "dropout": 0.0}
+                name = (
+                    f"losses of 100 packed steps under pipelines {precision} {method} {_text(stages)} ({_text(rows)})"
+                )
+                yield name, bar, lambda w=more: _losses(zygote, w)
+
+
+def _rows_resume_cases(zygote: Zygote, begun: _Begun) -> Iterator[Case]:
+    """From two pipelines to the strategies that are most unlike them, to others that are cut anew, and back."""
+    pipelines = ("pipeline", [1, 3, 2, 2], [7, 3])
+    others = (("ddp", [7, 3]), ("fsdp", [5, 3, 2]), ("pipeline", [2, 1, 1]), ("pipeline", [4, 3, 1], [3, 7]))
+    for method in METHODS:
+        for precision, warmup, bar in (("fp64", 5, 1e-9), ("fp32", 50, 1e-4)):
+            job = {"method": method, "precision": precision, "warmup": warmup, "layers": 4, "dropout": 0.0}
+            for other in others:
+                for before, after in ((pipelines, other), (other, pipelines)):
+                    words = " to ".join(f"{kind} of {_text(shares)}" for kind, shares, *_ in (before, after))
+                    name = f"saved beside or under pipelines {precision} {method} {words}"
+                    yield name, bar, lambda j=job, s=before, o=after: _other_strategy(zygote, begun, j, s, o)
 
 
 def _zero_cases(zygote: Zygote) -> Iterator[Case]:
@@ -151,7 +191,7 @@ def _zero_cases(zygote: Zygote) -> Iterator[Case]:
                 yield name, 1e-4, lambda w=words: _losses(zygote, w)
 
 
-def _zero_resume_cases(zygote: Zygote) -> Iterator[Case]:
+def _zero_resume_cases(zygote: Zygote, begun: _Begun) -> Iterator[Case]:
     """Each from and to the strategies that are most unlike it, and from one of DeepSpeed's to the next."""
     sizes = {2: [7, 3], 3: [5, 3, 2], 4: [1, 2, 3, 4]}
     stages = {2: [1, 3], 3: [2, 1, 1], 4: [1, 1, 1, 1]}
@@ -164,7 +204,7 @@ def _zero_resume_cases(zygote: Zygote) -> Iterator[Case]:
                 before = (one, (stages if one == "pipeline" else sizes)[3])
                 after = (other, (stages if other == "pipeline" else sizes)[size])
                 name = f"saved under {one}, resumed under {other} fp32 {method} 3 to {size} ranks"
-                yield name, 1e-4, lambda j=job, s=before, o=after: _other_strategy(zygote, j, s, o)
+                yield name, 1e-4, lambda j=job, s=before, o=after: _other_strategy(zygote, begun, j, s, o)
 
 
 def _methods(strategy: str) -> tuple[str, ...]:
@@ -184,7 +224,7 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
         results = ranks.run("tests.train.cases_tensor_parallel:contract", shares=shares, method=words["method"])
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     if words["strategy"] == "pipeline":
-        more = {"method": words["method"], "mixture": words["mixture"]}
+        more = {"method": words["method"], "mixture": words["mixture"], "rows": words.get("rows", [10])}
         results = ranks.run("tests.train.cases_pipeline:contract", stages=words["shares"], **more)
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     cases = "cases_zero:gradient" if words["strategy"] in ZERO else "cases_loop:contract"
@@ -192,14 +232,34 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
     return max(max(result["error"], result["norm_error"]) for result in results)
 
 
-def _other_strategy(
-    zygote: Zygote, job: dict[str, Any], before: tuple[str, list[int]], after: tuple[str, list[int]]
-) -> float:
+class _Begun:
+    """Runs that several cases go on from, or are compared with: done once, as long as nobody asks for another."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="begun-"))
+        self._runs: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+
+    def run(self, name: str, zygote: Zygote, *words: Any, **changes: Any) -> tuple[Path, list[dict[str, Any]]]:
+        """Its folder, and what its ranks said. name: those of one name replace each other; words: see `_piece`."""
+        key = json.dumps([words, changes], sort_keys=True)
+        if self._runs.get(name, ("", []))[0] != key:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            self._runs[name] = key, _piece(zygote, str(self._folder / name), *words, **changes)
+        return self._folder / name, self._runs[name][1]
+
+    def close(self) -> None:
+        """Take the folders away."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _other_strategy(zygote: Zygote, begun: _Begun, job: dict[str, Any], before: Gang, after: Gang) -> float:
     """Relative difference of losses; the samples of every step must be the same, in the same order."""
+    one, other = ({"strategy": kind, "rows": rows[0] if rows else [10]} for kind, _, *rows in (before, after))
+    _, whole = begun.run("whole", zygote, [10], job)
+    cut, first = begun.run("cut", zygote, before[1], job, stop_after=9, **one)
     with tempfile.TemporaryDirectory() as folder:
-        whole = _piece(zygote, f"{folder}/whole", [10], job)
-        first = _piece(zygote, f"{folder}/cut", before[1], job, stop_after=9, strategy=before[0])
-        second = _piece(zygote, f"{folder}/cut", after[1], job, resume_step=9, strategy=after[0])
+        shutil.copytree(cut, f"{folder}/cut")
+        second = _piece(zygote, f"{folder}/cut", after[1], job, resume_step=9, **other)
     assert sample_order(first, second) == sample_order(whole), "other samples"
     return _worst(first[0]["losses"] + second[0]["losses"], whole[0]["losses"])
 

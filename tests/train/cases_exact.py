@@ -57,19 +57,20 @@ def losses(
     strategy: str = "ddp",
     checkpointing: bool = False,
     packed: bool = False,
+    rows=(10,),
     **more,
 ):
-    """Losses and evaluations of a whole run by rank 0, split and alone. Of a pipeline `shares` are layers."""
+    """Losses and evaluations of a whole run by rank 0, split and alone. Of pipelines `shares` are layers."""
     job = make_job(method=method, precision=precision, steps=steps, **more)
     if strategy == "pipeline":
-        job = replace(job, model=replace(job.model, path=model_folder(layers=sum(shares))))
+        job = replace(job, model=replace(job.model, path=model_folder(layers=sum(shares) // len(rows))))
     job = replace(
         job,
         schedule=replace(job.schedule, warmup_steps=warmup),
         evaluation=replace(job.evaluation, every_steps=max(1, steps // 2)),
         activation_checkpointing=checkpointing,
     )
-    world = make_world(shares, rank=dist.get_rank(), strategy=strategy)
+    world = make_world(shares, rank=dist.get_rank(), strategy=strategy, rows=rows)
     _, split = run_loop(make_session(job, world, packed=packed))
     if dist.get_rank() > 0:
         return None

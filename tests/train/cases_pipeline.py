@@ -34,17 +34,23 @@ def contract(
     targets=("all-linear",),
     rows=(10,),
     hosts=None,
+    eager: bool = False,
+    tied: bool = False,
 ):
     """Two steps' gradients and an evaluation of pipelines, against those of one process."""
     job = make_job(method=method, dropout=0.0)
     depth = sum(stages) // len(rows)
-    job = replace(job, model=replace(job.model, path=model_folder(layers=depth)), micro_batch=2)
+    job = replace(
+        job, model=replace(job.model, path=model_folder(layers=depth, tie_word_embeddings=tied)), micro_batch=2
+    )
     job = replace(job, activation_checkpointing=checkpointing, method=replace(job.method, targets=tuple(targets)))
     if mixture:  # torch multiplies groups of rows in fp32 at the most
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
     world = make_world(stages, rank=dist.get_rank(), strategy="pipeline", rows=rows, hosts=hosts)
+    world = replace(world, gang=replace(world.gang, eager=eager))
     session = make_session(job, world, packed=packed)
     alone = make_session(job, make_world([5], rank=0), packed=packed)
+    on_their_way = _counting(session.strategy)
     found, beats = {}, []
     for step in (0, 3):
         ours, wanted = _gradients(session, step, beats), _gradients(alone, step, [])
@@ -63,6 +69,7 @@ def contract(
         "names": sorted(ours),
         "all": sorted(wanted),
         "beats": len(beats),
+        "on their way": on_their_way.most,
         "wrapper": type(session.strategy) is Pipeline,
         "elsewhere": sum(isinstance(part, Elsewhere) for part in session.model.modules()),
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
@@ -72,6 +79,28 @@ def contract(
         "done": len(deal(5, session.world.shares, world.gang.crews)[world.rank]),
         "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
     }
+
+
+class _Counter:
+    """Of micro-batches that went forward and are not back yet."""
+
+    now = most = 0
+
+
+def _counting(strategy: Pipeline) -> _Counter:
+    counter, forward, backward = _Counter(), strategy._forward, strategy._backward
+
+    def forth(*words):
+        counter.now += 1
+        counter.most = max(counter.most, counter.now)
+        return forward(*words)
+
+    def back(*words):
+        counter.now -= 1
+        return backward(*words)
+
+    strategy._forward, strategy._backward = forth, back
+    return counter
 
 
 def _gradients(session, step: int, beats: list) -> dict[str, torch.Tensor]:

@@ -22,12 +22,12 @@ from tests.train.peak import Peak
 from tests.train.small import make_job, make_session, make_world, model_folder
 
 
-def state(folder: str, *, shares, strategy: str, hosts, step: int, job: dict, alone: bool = False):
+def state(folder: str, *, shares, strategy: str, hosts, step: int, job: dict, alone: bool = False, rows=(10,)):
     """The whole state that a gang has after it went on from a step: name -> hash of its bits; or the error.
 
     alone: each rank by itself, without the hashes, which takes all of them. Every host has a folder of its own below `folder`.
     """
-    world = make_world(shares, rank=dist.get_rank(), resume_step=step, strategy=strategy, hosts=hosts)
+    world = make_world(shares, rank=dist.get_rank(), resume_step=step, strategy=strategy, hosts=hosts, rows=rows)
     words = dict(job)
     layers = words.pop("layers", 2)
     made = make_job(**words)

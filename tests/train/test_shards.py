@@ -48,20 +48,24 @@ def num_numbers(checkpoints, step, host):
             [("fsdp", [5, 5], None), ("pipeline", [3, 1], None), ("hsdp", [3, 2, 3, 2], None)],
         ),
         (("ddp", [5, 5], None), [("fsdp", [5, 3, 2], HOSTS)]),
+        (("pipeline", [1, 3, 4], ["pc0", "pc1", "pc1"], (7, 3)), [("ddp", [5, 5], None)]),
     ],
-    ids=["fsdp", "pipeline", "whole"],
+    ids=["fsdp", "pipeline", "whole", "pipelines"],
 )
 def test_other_ranks_under_any_strategy_read_the_same_bits_from_all_parts(pool, tmp_path, before, after):
     job = {"precision": "fp64", "dropout": 0.0, "layers": 4}
-    strategy, shares, hosts = before
-    first = run(pool, tmp_path, shares, strategy=strategy, hosts=hosts, job=job, steps=12, stop_after=3, **IN_PARTS)
+    strategy, shares, hosts, *rows = before
+    words = {"strategy": strategy, "hosts": hosts, "rows": rows[0] if rows else (10,)}
+    first = run(pool, tmp_path, shares, **words, job=job, steps=12, stop_after=3, **IN_PARTS)
     expected = first[0]["state"]
     assert len(expected) > 4 * 9 * 3
     here = ("pc0", "pc1")
-    for strategy, shares, hosts in (before, *after):
-        if (strategy, shares, hosts) != before:
+    for gang in (before, *after):
+        if gang != before:
             bring_all(tmp_path, 3, here)
+        strategy, shares, hosts, *rows = gang
         ask = {"folder": str(tmp_path), "strategy": strategy, "shares": shares, "hosts": hosts, "step": 3, "job": job}
+        ask["rows"] = rows[0] if rows else (10,)
         for result in pool(len(shares)).run("tests.train.cases_shards:state", **ask):
             assert result["error"] == ""
             assert result["step"] == 3

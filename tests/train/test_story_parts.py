@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -97,18 +98,18 @@ def test_a_checkpoint_in_parts_is_lost_with_a_disk_and_used_again_once_the_part_
     assert sorted({line["step"] for line in user.metrics("pc4", run)}) == list(range(1, 61))
 
 
-def test_a_pipeline_over_4_bits_goes_on_after_a_kill(user):
-    write_job(user, strategy="pipeline", steps=24, method={"kind": "qlora", "rank": 4})
-    write_cluster(user, "first", pc1={}, pc2={})
+def test_two_pipelines_over_4_bits_go_on_after_a_kill(user):
+    write_job(user, strategy={"kind": "pipeline", "replicas": 2}, steps=24, method={"kind": "qlora", "rank": 4})
+    write_cluster(user, "first", pc1={}, pc2={"slots": 3})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "first.yaml")
     run = watching.stdout.readline().strip()
     user.wait_for_step(run, 12)
-    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-1.pid").read_text())
+    record = json.loads((user.at_host("pc2", run) / "attempts" / "1" / "rank-3.pid").read_text())
     os.kill(record["pid"], signal.SIGKILL)
     assert user.wait_for_end(run) == "finished"
     told = watching.communicate()[1]
-    assert "layers: pc1 1, pc2 1" in told
-    assert "rank 1 on pc2 was killed by SIGKILL" in told
+    assert re.search(r"of 12 micro-batches \d+ through pc1 1, pc2 1; \d+ through pc2 1\+1 \(layers\)", told)
+    assert "rank 3 on pc2 was killed by SIGKILL" in told
     metrics = user.metrics("pc1", run)
     assert sorted({line["step"] for line in metrics}) == list(range(1, 25))
     losses = {}

@@ -192,12 +192,13 @@ def choose(drafts: list[Draft]) -> Draft | None:
     return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, int, float]:
+def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, bool, int, float]:
     seconds, draft = timed
     return (
         SIMPLEST.index(draft.strategy.kind),
         draft.training.checkpointing,
         draft.training.exchange is not None,
+        draft.strategy.eager,
         # without times, a few samples at once: one alone keeps no device busy
         draft.training.micro_batch if draft.shift.is_timed else abs(draft.training.micro_batch - UNTIMED),
         seconds,
@@ -241,7 +242,7 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     size, slots = len(shift.world.seats), shift.fabric.slots
     if kind == "pipeline":
         if shift.question.strategy.replicas in (None, 1) and (layers := shift.stages()) is not None:
-            yield pipeline(layers)
+            yield from _paces(shift, pipeline(layers))
     elif kind == "local-sgd":
         if shift.training.method == "full":
             yield _rounds(shift.question, slots)
@@ -274,9 +275,16 @@ def _rows(shift: Shift) -> Iterator[Strategy]:
         if layers is None:  # more ranks than layers
             continue
         strategy = pipeline(layers, replicas=replicas)
-        yield strategy
+        yield from _paces(shift, strategy)
         if shift.room("pipeline").nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
             return
+
+
+def _paces(shift: Shift, strategy: Strategy) -> Iterator[Strategy]:
+    """A pipeline, and, where it is known how long sending takes, the same with more micro-batches on their way."""
+    yield strategy
+    if shift.is_timed:
+        yield dataclasses.replace(strategy, eager=True)
 
 
 def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:

@@ -465,8 +465,6 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
         return _lacking_of_zero(kind, training) if kind in ZERO else lacking_of_tp(architecture, training, parts)
     if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
         return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
-    if kind == "pipeline" and full and architecture.tied:
-        return "pipeline with every weight of a model whose head is its embedding table"
     return ""
 
 

@@ -116,6 +116,8 @@ class Plan:
     nothing."""
     replicas: int = 1
     """See `Gang.replicas`."""
+    eager: bool = False
+    """See `Gang.eager`."""
     moving_shares: bool = False
     """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
     shares_gpus: bool = False
@@ -156,6 +158,7 @@ class Plan:
             reshard=self.reshard,
             stages=self.stages,
             replicas=self.replicas,
+            eager=self.eager,
             moving_shares=self.moving_shares,
             shares_gpus=self.shares_gpus,
         )
@@ -209,6 +212,7 @@ def make_plan(
         reshard=option is None or option.strategy.reshard,
         stages=weighed.stages if weighed is not None else (),
         replicas=weighed.replicas if weighed is not None else 1,
+        eager=weighed is not None and weighed.eager,
         reason=_reason(job, strategy, ranks, rows=weighed.rows if weighed is not None else ()),
         method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
         precision=job.precision,

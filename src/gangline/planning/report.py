@@ -116,7 +116,7 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
 def name(strategy: Strategy) -> str:
     """A strategy with what belongs to it."""
     if strategy.kind == "pipeline":
-        return f"pipeline {rows_named(strategy.rows)}"
+        return f"pipeline {rows_named(strategy.rows)}{', eager' if strategy.eager else ''}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
     if strategy.kind in ("hsdp", "tp"):

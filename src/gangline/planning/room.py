@@ -16,6 +16,7 @@ from gangline.planning.overheads import CPU, CUDA, Overheads
 from gangline.planning.shares import split_layers
 from gangline.planning.training import Strategy, Training
 from gangline.planning.world import Seat
+from gangline.runs.schedule import ahead
 
 SURE, EVEN = 0.9, 0.5
 """Chances to fit: from here on it fits; below that it does not; in between it is tight."""
@@ -54,7 +55,8 @@ class Room:
         seat = self.seats[rank]
         if strategy.kind == "pipeline":
             stages, number = strategy.place(rank)
-            role: Role = (*self._work(strategy, rank), len(stages) - number, seat.gpu is None)
+            first = ahead(number, len(stages), eager=strategy.eager)
+            role: Role = (*self._work(strategy, rank), first, seat.gpu is None)
         else:
             role = (strategy, seat.gpu is None)
         if (found := self.known.get(role)) is None:

@@ -38,7 +38,7 @@ Backend = Literal["nccl", "gloo"]
 is a whole all_reduce of which each rank keeps its part, and the root of a broadcast sends the buffer log2(N) times."""
 Among = Literal["world", "shard", "replicas", "next", "previous", "ends"]
 """Who takes part in one: all ranks; the neighbours that hold one copy; those with the same part of all copies; a rank
-and the one after it (or before it) in its copy, everywhere at once; the first and the last rank."""
+and the one after it (or before it) in its copy, everywhere at once; the first and the last rank of all copies."""
 Hides = Literal["nothing", "in-layer", "last-backward", "forward-layer", "backward-layer", "stages"]
 """Behind which computation it can run: none; none, and a layer waits for it in every micro-batch; backward of a rank's
 last micro-batch; the layer before (in forward or backward); other micro-batches of a pipeline."""
@@ -174,10 +174,10 @@ def edges(among: Among, world_size: int, shard_size: int) -> list[tuple[int, int
         return [(rank, rank + 1) for rank in befores]
     if among == "previous":
         return [(rank + 1, rank) for rank in befores]
+    rings: list[Sequence[int]] = [range(world_size)]
     if among == "ends":
-        return [(0, world_size - 1), (world_size - 1, 0)]
-    rings: list[range] = [range(world_size)]
-    if among == "shard":
+        rings = [[rank for rank in range(world_size) if rank % shard_size in (0, shard_size - 1)]]
+    elif among == "shard":
         rings = [range(first, first + shard_size) for first in range(0, world_size, shard_size)]
     elif among == "replicas":
         rings = [range(first, world_size, shard_size) for first in range(shard_size)]
@@ -316,7 +316,8 @@ def _tp(ask: _Ask) -> Iterator[Exchange]:
 
 
 def _pipeline(ask: _Ask) -> Iterator[Exchange]:
-    """The residual stream forward, its gradient back; a tied table is on the first and the last rank."""
+    """The residual stream forward, its gradient back; a tied table is on the first and the last rank of each."""
+    both = ask.architecture.tied and ask.training.method == "full"
     number = ask.training.compute
     forward = Exchange(
         what="activations",
@@ -332,7 +333,9 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
     yield replace(forward, what="their gradients", among="previous")
     if ask.strategy.replicas > 1:
         kept = ask.training.exchange or ask.training.parameters
-        part = trained_weights(ask.architecture, ask.training) / (ask.size // ask.strategy.replicas)
+        table = ask.architecture.embedding_weights if both else 0
+        weights = trained_weights(ask.architecture, ask.training) - table
+        part = weights / (ask.size // ask.strategy.replicas)
         yield Exchange(
             what="gradients between pipelines",
             operation="all_reduce",
@@ -342,14 +345,14 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
             number=kept,
             among="replicas",
         )
-    if ask.architecture.tied and ask.training.method == "full":
-        kept = ask.training.parameters
+    if both:
+        kept = ask.training.exchange or ask.training.parameters
         yield Exchange(
             what="gradients of the tied table",
             operation="all_reduce",
             num_bytes=ask.architecture.hidden * ask.architecture.vocabulary * BYTES[kept],
             times=1,
-            ranks=2,
+            ranks=2 * ask.strategy.replicas,
             number=kept,
             among="ends",
         )

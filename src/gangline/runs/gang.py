@@ -20,9 +20,8 @@ class GangRank:
 
     host: str
     share: int
-    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. In a
-    pipeline every rank takes part in all of them, and has the share of its pipeline; under tp all ranks of a host do
-    the same ones, and each has the share of its host."""
+    """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. All
+    ranks of a pipeline, and under tp all of a host, do the same ones: each has the share of its pipeline or host."""
     slowdown: float = 1.0
     """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0
@@ -125,6 +124,7 @@ class Gang:
             ranks=dealt,
             stages=stages,
             replicas=replicas,
+            eager=self.eager and same,  # with more layers each there is less room for micro-batches
             resume_step=resume_step,
             lacking=lacking,
         )
@@ -142,7 +142,7 @@ class Gang:
         """The same work in smaller micro-batches, of which every rank does more. before: their size, a multiple."""
         times = before // micro_batch
         ranks = [dataclasses.replace(rank, share=rank.share * times, foreseen_bytes=None) for rank in self.ranks]
-        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch)
+        return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch, eager=False)
 
     def save(self, path: Path) -> None:
         """Write gang.json."""

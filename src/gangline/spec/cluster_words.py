@@ -85,7 +85,8 @@ class HostWords(Section):
     share: Annotated[NotNegative | None, NONE] = None
     """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1.
     Give it for every host or for none. Where it is given, shares stay as they are; left out, they are measured at the
-    start and follow the machines. In a pipeline the work is layers, which stay on their host in any case."""
+    start and follow the machines. In a pipeline the work is layers (of several pipelines
+    micro-batches, too), which stay on their host in any case."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """For trials: ranks here take this many times as long."""
     env: dict[Text, str | int | float | bool] = Field(default={})

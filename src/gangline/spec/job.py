@@ -249,8 +249,8 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
     elif words.strategy.kind == "local-sgd":
         seen, expected = "a format of gradients, but hosts exchange none (strategy: local-sgd)", "strategy.payload"
         read = ("strategy", "kind")
-    elif words.strategy.kind == "pipeline" and words.strategy.replicas == 1:
-        seen = "a format of gradients, but every weight has one device, and its gradient stays (replicas: 1)"
+    elif words.strategy.kind == "pipeline" and words.strategy.replicas == 1 and words.method.kind != "full":
+        seen = "a format of gradients, but every adapter has one device, and its gradient stays (replicas: 1)"
         expected, read = "no format: activations and their gradients travel as they are", ("strategy", "replicas")
     if seen:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))

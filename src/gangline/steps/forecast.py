@@ -254,8 +254,7 @@ def _require_way(verdict: Verdict) -> None:
     asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
     if asked == "auto" or option is None or any(each.is_built for each in verdict.by_kind):
         return
-    seen = "the first rank would train it as embedding, the last one as head"
-    fix = "write method: lora, or strategy: fsdp"
+    seen, fix = f"strategy: {asked} for method: {option.training.method}", "write another strategy"
     if asked == "tp":
         seen = "the ranks of a host would compute every layer together, each some of its heads, columns and rows"
         fix = "write strategy: hsdp (or fsdp), or set slots of every host to another number"

@@ -16,6 +16,7 @@ from gangline.worker.order import Indices
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.wire import measure_wire
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ def _alone(session: Session) -> str:
         return "one rank"
     if session.loss.sliced is not None and len(gang.hosts) == 1:
         return "one host under tp"
-    return "one pipeline" if session.loss.stage is not None and gang.replicas == 1 else ""
+    exchanges = isinstance(session.strategy, Pipeline) and session.strategy.exchanges
+    return "one pipeline" if session.loss.stage is not None and not exchanges else ""
 
 
 def _measure(session: Session, strategy: Ddp, progress: Progress, micro_batch: Indices) -> dict[str, Any]:

@@ -87,8 +87,9 @@ class Stage:
 def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> Stage:
     """Take from the model what stage `number` does not have. stages: layers of each; stream: see `Stage`.
 
-    The first stage has the embeddings, the last one what comes after the layers. Raises ModelError for a model whose
-    parts cannot be found; UsageError for weights that two stages would train, and for stages of another model.
+    The first stage has the embeddings, the last one what comes after the layers; a table that is both is in both, which
+    have to sum its gradient. Raises ModelError for a model whose parts cannot be found; UsageError for stages of
+    another model, and for one that would train nothing.
     """
     core: Any = base_of(model)
     layers = layers_of(core)
@@ -121,13 +122,11 @@ def _cut_ends(core: Any, layers: nn.ModuleList, *, is_first: bool, is_last: bool
     """Embeddings belong to the first stage, and whatever else is around the layers to the last one."""
     table, head = core.get_input_embeddings(), core.get_output_embeddings()
     tied = head is not None and head.weight is table.weight
-    if tied and table.weight.requires_grad:
-        raise _tied()
     own = {id(parameter) for parameter in layers.parameters()}
     own |= {id(parameter) for parameter in table.parameters()} if is_first else set()
     if not is_first and not (is_last and tied):
         core.set_input_embeddings(Elsewhere())
-    elif not is_first:  # the first stage trains what adapters it has
+    elif not is_first and not table.weight.requires_grad:  # the first stage trains what adapters it has
         table.requires_grad_(False)
     if is_last:
         return
@@ -143,12 +142,4 @@ def _idle(number: int) -> UsageError:
         f"strategy: pipeline leaves rank {number} nothing to train",
         seen="none of its layers has a module that method.targets names",
         fix="name targets that every layer has, or set targets: all-linear",
-    )
-
-
-def _tied() -> UsageError:
-    return UsageError(
-        "strategy: pipeline cannot train embeddings that are tied to the head",
-        seen="the first and the last stage would both train the same table",
-        fix="train adapters (method: lora), or write strategy: fsdp",
     )

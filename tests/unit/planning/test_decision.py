@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gangline.planning import decision, room
-from gangline.planning.decision import Verdict, decide, drafts_of_kinds
+from gangline.planning.decision import AS_FAST, Verdict, decide, drafts_of_kinds
 from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
@@ -97,16 +97,36 @@ def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
     assert option.strategy.stages == (11, 11, 10)
 
 
+def test_where_sending_takes_time_more_micro_batches_are_on_their_way_if_there_is_room() -> None:
+    job = question("meta-llama/Llama-3.1-8B", method="qlora", sequence_length=1024, batch=24)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
+    ample, tight = [24.0] * 3, [4.0] * 3
+    found = {}
+    for wire, gib in (("1gbit", ample), ("100gbit", ample), ("1gbit", tight)):
+        machines = with_memory(world("rtx4090,rtx4090,rtx4090", wire=wire), *gib)
+        (found[wire, gib[0]],) = decide(job, machines).by_kind
+    slow, quick, small = found.values()
+    assert slow.strategy.eager
+    assert not quick.strategy.eager
+    assert small.fits
+    assert not small.strategy.eager
+    assert slow.seconds < 0.98 * small.seconds
+    assert slow.needs[0].memory.allocated_bytes > 1.3 * quick.needs[0].memory.allocated_bytes
+
+
 def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     """Llama-2-13B in 16 bits wants two such cards; six make three pipelines with a third of the bubble each."""
     job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, batch=24)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
-    machines = with_memory(world(",".join(["rtx4090"] * 6)), *[24] * 6)
+    machines = with_memory(world(",".join(["rtx4090"] * 6), wire="10gbit"), *[24] * 6)
     (option,) = decide(job, machines).by_kind
     assert option.strategy.replicas == 3
     assert [sum(row) for row in option.strategy.rows] == [40] * 3
     assert option.fits
     assert option.dealt[0] == option.dealt[1] == option.dealt[2]
+    auto = decide(dataclasses.replace(job, strategy=StrategyJob()), machines)
+    assert auto.best is not None
+    assert auto.best.strategy == option.strategy
     assert "gradients between pipelines" in {each.what for each in option.traffic.exchanges}
     times = {}
     for replicas in (1, 2, 3):
@@ -119,17 +139,18 @@ def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
     assert small.strategy.replicas == 2
 
 
-def test_one_table_at_both_ends_of_a_pipeline_is_not_trained() -> None:
+def test_one_table_at_both_ends_of_a_pipeline_is_trained_at_both() -> None:
     machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
-    for name, method, built in (
-        ("meta-llama/Llama-3.2-1B", "full", False),
-        ("meta-llama/Llama-3.2-1B", "lora", True),
-        ("meta-llama/Llama-2-7b-hf", "full", True),
+    for name, method, sums in (
+        ("meta-llama/Llama-3.2-1B", "full", True),
+        ("meta-llama/Llama-3.2-1B", "lora", False),
+        ("meta-llama/Llama-2-7b-hf", "full", False),
     ):
         job = question(name, method=method, sequence_length=512, leave_open=False)
         asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
         (option,) = decide(asked, machines).by_kind
-        assert (option.strategy.kind, option.is_built) == ("pipeline", built)
+        assert (option.strategy.kind, option.is_built) == ("pipeline", True)
+        assert ("gradients of the tied table" in {each.what for each in option.traffic.exchanges}) == sums
     assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
 
 
@@ -158,7 +179,7 @@ def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None
 @pytest.mark.parametrize(
     ("method", "built"),
     [
-        ("full", {"ddp"}),  # a head that is the embedding table is not trained in a pipeline
+        ("full", {"ddp", "pipeline"}),
         ("lora", {"ddp", "fsdp", "hsdp", "pipeline"}),
         ("qlora", {"ddp", "fsdp", "hsdp", "pipeline"}),
     ],
@@ -313,7 +334,7 @@ def test_a_faster_link_never_makes_a_plan_slower(seed: int) -> None:
     for name in ("100mbit", "1gbit", "2.5gbit", "10gbit", "100gbit", "hdr"):
         options = best_of_kinds(job, dataclasses.replace(machines, wire=link(name)))
         fastest = min(option.seconds for option in options if option.is_exact)
-        assert fastest <= last * 1.001
+        assert fastest <= last * AS_FAST  # of those that are as fast the simplest is taken
         last = fastest
 
 
@@ -462,7 +483,7 @@ def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: i
             assert shown.chance == max(each.chance for each in others)
 
 
-@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 1000), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
+@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 1100), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
 def test_memory_is_reckoned_once_for_ranks_that_do_the_same(
     hosts: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,13 @@ def test_pipelines_send_activations_inside_and_gradients_between_them():
     by_host = wire_bytes(flow, (2, 2))
     assert by_host.inside == (size,) * 4
     assert by_host.out == pytest.approx((2 * gradients.num_bytes,) * 2)  # half of the model twice, over two
+    tied = strategy("pipeline", 4, stages=(9, 7, 8, 8), replicas=2)
+    table, rest = (
+        next(each for each in traffic(LLAMA_32_1B, FULL, tied, micro_batches=1).exchanges if each.among == among)
+        for among in ("ends", "replicas")
+    )
+    assert (table.ranks, rest.ranks) == (4, 2)
+    assert table.num_bytes + 2 * rest.num_bytes == LLAMA_32_1B.num_parameters * BYTES[FULL.parameters]
     narrow = dataclasses.replace(FULL, exchange="bf16")
     sent = [each for each in traffic(LLAMA_2_7B, narrow, ways, micro_batches=3).exchanges if each.number == "bf16"]
     assert "gradients between pipelines" in {each.what for each in sent}
@@ -267,6 +274,8 @@ def test_rings_and_pairs():
     assert edges("replicas", 4, 2) == [(0, 2), (2, 0), (1, 3), (3, 1)]
     assert edges("next", 3, 3) == [(0, 1), (1, 2)]
     assert edges("previous", 3, 3) == [(1, 0), (2, 1)]
+    assert edges("ends", 3, 3) == [(0, 2), (2, 0)]
+    assert edges("ends", 6, 3) == [(0, 2), (2, 3), (3, 5), (5, 0)]
     assert edges("next", 4, 2) == [(0, 1), (2, 3)]
     assert edges("previous", 4, 2) == [(1, 0), (3, 2)]
     assert edges("world", 1, 1) == []

@@ -122,8 +122,8 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
         with pytest.raises(SpecError, match="gradients in parts have no loss scale"):
             load(folder, MINIMAL, "strategy=pipeline", "precision=fp16", f"method={method}")
     assert load(folder, MINIMAL, "strategy=pipeline", "method=lora", "method.dropout=0.1").method.dropout == 0.1
-    with pytest.raises(SpecError, match="every weight has one device, and its gradient stays"):
-        load(folder, MINIMAL, "strategy.kind=pipeline", "strategy.replicas=1", "exchange=bf16")
+    with pytest.raises(SpecError, match="every adapter has one device, and its gradient stays"):
+        load(folder, MINIMAL, "strategy.kind=pipeline", "strategy.replicas=1", "exchange=bf16", "method=lora")
     for replicas, kept in (("2", 2), ("auto", None)):
         job = load(folder, MINIMAL, "strategy.kind=pipeline", f"strategy.replicas={replicas}", "exchange=bf16")
         assert job.strategy == StrategyJob(kind="pipeline", replicas=kept)

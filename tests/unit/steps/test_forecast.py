@@ -226,9 +226,7 @@ def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
 def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Means) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     full = piped(JOB, method=MethodJob())
-    with pytest.raises(UsageError, match="whose head is its embedding table") as caught:
-        require_startable(full, foresee_job(full, two, means))
-    assert "method: lora" in caught.value.fix
+    require_startable(full, foresee_job(full, two, means))
     for method in ("lora", "qlora"):
         half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
         with pytest.raises(UsageError, match="cannot do pipeline in fp16") as caught:

@@ -38,9 +38,12 @@ class Holders:
         shared: Sequence[_Shared],
         *,
         own: set[str],
+        among: bool,
         sent_as: torch.dtype | None,
     ) -> None:
-        """own: names of those that no rank before this one has. sent_as: see `Pipeline`."""
+        """own: names of those that no rank before this one has. among: see `exchanges`. sent_as: see `Pipeline`."""
+        self.exchanges = among
+        """Whether any ranks have weights in common."""
         self._shared = shared
         self._own = {id(each) for name, each in trained.items() if name in own}
         self._sent_as = sent_as
@@ -60,7 +63,8 @@ class Holders:
                 parameters = tuple(each for name, each in trained.items() if ranks_of[name] == ranks)
                 shared.append(_Shared(group, parameters))
         own = {name for name in trained if ranks_of[name][0] == world.rank}
-        return Holders(trained, shared, own=own, sent_as=sent_as)
+        among = any(len(ranks) > 1 for ranks in ranks_of.values())
+        return Holders(trained, shared, own=own, among=among, sent_as=sent_as)
 
     def agree(self) -> None:
         """Make weights equal that ranks have in common; collective."""

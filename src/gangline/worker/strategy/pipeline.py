@@ -10,11 +10,11 @@ other lengths, which is why torch.distributed.pipelining is not what runs here (
 
 Several pipelines side by side do other micro-batches of a step each. Their machines may be unlike, and their layers cut
 otherwise: gradients are summed weight by weight among the ranks that have it, once a step, after the last backward
-pass. Nothing of that stands between two passes, and a rank sums when all that it sends within its pipeline has been
-received; so neither waits for the other.
+pass. So is that of a table which is embedding and head, in the first and in the last stage. Nothing of that stands
+between two passes, and a rank sums when all that it sends within its pipeline has been received; so neither waits for
+the other.
 
-Trained weights and the optimizer's states are a rank's own, but for those of the other pipelines. They are put together
-for a checkpoint only.
+Other trained weights and the optimizer's states are a stage's own. They are put together for a checkpoint only.
 """
 
 from __future__ import annotations
@@ -151,11 +151,12 @@ class Pipeline:
         self._world = world
         self._links = _Links.of(world)
         self._holders = Holders.of(trainable(loss), world, sent_as=sent_as)
-        if not loss.is_hollow or any(not each.requires_grad for each in loss.parameters()):
+        if not loss.is_hollow or base_of(loss.model) is not loss.model:
             self._holders.agree()
-        # else every rank reads its part of the same files, and nothing is there yet
+        # else every rank reads its part of the same files, and of a model without adapters nothing is there yet
         self._queue: list[_Waiting] = []
         self.beat: Callable[[], None] = lambda: None
+        self.exchanges = self._holders.exchanges
         self.parts = dist.group.WORLD
         self.apart = bool(held_by(world.gang))
         self.has_loss = stage.is_last
