@@ -21,7 +21,7 @@ from typing import Any
 from tests.train.pool import Zygote
 from tests.train.test_resume import sample_order
 
-METHODS = ("full", "lora", "qlora")
+METHODS = ("full", "lora", "qlora", "qlora-8")
 ZERO = ("zero-1", "zero-2", "zero-3")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]
@@ -41,7 +41,7 @@ def main() -> None:
     zygote, begun = Zygote(), _Begun()
     try:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
-        cases += [*_strategy_cases(zygote), *_strategy_resume_cases(zygote, begun)]
+        cases += [*_strategy_cases(zygote), *_offload_cases(zygote), *_strategy_resume_cases(zygote, begun)]
         cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
         for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]:
             if name in done or arguments.only not in name:
@@ -110,7 +110,9 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
             words = {"shares": shares, "strategy": strategy, "method": method}
             kinds = {"fp64": (False, 1e-9), "fp32": (True, 1e-5)}
             for precision, (mixture, bar) in kinds.items():
-                if mixture and (method == "qlora" or strategy == "tp" or (strategy, len(shares)) == ("pipeline", 3)):
+                if mixture and (
+                    method.startswith("qlora") or strategy == "tp" or (strategy, len(shares)) == ("pipeline", 3)
+                ):
                     continue  # experts are not quantised nor cut, and the mixture of the tests has two layers
                 name = f"gradient under {strategy} {precision}{' mixture of experts' if mixture else ''} {method}"
                 more = {**words, "mixture": mixture}
@@ -121,6 +123,15 @@ def _strategy_cases(zygote: Zygote) -> Iterator[Case]:
                 more |= {"dropout": 0.0} if strategy == "pipeline" else {}
                 name = f"losses of 100 packed steps under {strategy} {precision} {method} {_text(shares)}"
                 yield name, bar, lambda w=more: _losses(zygote, w)
+
+
+def _offload_cases(zygote: Zygote) -> Iterator[Case]:
+    """What is in parts, by FSDP2's policy for parts in the machine's memory."""
+    for strategy, shares in (("fsdp", [5, 3, 2]), ("hsdp", [1, 2, 3, 4])):
+        for method in METHODS:
+            words = {"shares": shares, "strategy": strategy, "method": method}
+            name = f"losses of 4 steps offloaded under {strategy} fp64 {method} {_text(shares)}"
+            yield name, 1e-9, lambda w=words: _offloaded(zygote, w)
 
 
 def _strategy_resume_cases(zygote: Zygote, begun: _Begun) -> Iterator[Case]:
@@ -276,6 +287,11 @@ def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
     return _worst(result["split"], result["alone"])
 
 
+def _offloaded(zygote: Zygote, words: dict[str, Any]) -> float:
+    result = zygote.pool(len(words["shares"])).run("tests.train.cases_offload:parts", **words)[0]
+    return _worst(result["split"], result["alone"])
+
+
 def _moving(zygote: Zygote, words: dict[str, Any]) -> float:
     """The same samples in the same order are asserted in tests/train/test_moving.py."""
     result = zygote.pool(3).run("tests.train.cases_moving:losses", timeout_s=300, steps=200, **words)[0]
@@ -344,7 +360,7 @@ def _print_table(done: dict[str, dict[str, Any]]) -> None:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for name, line in done.items():
         words = name.split()
-        kind = " ".join(words[: next(i for i, w in enumerate(words) if w in ("full", "lora") or "/" in w) + 1])
+        kind = " ".join(words[: next(i for i, w in enumerate(words) if w in METHODS or "/" in w) + 1])
         kinds.setdefault(kind.rsplit(" ", 1)[0] if "/" in kind.rsplit(" ", 1)[-1] else kind, []).append(line)
     print("\n| what | cases | worst figure | bar |\n|---|---|---|---|")
     for kind, lines in kinds.items():

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from gangline.errors import GanglineError
-from gangline.worker import nf4
+from gangline.runs.job import MethodJob
+from gangline.worker import int8, nf4
 from gangline.worker.flops import step_flops
 from gangline.worker.model import base_of, load_model
-from gangline.worker.nf4 import Nf4Linear, num_weights, quantise
+from gangline.worker.quantised import QuantisedLinear, num_weights, quantise
 from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
 
 
@@ -39,7 +40,7 @@ def layers(dtypes, device: str = "cpu"):
         core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
         kept = linear.weight.detach().clone()
         with patch.object(nf4, "PIECE", 1024):  # in four pieces
-            quantise(core, core[0], compute=dtype, device=device)
+            quantise(core, core[0], MethodJob(kind="qlora"), compute=dtype, device=device)
         ours = core.to(device)[0][0][0]
         kept = kept.to(device)
         value = torch.randn(3, 5, 96, dtype=dtype, device=device, requires_grad=True)
@@ -61,12 +62,50 @@ def layers(dtypes, device: str = "cpu"):
     return found
 
 
+def rows_of_eight_bits(device: str = "cpu"):
+    """A linear of 8 bits against bitsandbytes' numbers, and against a linear over the weights that it stands for."""
+    from bitsandbytes.functional import int8_vectorwise_quant
+
+    found = []
+    for compute in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        torch.manual_seed(0)
+        linear = nn.Linear(96, 40).to(torch.float16)
+        with torch.no_grad():
+            linear.weight[7] = 0
+        core = nn.Sequential(nn.ModuleList([nn.Sequential(linear)]))
+        kept = linear.weight.detach().clone().to(device)
+        with patch.object(int8, "LOT", 1024):  # in four pieces, and unpacked so
+            quantise(core, core[0], MethodJob(kind="qlora", bits=8), compute=compute, device=device)
+            ours = core.to(device)[0][0][0]
+            weight = ours.unpack(ours.weight, ours.scales)
+        numbers, scales, _ = int8_vectorwise_quant(kept.clone())
+        own = torch.where(kept == 0, 0, numbers)
+        value = torch.randn(3, 5, 96, dtype=compute, device=device, requires_grad=True)
+        plain = value.detach().clone().requires_grad_()
+        for product in (ours(value), nn.functional.linear(plain, weight, ours.bias.to(compute))):
+            product.square().sum().backward()
+        exact = (ours.weight.double() * ours.scales.double()[:, None] / 127).to(compute)
+        found.append(
+            {
+                "off by": int((ours.weight.int() - own.int()).abs().max()),
+                "other numbers": int((ours.weight != own).sum()),
+                "scales": torch.equal(ours.scales, scales),
+                "unpacked": float(((weight - exact).double().abs() / exact.double().abs().clamp(min=1e-9)).max()),
+                "backward": torch.equal(value.grad, plain.grad),
+                "off": float(((weight.double() - kept.double()).abs().amax(1) / scales.clamp(min=1e-9)).max()),
+                "bytes": sum(each.nbytes for name, each in ours.named_parameters() if name != "bias"),
+                "stands for": num_weights(core),
+            }
+        )
+    return found
+
+
 def what_is_packed(method: str):
     """Names of layers of 4 bits, and of what a job of this method trains; FLOPs of a step."""
     model = load_model(make_job(method=method, precision="fp32"))
     lengths = MemorySet(4).lengths
     return {
-        "packed": sorted(name for name, part in model.named_modules() if isinstance(part, Nf4Linear)),
+        "packed": sorted(name for name, part in model.named_modules() if isinstance(part, QuantisedLinear)),
         "linears": sorted(name for name, part in model.named_modules() if type(part) is nn.Linear),
         "trained": sorted(name for name, each in model.named_parameters() if each.requires_grad),
         "flops": step_flops(model, lengths, full=False),

@@ -36,9 +36,10 @@ def contract(
     hosts=None,
     eager: bool = False,
     tied: bool = False,
+    exchange: str = "fp32",
 ):
     """Two steps' gradients and an evaluation of pipelines, against those of one process."""
-    job = make_job(method=method, dropout=0.0)
+    job = replace(make_job(method=method, dropout=0.0), exchange=exchange)
     depth = sum(stages) // len(rows)
     job = replace(
         job, model=replace(job.model, path=model_folder(layers=depth, tie_word_embeddings=tied)), micro_batch=2

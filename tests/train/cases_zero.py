@@ -16,9 +16,9 @@ from gangline.worker import session as building
 from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
-from gangline.worker.nf4 import num_weights
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
+from gangline.worker.quantised import num_weights
 from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.strategy.zero_disk import clear, require_room

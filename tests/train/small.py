@@ -117,13 +117,15 @@ def make_job(
 ) -> Job:
     """A job over a MemorySet: batch 10 of single rows, 40 steps, learning rate 3e-4.
 
-    optimizer: with one of 8 bits the model is the wide one, and adapters are as wide.
+    method: qlora-8 is qlora with 8 bits. optimizer: with one of 8 bits the model is the wide one, and adapters are as
+    wide.
     """
     eight_bits = optimizer != "adamw"
+    kind, _, bits = method.partition("-")
     job = Job(
         name="small",
         model=ModelJob(path=wide_folder() if eight_bits else model_folder(), start="random"),
-        method=MethodJob(kind=method, rank=64 if eight_bits else 4, dropout=dropout),
+        method=MethodJob(kind=kind, bits=int(bits or 4), rank=64 if eight_bits else 4, dropout=dropout),
         data=DataJob(train=SourceJob()),
         batch=10,
         micro_batch=1,

@@ -23,7 +23,12 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
     targets = settings.pop("targets", ("all-linear",))
     order = {
         "config": data,
-        "method": {"kind": method, "targets": list(targets), "dropout": settings.get("dropout", 0.0)},
+        "method": {
+            "kind": method,
+            "bits": settings.get("bits", 4),
+            "targets": list(targets),
+            "dropout": settings.get("dropout", 0.0),
+        },
         "parameters": "compute" if pure else "fp32",
         "micro_batch": 2,
         "sequence_length": 1024,
@@ -59,6 +64,7 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
     ("data", "settings"),
     [
         (LLAMA, {"method": "full", "pure": True}),
+        (LLAMA, {"method": "qlora", "bits": 8, "checkpointing": True}),
         (LLAMA, {"method": "full", "checkpointing": True, "accumulation": 2}),
         (LLAMA, {"targets": ("q_proj", "v_proj"), "packed": True}),
         (LLAMA, {"dropout": 0.1, "checkpointing": True}),
@@ -71,6 +77,7 @@ def test_a_dense_model_is_within_1_percent(pool, method, checkpointing):
     ],
     ids=[
         "pure",
+        "8 bits",
         "accumulated",
         "packed",
         "dropout",

@@ -52,7 +52,7 @@ def test_after_qlora_the_adapter_is_over_the_base_models_own_weights(pool, tmp_p
         ({"method": "full", "kind": "gpt2", "dtype": "bfloat16"}, 1),
         ({"method": "lora"}, 1),
         ({"method": "lora", "merged": True, "dtype": "bfloat16", "file_bytes": 20_000}, 4),
-        ({"method": "qlora", "merged": True, "kind": "llama"}, 1),
+        ({"method": "qlora-8", "merged": True, "kind": "llama"}, 1),
     ],
     ids=lambda value: "" if isinstance(value, int) else " ".join(map(str, value.values())),
 )

@@ -58,9 +58,12 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
     assert sample_order(first, second) == sample_order(whole)
 
 
-@pytest.mark.parametrize(("strategy", "stored"), [("hsdp", "float32"), ("ddp", "bfloat16")])
-def test_what_is_read_tensor_by_tensor_has_the_4_bits_of_what_is_loaded_whole(pool, tmp_path, strategy, stored):
-    words = {"shares": GANGS[strategy], "strategy": strategy, "method": "qlora", "mixture": False, "stored": stored}
+@pytest.mark.parametrize(
+    ("strategy", "stored", "method"),
+    [("hsdp", "float32", "qlora"), ("ddp", "bfloat16", "qlora"), ("fsdp", "bfloat16", "qlora-8")],
+)
+def test_what_is_read_tensor_by_tensor_has_the_bits_of_what_is_loaded_whole(pool, tmp_path, strategy, stored, method):
+    words = {"shares": GANGS[strategy], "strategy": strategy, "method": method, "mixture": False, "stored": stored}
     for result in pool(len(GANGS[strategy])).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["divided"] == (0 if strategy == "ddp" else result["frozen"])

@@ -1,4 +1,4 @@
-"""Frozen weights of 4 bits: bitsandbytes' numbers, the products of a plain linear, and what is left as it is."""
+"""Frozen weights of 4 and 8 bits: bitsandbytes' numbers, the products of a plain linear, and what is left as it is."""
 
 import pytest
 
@@ -16,6 +16,28 @@ def test_a_layer_computes_with_what_bitsandbytes_makes_of_the_weight(pool):
         assert layer["stands for"] == 40 * 96 + 40
 
 
+def check_rows(layers):
+    for layer, rounding in zip(layers, (2**-11, 2**-8, 2**-22, 1e-15), strict=True):
+        # by way of fp16 bitsandbytes rounds a few numbers to the other side
+        assert layer["off by"] <= 1
+        assert layer["other numbers"] < 40
+        assert layer["scales"]
+        assert layer["unpacked"] <= rounding  # once, to the format of products
+        assert layer["backward"]
+        assert layer["off"] <= 1 / 254 + rounding
+        assert layer["bytes"] == 40 * 96 + 4 * 40
+        assert layer["stands for"] == 40 * 96 + 40
+
+
+def test_weights_of_8_bits_are_off_by_half_a_127th_of_the_largest_of_their_row(pool):
+    check_rows(pool(1).run(f"{CASES}:rows_of_eight_bits")[0])
+
+
+@pytest.mark.gpu
+def test_weights_of_8_bits_on_a_gpu_are_off_by_as_little(zygote):
+    check_rows(zygote.fork(f"{CASES}:rows_of_eight_bits", device="cuda").result())
+
+
 @pytest.mark.gpu
 def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zygote):
     for layer in zygote.fork(f"{CASES}:layers", dtypes=["float32", "bfloat16", "float16"], device="cuda").result():
@@ -26,7 +48,7 @@ def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zy
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2), ("fp16", 1e-2)])
-@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "qlora-8"])
 def test_a_gpu_has_the_losses_of_a_processor(zygote, method, precision, tolerance):
     words = {"method": method, "precision": precision}
     ours = zygote.fork(f"{CASES}:losses_on", device="cuda", **words).result()
@@ -58,9 +80,12 @@ def test_a_python_without_bitsandbytes_is_told_what_to_install(zygote):
     assert "pip install bitsandbytes" in said
 
 
-@pytest.mark.parametrize(("strategy", "shares"), [("ddp", [5, 3, 2]), ("hsdp", [1, 2, 3, 4])])
-def test_many_steps_have_the_losses_of_one_process(pool, strategy, shares):
-    ask = {"shares": shares, "strategy": strategy, "method": "qlora", "steps": 16, "checkpointing": strategy == "hsdp"}
+@pytest.mark.parametrize(
+    ("strategy", "shares", "method"),
+    [("ddp", [5, 3, 2], "qlora"), ("hsdp", [1, 2, 3, 4], "qlora"), ("fsdp", [7, 3], "qlora-8")],
+)
+def test_many_steps_have_the_losses_of_one_process(pool, strategy, shares, method):
+    ask = {"shares": shares, "strategy": strategy, "method": method, "steps": 16, "checkpointing": strategy == "hsdp"}
     result = pool(len(shares)).run("tests.train.cases_exact:losses", **ask, packed=strategy != "ddp")[0]
     assert len(result["split"]) == 16
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):

@@ -53,6 +53,13 @@ def test_what_several_ranks_train_has_the_gradient_of_one_process(pool, stages, 
         assert len(set(digests)) == 1, name
 
 
+def test_what_travels_between_pipelines_may_be_rounded(pool):
+    ask = {"stages": [1, 2, 2, 1], "rows": (6, 4), "method": "lora", "exchange": "bf16"}
+    results = pool(4).run(f"{CASES}:contract", **ask)
+    assert 1e-4 < max(step["error"] for result in results for step in result["steps"]) < 1e-2
+    assert all(len(set(digests)) == 1 for digests in _by_name(results).values())
+
+
 def _by_name(results):
     found = {}
     for result in results:

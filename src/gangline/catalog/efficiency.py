@@ -11,7 +11,8 @@ Method = Literal["full", "lora", "qlora"]
 FLOOR_S_PER_LAYER: dict[Method, float] = {"full": 4.7e-3, "lora": 4.7e-3, "qlora": 12e-3}
 """A micro-step takes at least this long per layer, however short it is: Python and kernel launches of eager Hugging
 Face code. QLoRA: 12 ms on an A100 (Qwen-7B, 0.375 s) and on an RTX 4080 (1.5B, 0.34 s) alike; LoRA in bf16: 4.7 ms on
-an A100 (Qwen's table). No measurement of full fine-tuning was found: it has LoRA's, though it launches fewer kernels.
+an A100 (Qwen's table). No measurement of full fine-tuning was found: it has LoRA's, though it launches fewer kernels;
+and none of frozen weights of 8 bits, which have the figures of 4.
 """
 UNCERTAINTY = 0.35
 """Either way, of the likely figure. Published HFU of one recipe spans more than that over models and cards."""

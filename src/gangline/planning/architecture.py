@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """One kind of `nn.Linear` inside a layer: what LoRA attaches to and what NF4 quantises."""
+    """One kind of `nn.Linear` inside a layer: what LoRA attaches to and what QLoRA quantises."""
 
     name: str
     """The last part of the module's name, such as q_proj."""
@@ -61,7 +61,7 @@ class Layer:
     top_k: int = 0
     """Experts that a token passes through."""
     fused_weights: int = 0
-    """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor NF4 knows them)."""
+    """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor QLoRA knows them)."""
     fused_active: int = 0
     """How many of these one token uses."""
     expert_linears: tuple[Linear, ...] = ()
@@ -96,6 +96,11 @@ class Layer:
     def linear_weights(self) -> int:
         """Numbers in the layer's `nn.Linear` matrices."""
         return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def linear_rows(self) -> int:
+        """Rows of these matrices: each has one scale where numbers have 8 bits."""
+        return sum(linear.outputs * linear.number for linear in self.linears)
 
     @property
     def num_parameters(self) -> int:
@@ -150,12 +155,12 @@ class Architecture:
 
     @property
     def linear_weights(self) -> int:
-        """Numbers in `nn.Linear` matrices inside layers: what NF4 quantises."""
+        """Numbers in `nn.Linear` matrices inside layers: what QLoRA quantises."""
         return sum(layer.count * layer.linear_weights for layer in self.layers)
 
     @property
     def expert_weights(self) -> int:
-        """Numbers in expert tensors of three dimensions: what NF4 leaves as it is."""
+        """Numbers in expert tensors of three dimensions: what QLoRA leaves as it is."""
         return sum(layer.count * layer.fused_weights for layer in self.layers)
 
     @property

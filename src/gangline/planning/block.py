@@ -113,9 +113,9 @@ class Block:
         return (self.compute if self.autocast else 0) + (self.stored if self.accumulates else 0)
 
     def _quantised(self, value: Value, linear: Linear) -> Value:
-        """bitsandbytes: input and output change to half precision and back; the matrix is unpacked for a moment."""
-        weight = linear.inputs * linear.outputs * 2 * self.training.stack.unpacked_copies
-        narrow = self.tape.cast(value, 2)
+        """Input and output change to the format of products and back; the matrix is unpacked to it for a moment."""
+        weight = linear.inputs * linear.outputs * self.compute * self.training.stack.unpacked_copies
+        narrow = self.tape.cast(value, self.compute)
         numbers = value.numbers // linear.inputs * linear.outputs
         keeps = (narrow,) if self.training.stack.keeps_quantised_inputs else ()
         product = self.tape.apply(narrow, numbers=numbers, keeps=keeps, scratch_bytes=weight)

@@ -174,9 +174,11 @@ def shallow_config(config: Mapping[str, Any], num_layers: int = 2) -> dict[str, 
 def method_words(training: Training) -> str:
     """What of a job's method decides how long a token takes."""
     words: list[str] = [training.method]
+    words += ["8 bits"] if training.method == "qlora" and training.bits == 8 else []
     if training.method != "full":
         words += [f"r{training.rank}", *training.targets, *(["dropout"] if training.dropout else [])]
     words += [training.parameters, training.optimizer, *(["checkpointing"] if training.checkpointing else [])]
+    words += ["offloading"] if training.offloading else []
     return " ".join(words)
 
 

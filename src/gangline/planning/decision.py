@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gangline.planning.dividing import Dividing
 from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, lacking, shifts
@@ -251,8 +252,9 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
     elif kind == "tp":
         yield from _slices(shift, size, slots)
     elif kind == "fsdp":
-        for reshard in (True, False):
-            yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard)
+        offload = _offload(shift.question.strategy, kind)
+        for reshard in (True,) if offload else (True, False):
+            yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard, offload=offload)
     else:
         yield _plain(shift.question.strategy, kind, size)
 
@@ -260,9 +262,15 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
 def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
     """Ddp or zero, with what the job says of it if it asks for just that."""
     asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
-    offload = job.offload if asked else ()
     on_disk = asked and job.offload_to is not None
+    offload = _offload(job, kind)
     return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload, on_disk=on_disk)
+
+
+def _offload(job: StrategyJob, kind: Kind) -> tuple[Literal["optimizer", "parameters"], ...]:
+    """What the job has in the machines' memory under that strategy; hsdp is fsdp where hosts are unlike."""
+    same = job.kind == kind or (job.kind == "hsdp" and kind == "fsdp")
+    return job.offload if same else ()
 
 
 def _rows(shift: Shift) -> Iterator[Strategy]:
@@ -290,9 +298,11 @@ def _paces(shift: Shift, strategy: Strategy) -> Iterator[Strategy]:
 def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:
     """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets that."""
     if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
-        yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0])
+        offload = _offload(shift.question.strategy, "hsdp")
+        yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0], offload=offload)
     elif shift.question.strategy.kind == "hsdp":
-        yield Strategy(kind="fsdp", world_size=size, shard_size=size)
+        offload = _offload(shift.question.strategy, "fsdp")
+        yield Strategy(kind="fsdp", world_size=size, shard_size=size, offload=offload)
 
 
 def _slices(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:

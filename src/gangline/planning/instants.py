@@ -13,6 +13,7 @@ from gangline.planning.states import (
     Share,
     Term,
     gradient_bytes,
+    offloaded_bytes,
     optimizer_bytes,
     outer_bytes,
     quantised_bytes,
@@ -133,12 +134,12 @@ class Step:
         kinds = {
             "full": f"{numbers} in {self.training.parameters}",
             "lora": f"{numbers} in {self.training.compute}",
-            "qlora": f"{numbers}, those of linears in 4 bits",
+            "qlora": f"{numbers}, those of linears in {self.training.bits} bits",
         }
         return kinds[self.training.method]
 
     def _gradients(self, part: float = 1.0) -> Term:
-        size = gradient_bytes(self.share, self.training, self.strategy)
+        size = gradient_bytes(self.share, self.training, self.strategy, in_ram=self.in_ram)
         numbers = self.share.num_trained(self.training)
         return Term(name="gradients", num_bytes=int(size * part), source=f"of {numbers:,} trained numbers")
 
@@ -165,8 +166,9 @@ class Step:
         """What all layers keep for backward, of every micro-batch in flight."""
         flight, layers = self.share.in_flight, [(each.count, self.layer(each)) for each in self.share.layers]
         if self.training.checkpointing:
-            size = self.depth * self.entry_bytes * flight
-            yield Term(name="checkpoints", num_bytes=size, source=f"{self.depth} layers' inputs, T·h each")
+            depth = self._inputs_here()
+            size = depth * self.entry_bytes * flight
+            yield Term(name="checkpoints", num_bytes=size, source=f"{depth} layers' inputs, T·h each")
             held = forward and self.training.stack.caches_casts
             copies = sum(count * layer.cached for count, layer in layers) if held else 0
             yield Term(name="casted weights", num_bytes=copies, source="autocast keeps its copies until forward ends")
@@ -177,6 +179,19 @@ class Step:
             )
         width = 2 * self.share.layers[0].head_dim * residual_width(self.computed)
         yield Term(name="rotary", num_bytes=self.training.tokens * width, source="cosines and sines of positions")
+
+    def _inputs_here(self) -> int:
+        """Layers' inputs on the card: of those in the machine's memory the one that is copied, and the next one."""
+        return min(2, self.depth) if self.training.offloading and not self.in_ram else self.depth
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What lies in the machine's memory though the rank computes on a card."""
+        if self.in_ram:
+            return 0
+        # torch takes pinned memory in powers of two
+        inputs = self.depth << (self.entry_bytes - 1).bit_length() if self.training.offloading else 0
+        return offloaded_bytes(self.share, self.training, self.strategy) + inputs
 
     def _loss(self) -> Iterable[Term]:
         if not self.share.has_head:
@@ -282,6 +297,8 @@ class Step:
             layers = [(each.count, self._unit_bytes(each)) for each in self.share.layers]
             size = sum(count * each for count, each in layers) if whole else units * max(each for _, each in layers)
             size += root * BYTES[self.training.compute]
+            if "parameters" in self.strategy.offload and not self.in_ram:  # the rank's own part, on its way
+                size += units * max(each for _, each in layers) // shards(self.strategy)
         if self.strategy.kind == "zero-3":
             live = min(self.share.num_parameters, LIVE_NUMBERS) * BYTES[self.training.compute]
             return Term(name="gathered weights", num_bytes=max(size, live), source="DeepSpeed's max_live_parameters")

@@ -105,6 +105,8 @@ def _changes(training: Training) -> Iterator[_Change]:
         yield _replaced("method: lora", "method", method="lora", parameters="fp32")
     if training.method != "qlora":
         yield _replaced("method: qlora", "method", method="qlora", parameters="fp32")
+    elif training.bits == 8:
+        yield _replaced("method.bits: 4", "method", bits=4)
 
 
 def _replaced(words: str, group: str, **values: object) -> _Change:

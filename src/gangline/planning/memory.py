@@ -23,6 +23,8 @@ class Memory:
 
     persistent: tuple[Term, ...]
     instants: tuple[Instant, ...]
+    offloaded_bytes: int
+    """In the machine's memory, in place of the card's."""
     process: Spread
     """Of the whole process: tensors with the allocator's gaps, context, communication buffers."""
     disk_bytes: int = 0
@@ -65,6 +67,7 @@ def rank_memory(
     return Memory(
         persistent=persistent,
         instants=instants,
+        offloaded_bytes=step.offloaded_bytes,
         process=device.process(allocated, num_ranks=strategy.world_size),
         disk_bytes=disk_bytes(share, training, strategy) if strategy.on_disk else 0,
     )

@@ -456,8 +456,9 @@ def is_built(strategy: Strategy, training: Training, architecture: Architecture)
 def lacking(strategy: Strategy, training: Training, architecture: Architecture) -> str:
     """What of it gangline's own trainer cannot do, whatever the optimizer, in words; empty where it can do all."""
     kind, full = strategy.kind, training.method == "full"
-    if kind not in BUILT_STRATEGIES:
-        return kind
+    moves = training.offloading and kind in (*ZERO, "tp", "pipeline")
+    if kind not in BUILT_STRATEGIES or moves:
+        return f"{kind} with activations in RAM" if moves else kind
     if not builds_method(training, architecture):
         return f"{training.method} of experts"
     if kind in ZERO or kind == "tp":
@@ -470,7 +471,7 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
 
 def _lacking_of_zero(kind: Kind, training: Training) -> str:
     if training.method == "qlora":
-        return f"{kind} with weights of 4 bits"
+        return f"{kind} with weights of {training.bits} bits"
     if training.compute in ("fp16", "fp64"):
         return f"{kind} in {training.compute}"
     return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""

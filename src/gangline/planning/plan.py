@@ -13,7 +13,7 @@ from gangline.planning.shares import host_shares, rank_hosts, rank_shares, rows_
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import Job, StrategyJob, build
+from gangline.runs.job import Job, MethodJob, StrategyJob, build
 
 SCHEMA_VERSION = 1
 
@@ -214,7 +214,7 @@ def make_plan(
         replicas=weighed.replicas if weighed is not None else 1,
         eager=weighed is not None and weighed.eager,
         reason=_reason(job, strategy, ranks, rows=weighed.rows if weighed is not None else ()),
-        method=job.method.kind if job.method.kind == "full" else f"{job.method.kind}, rank {job.method.rank}",
+        method=_method(job.method),
         precision=job.precision,
         batch=job.batch,
         micro_batch=job.micro_batch,
@@ -320,6 +320,13 @@ def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) ->
     return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
 
 
+def _method(method: MethodJob) -> str:
+    if method.kind == "full":
+        return method.kind
+    bits = " over 8 bits" if method.kind == "qlora" and method.bits == 8 else ""
+    return f"{method.kind}{bits}, rank {method.rank}"
+
+
 def _offloaded(job: StrategyJob) -> str:
     if job.offload_to is not None:
         return f", and of it optimizer on the machines' disks, in {job.offload_to}"
@@ -342,7 +349,8 @@ def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, rows: Seq
         return f"DeepSpeed has {held[strategy]} in parts over the {num_ranks} ranks{_offloaded(asked)}"
     if strategy in IN_STEP:
         among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
-        return f"{among} one copy of the model between them; its layers travel for every micro-batch"
+        off = ", from the machines' memory" if asked.offload else ""
+        return f"{among} one copy of the model between them; its layers travel for every micro-batch{off}"
     if strategy in ("tp", "pipeline"):
         return _layers_reason(strategy, ranks, rows=rows)
     return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"

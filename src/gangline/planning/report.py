@@ -110,7 +110,8 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
     process = memory.process
     low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
     rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
-    return _aligned(rows, width)
+    moved = [("", f"{_gib2(memory.offloaded_bytes)}  in the machine's memory, in place of the card's")]
+    return _aligned(rows + (moved if memory.offloaded_bytes else []), width)
 
 
 def name(strategy: Strategy) -> str:
@@ -120,12 +121,10 @@ def name(strategy: Strategy) -> str:
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
     if strategy.kind in ("hsdp", "tp"):
-        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}"
-    if strategy.offload:
-        return f"{strategy.kind}, {' and '.join(strategy.offload)} {'on disk' if strategy.on_disk else 'in RAM'}"
+        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
     if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
-    return strategy.kind
+    return strategy.kind + strategy.moved
 
 
 def _model(verdict: Verdict) -> str:

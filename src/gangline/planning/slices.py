@@ -46,7 +46,7 @@ def lacking_of_tp(architecture: Architecture, training: Training, parts: int) ->
     if training.compute == "fp16":
         return "tp in fp16"
     if training.method == "qlora":
-        return "tp with weights of 4 bits"
+        return f"tp with weights of {training.bits} bits"
     why = unsliceable(architecture, parts)
     return f"tp with {why}" if why else ""
 

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
 from gangline.catalog.gpus import GpuSpec
 from gangline.planning.architecture import Architecture
+from gangline.planning.block import residual_width
 from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
-from gangline.planning.traffic import NF4_BYTES, Exchange, Traffic, trained_weights
+from gangline.planning.traffic import Exchange, Traffic, linear_bytes, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
 from gangline.runs import schedule
 from gangline.runs.buckets import AllReduce, Window, choose_buckets
@@ -38,6 +39,9 @@ WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
 """Products in fp32 take so many times as long as in 16 bits: 2 on GeForce, 16 on an A100, and so the interval."""
 OPTIMIZER_BYTES = {"adamw": 7.0, "adamw-8bit": 4.0, "paged-adamw-8bit": 4.0}
 """Read and written per trained number, in numbers of its format: weight and both states twice, gradient once."""
+HOST_LINK_BYTES_PER_S = 15e9
+"""Between a card and its machine's memory: what cards behind PCIe 4.0 x16 pass on through it (catalog/links). Copies
+alone may be faster; NOT VERIFIED for them, nor known by machine. What the processor takes to update is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,24 @@ class ComputeModel:
         return dataclasses.replace(self, **{name: getattr(self, name) / parts for name in times})
 
 
+def copies_s(architecture: Architecture, training: Training) -> float:
+    """Per token, of a card that has layers' inputs in its machine's memory: out in forward and back in backward, each
+    copy in the row of what is computed.
+    """
+    if not training.offloading:
+        return 0.0
+    return 2 * architecture.num_layers * architecture.hidden * residual_width(training) / HOST_LINK_BYTES_PER_S
+
+
+def copy_s(exchange: Exchange, strategy: Strategy) -> float:
+    """Of a rank's part to the card before it is gathered, or back after gradients are summed; 0 where it is there."""
+    moved = exchange.what.startswith("weights") or "optimizer" in strategy.offload
+    cut = exchange.operation in ("all_gather", "reduce_scatter")
+    if strategy.kind not in ("fsdp", "hsdp") or "parameters" not in strategy.offload or not (moved and cut):
+        return 0.0
+    return exchange.num_bytes / max(1, exchange.ranks) / HOST_LINK_BYTES_PER_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWork:
     """What one rank does in a step."""
@@ -138,16 +160,17 @@ def uncalibrated(
     per_flop_s = 1 / (peak * likely)
     passes = 3 if training.checkpointing else 2
     quantised = architecture.linear_weights if training.method == "qlora" else 0
+    packed = sum(layer.count * linear_bytes(layer, training) for layer in architecture.layers) if quantised else 0.0
     plain = architecture.num_parameters - quantised
-    weights = quantised * NF4_BYTES + plain * BYTES[training.compute]
+    weights = packed + plain * BYTES[training.compute]
     optimizer = trained_weights(architecture, training) * BYTES[training.parameters]
     launches_s = FLOOR_S_PER_LAYER[training.method] * architecture.num_layers
     return ComputeModel(
-        per_token_s=(whole.total - whole.head - squared * length) * per_flop_s,
+        per_token_s=(whole.total - whole.head - squared * length) * per_flop_s + copies_s(architecture, training),
         per_token2_s=squared * per_flop_s,
         head_per_token_s=whole.head * per_flop_s,
-        # 4-bit weights are read and written out in 16 bits for every pass, and read again
-        overhead_s=passes * quantised * (NF4_BYTES + 4) / bytes_per_s,
+        # quantised weights are read and written out in 16 bits for every pass, and read again
+        overhead_s=passes * (packed + 4 * quantised) / bytes_per_s,
         floor_s=max(
             launches_s * (1 if training.checkpointing else WITHOUT_RECOMPUTATION), passes * weights / bytes_per_s
         ),
@@ -219,7 +242,8 @@ class _Ask:
     length: float
 
     def once(self, exchange: Exchange) -> float:
-        return exchange_s(exchange, self.fabric, shard_size=self.traffic.shard_size)
+        copied_s = copy_s(exchange, self.strategy)
+        return exchange_s(exchange, self.fabric, shard_size=self.traffic.shard_size) + copied_s
 
     def spent(self, *hides: str) -> float:
         """Seconds of the step's exchanges that hide so."""

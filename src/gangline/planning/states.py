@@ -16,6 +16,8 @@ PACKED_BYTES = 0.5
 SCALE_BYTES = 4 / 64
 DOUBLE_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
 """Scales in one byte each, with an fp32 scale per 256 of them."""
+ROW_SCALE_BYTES = 4
+"""Numbers of 8 bits: an fp32 scale for each row (worker/int8)."""
 ADAM8_BYTES = 2 + 2 * 4 / 256
 """bitsandbytes: two states of one byte, with an fp32 scale per 256 numbers each."""
 LEAST_PAGED = 100_000
@@ -53,6 +55,11 @@ class Share:
     def num_linear(self) -> int:
         """Numbers in linears inside layers."""
         return sum(layer.count * layer.linear_weights for layer in self.layers)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of these linears' matrices."""
+        return sum(layer.count * layer.linear_rows for layer in self.layers)
 
     @property
     def num_experts(self) -> int:
@@ -191,7 +198,7 @@ def weight_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram
 
 
 def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
-    """4-bit weights, their scales, and what stays as it is: tables, norms, biases, fused experts."""
+    """Weights of 4 or 8 bits, their scales, and what stays as it is: tables, norms, biases, fused experts."""
     stack, compute = training.stack, BYTES[training.compute]
     head = share.num_head if stack.quantises_head else 0
     packed = share.num_linear + head + (share.num_experts if stack.expert_modules else 0)
@@ -199,11 +206,18 @@ def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:
     scale = DOUBLE_SCALE_BYTES if training.double_quant else SCALE_BYTES
     tables = (share.num_tables - head) * (FP32 if stack.upcasts else compute)
     vectors = share.num_vectors * (FP32 if stack.upcasts or stack.upcast_norms else compute)
+    if training.bits == 8:
+        return packed, share.num_rows * ROW_SCALE_BYTES, experts + tables + vectors
     return int(packed * PACKED_BYTES), int(packed * scale), experts + tables + vectors
 
 
-def gradient_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """Gradients of all trained weights, as this rank keeps them."""
+def gradient_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
+    """Gradients of all trained weights, as this rank keeps them. in_ram: see `optimizer_bytes`.
+
+    FSDP2 has them where the weights are.
+    """
+    if strategy.kind in ("fsdp", "hsdp") and "optimizer" in strategy.offload and not in_ram:
+        return 0
     numbers, width = share.num_trained(training), weight_width(training, strategy)
     parts = trained_shards(training, strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
     wide = max(width, BYTES[training.stack.reduces]) if strategy.kind.startswith("zero") else width
@@ -232,6 +246,15 @@ def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_
 def disk_bytes(share: Share, training: Training, strategy: Strategy) -> int:
     """What of a rank lies on its host's disk: weights in fp32, two moments, and gradients on their way to them."""
     return DISK_BUFFERS * FP32 * _ceil(share.num_trained(training), trained_shards(training, strategy))
+
+
+def offloaded_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """What of these a rank has in its machine's memory in place of its card's."""
+    kinds = (weight_bytes, gradient_bytes, optimizer_bytes)
+    return sum(
+        size(share, training, strategy, in_ram=True) - size(share, training, strategy)
+        for size in (kinds if strategy.offload else ())
+    )
 
 
 def state_width(training: Training) -> float:

@@ -29,7 +29,7 @@ from typing import Literal
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import layer_adapters, lora_parameters
 from gangline.planning.slices import sliced
-from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES
+from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES, ROW_SCALE_BYTES
 from gangline.planning.training import BYTES, Strategy, Training
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"]
@@ -63,7 +63,7 @@ class Exchange:
     ranks: int
     """That take part in one."""
     number: str
-    """Format of the numbers: bf16, fp32, nf4."""
+    """Format of the numbers: bf16, fp32, nf4, int8."""
     among: Among = "world"
     hides: Hides = "nothing"
     backend: Backend = "nccl"
@@ -395,7 +395,7 @@ def _unit(ask: _Ask, gathered: float, trained: int, *, count: int) -> Iterator[E
         num_bytes=round(gathered),
         times=ask.micro_batches * max(1, count),
         ranks=ask.strategy.shard_size if ask.strategy.kind == "hsdp" else ask.size,
-        number="nf4" if training.method == "qlora" and count else training.compute,
+        number=_frozen_format(training) if count else training.compute,
         among="shard",
         hides="forward-layer" if count else "nothing",
     )
@@ -437,7 +437,7 @@ def _whole_adapters(ask: _Ask) -> Iterator[Exchange]:
 
 
 def _gathered_bytes(layer: Layer, training: Training, *, adapters: int) -> float:
-    """Of one layer's weights as they travel: in the format of computation, or in 4 bits where they are kept so.
+    """Of one layer's weights as they travel: in the format of computation, or in 4 or 8 bits where they are kept so.
 
     adapters: numbers in those that travel with it.
     """
@@ -447,7 +447,20 @@ def _gathered_bytes(layer: Layer, training: Training, *, adapters: int) -> float
     adapters *= each
     if training.method == "lora":
         return layer.num_parameters * each + adapters
-    return layer.linear_weights * NF4_BYTES + (layer.num_parameters - layer.linear_weights) * plain + adapters
+    return linear_bytes(layer, training) + (layer.num_parameters - layer.linear_weights) * plain + adapters
+
+
+def linear_bytes(layer: Layer, training: Training) -> float:
+    """Of the quantised linears of one layer, scales included."""
+    if training.bits == 8:
+        return float(layer.linear_weights + layer.linear_rows * ROW_SCALE_BYTES)
+    return layer.linear_weights * NF4_BYTES
+
+
+def _frozen_format(training: Training) -> str:
+    if training.method != "qlora":
+        return training.compute
+    return "nf4" if training.bits == 4 else "int8"
 
 
 def _plain_bytes(training: Training) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 Number = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
+Bits = Literal[4, 8]
 OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Payload = Literal["int8", "bf16", "fp32"]
 Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
@@ -106,10 +107,14 @@ class Training:
     """Names of linears with adapters; ("all-linear",): all inside layers."""
     dropout: float = 0.0
     checkpointing: bool = False
+    offloading: bool = False
+    """Whether what checkpointing keeps of each layer lies in the machine's memory."""
     packed: bool = False
     """Whether several documents share a sample: attention then gets a mask, which flash kernels do not take."""
     accumulation: int = 1
     """Micro-batches per optimizer step: from the second on, gradients are there from the start."""
+    bits: Bits = 4
+    """Of the linears' frozen weights (qlora)."""
     double_quant: bool = True
     """Whether scales of 4-bit weights are quantised again (qlora)."""
     optimizer: OptimizerKind = "adamw"
@@ -144,7 +149,7 @@ class Strategy:
     asked: bool = False
     """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
-    """zero: what of it lies in the machine's memory, not on the card."""
+    """zero, fsdp, hsdp: what of it lies in the machine's memory, not on the card."""
     on_disk: bool = False
     """zero-3: the optimizer's states lie on a disk, not in the machine's memory."""
     reshard: bool = True
@@ -163,3 +168,9 @@ class Strategy:
         size = len(self.stages) // self.replicas
         begin = rank - rank % size
         return self.stages[begin : begin + size], rank - begin
+
+    @property
+    def moved(self) -> str:
+        """What lies elsewhere than on the card, as it is told beside the strategy's name."""
+        where = "on disk" if self.on_disk else "in RAM"
+        return f", {' and '.join(self.offload)} {where}" if self.offload else ""

@@ -39,6 +39,8 @@ class Seat:
     """What the catalogue knows of the card."""
     free_bytes: int | None = None
     """Memory that a rank may take; None: not known."""
+    ram_bytes: int | None = None
+    """Of the machine: what programs can get, of all ranks of the host together; None: not known."""
     memory_from: Literal["measured", "catalogue", "unknown"] = "unknown"
     power_limit_w: float | None = None
     """What the card may take, as its driver says."""

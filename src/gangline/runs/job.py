@@ -33,9 +33,11 @@ class ModelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodJob:
-    """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have 4 bits (QLoRA)."""
+    """What is trained: every weight, or low-rank adapters over frozen ones (LoRA), which may have few bits (QLoRA)."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
+    bits: Literal[4, 8] = 4
+    """Of a number of a frozen linear (qlora)."""
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
@@ -183,7 +185,8 @@ class StrategyJob:
     """local-sgd: what changes are rounded to on the wire; fp32: not at all (in an fp64 run they stay fp64)."""
     outer: OuterJob = OuterJob()
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
-    """zero: what lies in the machine's memory: the optimizer's states; under zero-3 weights, too."""
+    """What lies in the machine's memory. zero: the optimizer's states; under zero-3 weights, too. fsdp, hsdp: all that
+    is in parts, which is both under full fine-tuning and frozen weights with adapters."""
     offload_to: str | None = None
     """zero-3: a folder of every host where the optimizer's states lie instead."""
     deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -211,6 +214,8 @@ class Job:
     parameters: Literal["auto", "compute", "fp32"] = "auto"
     """Dtype of trainable weights and optimizer states; auto: fp32. `compute`: pure bf16 training."""
     activation_checkpointing: bool = False
+    activation_offloading: bool = False
+    """Whether the layers' inputs, which is what recomputation keeps, lie in the machine's memory until backward."""
     strategy: StrategyJob = StrategyJob()
     exchange: Literal["fp32", "bf16"] = "fp32"
     """What gradients travel as between ranks (fp32: as they are)."""

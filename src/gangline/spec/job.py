@@ -24,6 +24,7 @@ from gangline.runs.job import (
 from gangline.spec.failures import resolve_failures
 from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
+from gangline.spec.offload import check_offload
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
@@ -51,6 +52,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_method(checked)
     _check_strategy(checked)
     check_zero(checked)
+    check_offload(checked)
     _check_parts(checked)
     _check_exchange(checked)
     _check_schedule(checked)
@@ -69,6 +71,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         micro_batch=words.micro_batch or 1,
         method=MethodJob(
             kind=words.method.kind,
+            bits=words.method.bits,
             rank=words.method.rank,
             alpha=float(words.method.alpha),
             dropout=float(words.method.dropout),
@@ -80,6 +83,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         precision=words.precision.compute,
         parameters=words.precision.parameters,
         activation_checkpointing=words.activation_checkpointing or False,
+        activation_offloading=words.activation_offloading,
         strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,
@@ -163,6 +167,16 @@ def _check_method(checked: Checked[JobWords]) -> None:
                     fix=f"{kind_fix}, or delete {key}",
                     reads=(("method", "kind"),),
                 )
+    if "bits" in method.model_fields_set and method.kind != "qlora":
+        checked.report(
+            ("method", "bits"),
+            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
+            if method.kind == "lora"
+            else "bits, but every weight is trained (kind: full)",
+            expected="bits with kind: qlora only",
+            fix="write `kind: qlora`, or delete bits",
+            reads=(("method", "kind"),),
+        )
     if "all-linear" in method.targets and len(method.targets) > 1:
         checked.report(
             ("method", "targets"),
@@ -207,13 +221,13 @@ _PARTS = {"tp": "layers that several devices compute together", "pipeline": "lay
 
 
 def _check_parts(checked: Checked[JobWords]) -> None:
-    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no weights of 4 bits."""
+    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no quantised weights."""
     words = checked.words
     if words.strategy.kind == "tp" and words.method.kind == "qlora":
         checked.report(
             ("strategy", "kind"),
             seen="tp with method: qlora",
-            expected="weights that can be cut by columns and rows: a block of 64 numbers of 4 bits has one scale",
+            expected="weights that are cut by columns and rows as they are: quantised numbers share their scales",
             fix="write `strategy: hsdp`, or `method: lora`",
             reads=(("method", "kind"),),
         )

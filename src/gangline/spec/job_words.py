@@ -47,8 +47,11 @@ class MethodWords(Section):
     """What is trained. `method: lora` is short for `method: {kind: lora}`."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
-    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 bits (`qlora`: NF4 by
-    bitsandbytes, for a model whose weights alone would fill the card)."""
+    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 or 8 bits (`qlora`,
+    for a model whose weights alone would fill the card)."""
+    bits: Literal[4, 8] = 4
+    """Of the frozen weights (qlora). 4: NF4 with scales that are quantised in their turn, by bitsandbytes; 8: whole
+    numbers with one scale for each row, twice the memory and a tenth of the rounding."""
     rank: Count = 16
     """Rank of the adapters (lora, qlora)."""
     alpha: Positive = 32.0
@@ -154,7 +157,8 @@ class StrategyWords(Section):
     """What becomes of the mean change of all hosts (local-sgd)."""
     offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
-    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3)."""
+    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3). fsdp, hsdp: both together, with gradients;
+    of LoRA and QLoRA the frozen `parameters` alone."""
     offload_to: Annotated[Text | None, NONE, Field(examples=["/scratch"])] = None
     """A folder on a fast disk of every host, such as an NVMe: the `optimizer`'s states lie there, not in the machine's
     memory, and come and go in every step (zero-3). It takes libaio and a compiler on every host."""
@@ -300,6 +304,9 @@ class JobWords(Section):
     activation_checkpointing: Annotated[bool | None, AUTO] = False
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
+    activation_offloading: bool = False
+    """Keep in the machine's memory what `activation_checkpointing` keeps of each layer, and fetch it for backward: long
+    samples and large micro-batches then fit on a card, at the price of copies to and from it."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
     """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
     keys below."""
@@ -338,6 +345,7 @@ FOREIGN = {
     "fp16": "precision",
     "global_batch_size": "batch",
     "gradient_accumulation_steps": "batch",
+    "enable_activation_offloading": "activation_offloading",
     "gradient_checkpointing": "activation_checkpointing",
     "learning_rate": "optimizer.learning_rate",
     "logging_steps": "report",

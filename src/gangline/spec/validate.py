@@ -226,7 +226,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def _fix_text(value: str, kinds: Sequence[Schema], types: set[Any]) -> str | None:
-    choices = [choice for kind in kinds for choice in kind.get("enum", ())]
+    choices = [choice for kind in kinds for choice in kind.get("enum", ()) if isinstance(choice, str)]
     if close := nearest(value, choices):
         return f"did you mean {quote(close)}?"
     if choices:

@@ -96,7 +96,7 @@ def expected_words(schema: Schema, fragment: Schema, *, value: Any = None) -> st
 
 def _kind_words(schema: Schema, kind: Schema) -> str:
     if "enum" in kind:
-        return "one of " + ", ".join(kind["enum"])
+        return "one of " + ", ".join(str(choice) for choice in kind["enum"])
     if "const" in kind:
         return f"the word {kind['const']}"
     return _TYPES[kind.get("type", "string")](schema, kind)

@@ -18,6 +18,8 @@ from gangline.spec.validate import Checked
 
 KEY: KeyPath = ("strategy", "deepspeed")
 AUTO = "auto"
+OURS = (("offload", "fsdp"), ("offload", "hsdp"))
+"""Words that are not of DeepSpeed alone: `spec.offload` has their rules."""
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -57,12 +59,13 @@ def check_zero(checked: Checked[JobWords]) -> None:
     words, strategy = checked.words, checked.words.strategy
     is_zero = strategy.kind.startswith("zero")
     for key in ("offload", "offload_to", "deepspeed"):
-        if key in strategy.model_fields_set and not is_zero:
+        if key in strategy.model_fields_set and not is_zero and (key, strategy.kind) not in OURS:
+            also = "fsdp, hsdp, " if key == "offload" else ""
             checked.report(
                 ("strategy", key),
                 seen=f"{key} with kind: {strategy.kind}",
-                expected=f"{key} with kind: zero-1, zero-2 or zero-3 only, which are DeepSpeed's",
-                fix=f"write `kind: zero-3`, or delete {key}",
+                expected=f"{key} with kind: {also}zero-1, zero-2 or zero-3 only",
+                fix=f"write `kind: {'fsdp' if also else 'zero-3'}`, or delete {key}",
                 reads=(("strategy", "kind"),),
             )
     if not is_zero:

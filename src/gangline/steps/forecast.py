@@ -19,6 +19,7 @@ from gangline.planning.world import World
 from gangline.runs.deal import whole_count
 from gangline.runs.job import Job
 from gangline.steps.counted import count_architecture
+from gangline.steps.offload import require_cards, require_ram
 from gangline.steps.seams import Means
 from gangline.steps.shape import find_config, shape_unknown
 from gangline.steps.speeds import Speeds
@@ -87,12 +88,15 @@ class Outlook:
 def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE) -> Outlook:
     """Weigh every way to run the job on these machines.
 
-    Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, and for tp on
-    hosts with unlike numbers of ranks.
+    Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, for tp on
+    hosts with unlike numbers of ranks, and as `require_cards` and `require_ram` do.
     """
     _require_slots(job, world)
     _require_rows(job, len(world.seats))
-    return dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
+    require_cards(job, world)
+    outlook = dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
+    require_ram(outlook.runnable)
+    return outlook
 
 
 def _foreseen(job: Job, world: World, means: Means, *, stack: Stack) -> Outlook:
@@ -182,6 +186,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
     attention = "eager" if job.model.attention == "eager" else stack.attention
     return Training(
         method=job.method.kind,
+        bits=job.method.bits,
         micro_batch=job.micro_batch,
         sequence_length=job.data.sequence_length,
         compute=compute,
@@ -190,6 +195,7 @@ def training_of(job: Job, world: World, *, stack: Stack = GANGLINE) -> Training:
         targets=job.method.targets,
         dropout=job.method.dropout,
         checkpointing=job.activation_checkpointing,
+        offloading=job.activation_offloading,
         packed=job.data.packing,
         optimizer=job.optimizer.kind,
         exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,

@@ -45,11 +45,12 @@ def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> World:
 
 def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Seat:
     weight = None if host.share is None else host.share / host.slots
+    free = _free_memory(facts)
     if facts is None or not facts.gpus:
-        free = _free_memory(facts)
         return Seat(
             host=host.name,
             free_bytes=None if free is None else free // max(1, num_sharing),
+            ram_bytes=free,
             memory_from="unknown" if free is None else "measured",
             weight=weight,
             slowdown=host.slowdown,
@@ -61,6 +62,7 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
         gpu=gpu.name,
         spec=find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
         free_bytes=gpu.memory_free_bytes // max(1, num_sharing),
+        ram_bytes=free,
         memory_from="measured",
         power_limit_w=gpu.power_limit_w,
         weight=weight,
@@ -69,7 +71,7 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
 
 
 def _free_memory(facts: HostFacts | None) -> int | None:
-    """Of a host without GPUs: what programs can get, within the limit of its control group."""
+    """What programs can get of a machine's memory, within the limit of its control group."""
     if facts is None or facts.memory_available_bytes is None:
         return None
     limit = facts.system.memory_limit_bytes

@@ -14,7 +14,7 @@ from gangline.inventory.profiles import find_profile, load_profiles
 from gangline.planning.architecture import Architecture
 from gangline.planning.calibrate import Profile, ProfileKey, architecture_digest, method_words
 from gangline.planning.flops import flops_per_token
-from gangline.planning.speed import WIDE_NUMBERS, ComputeModel, uncalibrated
+from gangline.planning.speed import WIDE_NUMBERS, ComputeModel, copies_s, uncalibrated
 from gangline.planning.training import GANGLINE, Training
 from gangline.planning.world import Seat
 
@@ -44,8 +44,9 @@ class Speeds:
 
     def profile_of(self, seat: Seat, training: Training) -> Profile | None:
         """The measurement that the speed of a seat rests on; None where nobody measured it."""
-        other = dataclasses.replace(training, checkpointing=not training.checkpointing)
-        return self._profile(seat, training) or self._profile(seat, other)
+        plain = dataclasses.replace(training, offloading=False)
+        other = dataclasses.replace(plain, checkpointing=not plain.checkpointing)
+        return self._profile(seat, training) or self._profile(seat, plain) or self._profile(seat, other)
 
     def dated(self, seats: Sequence[Seat], training: Training, inventory: Inventory) -> list[str]:
         """A sentence for every measurement that was made under another driver or torch than its host has now.
@@ -63,9 +64,15 @@ class Speeds:
         return list(found)
 
     def _measured(self, seat: Seat, training: Training) -> ComputeModel | None:
-        """From a profile of the very method, or of the one that differs in recomputation only."""
+        """From a profile of the very method, or of one that differs in recomputation or in where activations lie."""
         if (profile := self._profile(seat, training)) is not None:
             return profile.corrected
+        if training.offloading:
+            plain = self._measured(seat, dataclasses.replace(training, offloading=False))
+            copied_s = 0.0 if seat.gpu is None else copies_s(self.architecture, training)
+            if plain is None:
+                return None
+            return dataclasses.replace(plain, per_token_s=plain.per_token_s + copied_s, profile=None)
         other = dataclasses.replace(training, checkpointing=not training.checkpointing)
         if (profile := self._profile(seat, other)) is None:
             return None

@@ -63,6 +63,12 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
             seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
             fix="trace it with method=lora or method=full and --stack gangline",
         )
+    if question.training.offloading:
+        raise ModelError(
+            "what lies in the machine's memory cannot be traced",
+            seen="activation_offloading: true; a trace has no cards that anything could be moved from",
+            fix="trace it with activation_offloading=false, or plan without --trace",
+        )
     if any(option.strategy.kind == "tp" for option in finalists):
         raise ModelError(
             "what a rank of a host holds under tp cannot be traced",

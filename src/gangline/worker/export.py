@@ -1,7 +1,7 @@
 """`python -m gangline.worker export RUN --checkpoint PART --to DIR [--merged]`: a trained model for others to use.
 
 LoRA and QLoRA give an adapter in peft's format, or with --merged a whole model in the precision of the base model,
-whose weights are its own and never those of 4 bits; full fine-tuning gives a whole model. Nothing is called done before
+whose weights are its own and never quantised ones; full fine-tuning gives a whole model. Nothing is called done before
 the folder was loaded again by plain transformers and peft, every tensor was what it should be, and the logits were
 those of the trained model. A checkpoint in parts is written, and read again, tensor by tensor: see `by_tensor`.
 """
@@ -94,7 +94,7 @@ def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = 
     trained = load_trained(run, part)
     check_weights(trained.model)
     if trained.job.method.kind == "qlora":
-        say("over the base model's own weights: in training they were rounded to 4 bits")
+        say(f"over the base model's own weights: in training they were rounded to {trained.job.method.bits} bits")
     lora = trained.job.method.kind != "full" and not merged
     with _staged(to) as folder:
         say("writing")
@@ -117,7 +117,7 @@ def _export_by_tensor(checkpoint: Checkpoint, to: Path, *, merged: bool, say: Sa
     loaded whole.
     """
     if checkpoint.job.method.kind == "qlora":
-        say("over the base model's own weights: in training they were rounded to 4 bits")
+        say(f"over the base model's own weights: in training they were rounded to {checkpoint.job.method.bits} bits")
     say("writing tensor by tensor, and reading again what was written")
     try:
         with _staged(to) as folder:

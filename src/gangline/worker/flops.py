@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from gangline.worker.model import base_of
-from gangline.worker.nf4 import num_weights
+from gangline.worker.quantised import num_weights
 from gangline.worker.session import Session
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job, MethodJob, ModelJob
-from gangline.worker.nf4 import quantise
+from gangline.worker.in_ram import keep_inputs_in_ram
+from gangline.worker.quantised import quantise
 
 WEIGHT_FILES = (
     "model.safetensors",
@@ -48,7 +49,7 @@ def load_model(
     """The model of a job on `device`, in training mode, wrapped by peft for LoRA.
 
     Weights that are trained have the dtype that `Precision.parameters` names (fp32 unless the job asks for pure
-    `compute`); frozen ones have `compute`, and for QLoRA those of linears 4 bits. drawn: in which random ones are
+    `compute`); frozen ones have `compute`, and for QLoRA those of linears 4 or 8 bits. drawn: in which random ones are
     drawn, fp32 whatever a run computes in: an export draws the same weights again. Raises ModelError.
     """
     model = _load_base(job, dtype=weights_dtype(job, compute), drawn=drawn)
@@ -57,7 +58,8 @@ def load_model(
         return finish_model(model, job, compute=compute)
     ready = finish_model(model, job, compute=compute)
     core = base_of(ready)
-    quantise(core, layers_of(core), compute=compute, device=device)  # no device has to hold what they were before
+    # no device has to hold what they were before
+    quantise(core, layers_of(core), job.method, compute=compute, device=device)
     return ready.to(device)
 
 
@@ -68,6 +70,8 @@ def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
     if job.activation_checkpointing:
         # reentrant checkpointing marks adapters ready twice under DDP
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if job.activation_offloading:
+            keep_inputs_in_ram(model)
     model.train()
     whole: nn.Module = model
     return whole

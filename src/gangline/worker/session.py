@@ -212,7 +212,8 @@ def _of_whole_layers(
     if world.size == 1:
         return Single(loss, precision=precision, device=world.device)
     if world.gang.strategy in ("fsdp", "hsdp"):
-        return Fsdp(loss, precision=precision, world=world, sent_as=sent_as)
+        offload = "parameters" in job.strategy.offload
+        return Fsdp(loss, precision=precision, world=world, sent_as=sent_as, offload=offload)
     if world.gang.strategy in ZERO:
         return Zero(loss, precision=precision, world=world, job=job)
     return Ddp(loss, precision=precision, device=world.device, sent_as=sent_as)

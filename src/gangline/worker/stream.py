@@ -2,7 +2,7 @@
 
 `hollow` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank read
 its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth of it.
-What is to have 4 bits (QLoRA) is read whole, a tensor at a time, and quantised before the next one is read.
+What is to have 4 or 8 bits (QLoRA) is read whole, a tensor at a time, and quantised before the next one is read.
 
 That takes files whose names are those of the model, or of experts that it keeps in one tensor (transformers joins
 those when it loads them). Everything else is loaded whole by every rank, as for other strategies: see `Files.of`.
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
-from gangline.worker.nf4 import Nf4Linear, put_empty
+from gangline.worker.quantised import QuantisedLinear, put_empty
 from gangline.worker.slice import Slice
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -87,7 +87,7 @@ class Files:
         return Files(folder, file_of, rows)
 
 
-Target: TypeAlias = torch.Tensor | Nf4Linear | Stretch
+Target: TypeAlias = torch.Tensor | QuantisedLinear | Stretch
 """What is read into."""
 
 
@@ -125,7 +125,7 @@ def hollow(
     files = Files.of(job, model)
     if job.method.kind == "qlora":
         core = base_of(model)
-        put_empty(core, layers_of(core), compute=compute)
+        put_empty(core, layers_of(core), job.method, compute=compute)
     return None if files is None else (model, files)
 
 
@@ -144,9 +144,17 @@ def make_room(module: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def materialise(loss: nn.Module, device: torch.device) -> None:
-    """Give what is on the meta device memory on this one: after division, that is a rank's part."""
-    loss._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+def materialise(loss: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
+    """Give what is on the meta device memory on this one: after division, that is a rank's part.
+
+    parts: where parts go, if not there.
+    """
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        where = parts if parts is not None and isinstance(tensor, DTensor) else device
+        return torch.empty_like(tensor, device=where) if tensor.is_meta else tensor.to(where)
+
+    loss._apply(placed)
 
 
 def shade(module: nn.Module) -> None:
@@ -178,7 +186,7 @@ def read_parts(
         if sliced is not None and name in sliced.cuts and ".lora_" not in name:
             targets[_plain(name).removeprefix("base_model.model.")] = sliced.placed(name, parameter.detach())
     for name, module in core.named_modules():
-        if isinstance(module, Nf4Linear):
+        if isinstance(module, QuantisedLinear):
             targets[_plain(f"{name}.weight")] = module
     by_file: dict[str, list[str]] = {}
     for name, rows in files.rows.items():
@@ -192,12 +200,12 @@ def read_parts(
 def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> None:
     """One tensor: the rows that are this rank's."""
     rows = files.rows[name]
-    shape = (target.out_features, target.in_features) if isinstance(target, Nf4Linear) else target.shape
+    shape = (target.out_features, target.in_features) if isinstance(target, QuantisedLinear) else target.shape
     if not rows.by_expert:
         source = stream.get_slice(name)
         if source.get_shape() != list(shape):
             raise ValueError(f"{name} is {source.get_shape()} there, and {list(shape)} by config.json")
-    if isinstance(target, Nf4Linear):
+    if isinstance(target, QuantisedLinear):
         _pack(target, stream.get_tensor(name))
         return
     if isinstance(target, Stretch):
@@ -233,10 +241,11 @@ def _row(rows: Rows, index: int, files: Files, file: str, stream: Any) -> torch.
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _pack(layer: Nf4Linear, weight: torch.Tensor) -> None:
+def _pack(layer: QuantisedLinear, weight: torch.Tensor) -> None:
     """Quantise a weight where the layer is, and keep what is this rank's of it."""
     tensors = dict(layer.named_parameters()) | dict(layer.named_buffers())
-    for name, packed in layer.pack(weight.to(layer.mean_scale.device)).items():
+    device = next(layer.buffers(), layer.scales).device  # buffers stay on the card where weights are kept off it
+    for name, packed in layer.pack(weight.to(device)).items():
         local, _, start = _local(tensors[name])
         local.copy_(packed[start : start + len(local)] if local.ndim else packed)
 

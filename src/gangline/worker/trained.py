@@ -77,7 +77,7 @@ def open_checkpoint(run: Path, part: Path) -> Checkpoint:
 def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
     """Load the base model and the weights of a checkpoint; see `open_checkpoint`.
 
-    packed: frozen weights have 4 bits where they had them in training (QLoRA); otherwise they are those of the base.
+    packed: frozen weights are quantised where they were in training (QLoRA); otherwise they are those of the base.
     """
     checkpoint = open_checkpoint(run, part)
     job = checkpoint.job

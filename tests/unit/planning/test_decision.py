@@ -6,10 +6,12 @@ import dataclasses
 import random
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
 
 from gangline.planning import decision, room
+from gangline.planning import report as reports
 from gangline.planning.decision import AS_FAST, Verdict, decide, drafts_of_kinds
 from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
@@ -19,7 +21,7 @@ from gangline.planning.overheads import CPU
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
 from gangline.planning.speed import ComputeModel
-from gangline.planning.training import Strategy, Training
+from gangline.planning.training import Kind, Strategy, Training
 from gangline.planning.world import Seat, World, link
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
@@ -586,6 +588,30 @@ def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() ->
     lines = "\n".join(report(verdict, Length(known=None)))
     assert "zero-3, optimizer on disk" in lines
     assert "50.2 GiB of each rank are written and read in every step" in lines
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: Kind) -> None:
+    """All state of a rank: weights, gradients and two moments in fp32. Adapters and their states stay."""
+    cards = with_memory(world("2xa100-80gb,2xa100-80gb", wire="hdr"), 80, 80, 80, 80)
+    both: tuple[Literal["optimizer", "parameters"], ...] = ("optimizer", "parameters")
+    for method, offload in (("full", both), ("lora", both[1:])):
+        job = question(method=method, batch=8, sequence_length=512, leave_open=False, accumulation=2)
+        found = []
+        for each in ((), offload):
+            asked = dataclasses.replace(job, strategy=StrategyJob(kind=kind, offload=each))  # type: ignore[arg-type]
+            (option,) = [each for each in decide(asked, cards).by_kind if each.strategy.kind == kind]
+            found.append(option)
+        plain, moved = (option.tightest.memory for option in found)
+        weights, parts = job.architecture.num_parameters, 4 if kind == "fsdp" else 2
+        state = (16 if method == "full" else 2) * weights / parts
+        assert (plain.offloaded_bytes, moved.offloaded_bytes) == (0, pytest.approx(state, rel=1e-6))
+        assert plain.persistent_bytes - moved.persistent_bytes == moved.offloaded_bytes
+        assert moved.allocated_bytes < plain.allocated_bytes
+        assert found[1].time is not None
+        assert found[0].time is not None
+        assert found[1].time.communication_s > found[0].time.communication_s
+        assert "parameters in RAM" in reports.name(found[1].strategy)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,24 @@ def test_four_bit_weights_take_the_published_bits():
     assert term(double, "weights") == pytest.approx(0.51587 * linear + rest, rel=1e-5)
 
 
+def test_eight_bit_weights_take_a_byte_and_a_scale_for_each_row():
+    memory = need(method="qlora", bits=8)
+    rows = 32 * (4 * 4096 + 2 * 11008 + 4096)
+    linear = LLAMA.linear_weights
+    assert term(memory, "weights") == linear + 4 * rows + 2 * (LLAMA.num_parameters - linear)
+
+
+def test_layers_inputs_in_the_machines_memory_leave_two_on_the_card():
+    plain, moved = (need(checkpointing=True, offloading=offloading) for offloading in (False, True))
+    entry = 2048 * 4096 * 2
+    assert moved.offloaded_bytes == 32 * entry
+    losses = [each.instants[0].num_bytes for each in (plain, moved)]
+    assert losses[0] - losses[1] == 30 * entry
+    on_processor = rank_memory(LLAMA, training(checkpointing=True, offloading=True), SINGLE, device=CPU)
+    assert on_processor.offloaded_bytes == 0
+    assert on_processor.instants == rank_memory(LLAMA, training(checkpointing=True), SINGLE, device=CPU).instants
+
+
 def test_the_foreach_path_of_adamw_is_a_fifth_copy_of_half_precision_weights():
     memory = need(method="full", parameters="bf16", checkpointing=True, stack=HF_PURE)
     assert memory.peak.name == "optimizer"

@@ -156,6 +156,13 @@ def test_an_estimate_gets_better_with_the_card_and_worse_with_the_model():
     assert whole == pytest.approx(28 * LLAMA_2_7B.num_parameters / (RTX_4080.bandwidth_gb_s * 1e9))
 
 
+def test_layers_inputs_pass_the_bus_twice():
+    trainings = [dataclasses.replace(LORA, checkpointing=True, offloading=each) for each in (False, True)]
+    plain, moved = (uncalibrated(RTX_4080, LLAMA_2_7B, training) for training in trainings)
+    copied = 2 * 32 * 4096 * 2 / 15e9
+    assert moved.per_token_s - plain.per_token_s == pytest.approx(copied)
+
+
 def test_four_bits_cost_time_per_pass_and_no_flops():
     plain = uncalibrated(RTX_4080, LLAMA_2_7B, dataclasses.replace(LORA, checkpointing=True))
     packed = uncalibrated(RTX_4080, LLAMA_2_7B, QLORA)

@@ -102,9 +102,17 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `open` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `bits`, `open` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
-    allowed = {"data.train.split", "data.evaluation_fraction", "open", "schema_version", *strategy}
+    allowed = {
+        "data.train.split",
+        "data.evaluation_fraction",
+        "method.bits",
+        "activation_offloading",
+        "open",
+        "schema_version",
+        *strategy,
+    }
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
@@ -127,6 +135,39 @@ def test_a_pipeline_trains_whatever_the_method_but_not_in_fp16(folder):
     for replicas, kept in (("2", 2), ("auto", None)):
         job = load(folder, MINIMAL, "strategy.kind=pipeline", f"strategy.replicas={replicas}", "exchange=bf16")
         assert job.strategy == StrategyJob(kind="pipeline", replicas=kept)
+
+
+def test_what_is_in_parts_and_layers_inputs_may_lie_in_the_machines_memory(folder):
+    words = ("strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=full")
+    job = load(folder, MINIMAL, *words, "activation_checkpointing=true", "activation_offloading=true")
+    assert (job.strategy.offload, job.activation_offloading) == (("optimizer", "parameters"), True)
+    assert load(folder, MINIMAL, "strategy.kind=fsdp", "strategy.offload=parameters", "method=qlora")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "fix"),
+    [
+        (["strategy.kind=fsdp", "strategy.offload=parameters", "method=full"], "strategy.offload", "[optimizer, param"),
+        (["strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=lora"], "strategy.offload", "stay"),
+        (["activation_offloading=true"], "activation_offloading", "add `activation_checkpointing: true`"),
+        (["activation_offloading=true", "activation_checkpointing=auto"], "activation_offloading", "add `activation_"),
+        (
+            ["activation_offloading=true", "activation_checkpointing=true", "strategy=tp"],
+            "activation_offloading",
+            "fsdp",
+        ),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_with_what_to_write(folder, words, key, fix):
+    said = refused(folder, MINIMAL, *words)
+    assert key in said
+    assert fix in said
+
+
+def test_frozen_weights_have_4_or_8_bits(folder):
+    with pytest.raises(SpecError, match=r"expected one of 4, 8(.|\n)*take the quotes away: 8"):
+        load(folder, MINIMAL, "method.kind=qlora", 'method.bits="8"')
+    assert load(folder, MINIMAL, "method.kind=qlora", "method.bits=8").method.bits == 8
 
 
 def test_layers_that_devices_compute_together_are_neither_in_fp16_nor_in_4_bits_nor_have_moments_of_8(folder):

@@ -91,6 +91,19 @@ def test_what_follows_from_a_measurement_is_dated_too(tmp_path: Path) -> None:
     assert dated(tmp_path, now(), dataclasses.replace(TRAINING, method="full")) == []  # that is an estimate
 
 
+def test_copies_are_added_to_a_measurement_that_had_none(tmp_path: Path) -> None:
+    measured(tmp_path)
+    speeds = Speeds(architecture=SHAPE, home=tmp_path)
+    plain, moved = (speeds.of(SEAT, dataclasses.replace(TRAINING, offloading=each)) for each in (False, True))
+    assert plain is not None
+    assert moved is not None
+    copied = 2 * 24 * 896 * 2 / 15e9
+    assert moved.per_token_s - plain.per_token_s == pytest.approx(copied)
+    eight = dataclasses.replace(TRAINING, method="qlora", bits=8)
+    assert method_words(eight) != method_words(dataclasses.replace(eight, bits=4))
+    assert dated(tmp_path, now(driver="590.1"), dataclasses.replace(TRAINING, offloading=True))
+
+
 def test_a_measurement_of_another_host_says_whose_it_is(tmp_path: Path) -> None:
     measured(tmp_path, host="pc7", driver="550.54.15")
     (line,) = dated(tmp_path, now())

@@ -7,6 +7,9 @@ summed once a step, not for every micro-batch; so checkpoints, the last step of 
 are those of DDP (docs/decisions/0014). Under full fine-tuning weights, gradients and optimizer states are in parts.
 
 Every pass through the model is a collective, so all ranks make equally many: those with less work send an empty one.
+Offloaded, what is in parts lies in the machine's memory: a layer's part is copied to the card where it is gathered,
+gradients back, and the processor updates. It is FSDP2's own policy, which knows of no part that stays.
+
 Gradients are summed, not averaged, because the loss is already divided by the tokens of the whole step.
 """
 
@@ -17,10 +20,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from gangline.errors import UsageError
 from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.in_ram import RAM
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.mesh import sum_over
@@ -47,8 +58,10 @@ class Fsdp:
         precision: Precision,
         world: World,
         sent_as: torch.dtype | None = None,
+        offload: bool = False,
     ) -> None:
         """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
+        offload: whether parts lie in the machine's memory.
 
         Raises ModelError for a model whose layers cannot be found; UsageError for a precision that needs a loss scale,
         and where ranks share a GPU.
@@ -67,8 +80,9 @@ class Fsdp:
         self._mesh = _mesh(world)
         self.parts = None if self.replicated else self._mesh.get_group("shard")
         self.apart = not self.replicated and self._mesh.ndim == 1 and len(world.gang.hosts) > 1
+        self._offload = _offload(world.device) if offload else OffloadPolicy()
         self._divided = self._shard(reshard=world.gang.reshard)
-        materialise(loss, world.device)
+        materialise(loss, world.device, parts=RAM if offload else None)
         for method in ("look", "logits"):  # these pass through the model as `forward` does
             register_fsdp_forward_method(loss, method)
 
@@ -127,6 +141,7 @@ class Fsdp:
                 mesh=self._mesh,
                 reshard_after_forward=reshard,
                 mp_policy=self._policy(),
+                offload_policy=self._offload,
                 ignored_params=ignored,
             )
             # of this module alone; gloo has no sum that divides on the way
@@ -155,6 +170,11 @@ class Fsdp:
         return MixedPrecisionPolicy(
             param_dtype=self._precision.compute, reduce_dtype=reduced, cast_forward_inputs=False
         )
+
+
+def _offload(device: torch.device) -> CPUOffloadPolicy:
+    """Pinned, so that copies run beside computing; a machine without a GPU has no such memory, and needs none."""
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
 def _mesh(world: World) -> DeviceMesh:

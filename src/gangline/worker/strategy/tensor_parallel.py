@@ -149,8 +149,8 @@ def require_slices(job: Job, precision: Precision, world: World) -> None:
         )
     if kind == "qlora":
         raise _refused(
-            "cannot cut weights of 4 bits",
-            seen="method: qlora, whose blocks of 64 numbers with one scale would lie on several ranks",
+            f"cannot cut weights of {job.method.bits} bits",
+            seen="method: qlora, whose numbers share their scales; expected weights as they are",
             fix="write method: lora, or strategy: hsdp (or fsdp)",
         )
     if job.optimizer.kind != "adamw":

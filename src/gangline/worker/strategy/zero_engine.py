@@ -36,7 +36,7 @@ def require_possible(job: Job, precision: Precision, world: World) -> None:
         )
     if job.method.kind == "qlora":
         raise UsageError(
-            f"strategy: {kind} does not train over weights of 4 bits",
+            f"strategy: {kind} does not train over weights of {job.method.bits} bits",
             seen="method: qlora; expected full or lora",
             fix="write strategy: fsdp, which has these in parts, or method: lora",
         )

@@ -1,0 +1,207 @@
+"""Frozen linears with few bits a number (`method: qlora`), whatever the format: NF4 (`nf4`) or rows of int8 (`int8`).
+
+Every `nn.Linear` inside the layers is taken, not the output head; what is frozen and no linear (norms, embeddings)
+stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied, in forward and again in
+backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of their own that nothing is
+trained of, so that a strategy may divide them as it divides any other weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gangline.errors import ModelError
+from gangline.runs.job import MethodJob
+from gangline.worker.int8 import Int8
+from gangline.worker.nf4 import Nf4
+
+
+class Format(Protocol):
+    """How a weight is packed."""
+
+    bits: int
+
+    def require(self) -> None:
+        """Raise ModelError where this Python cannot do it."""
+        ...
+
+    def empty(
+        self, rows: int, columns: int, device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Room for a weight: `weight` and `scales`, which strategies may divide by rows; and what they may not."""
+        ...
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A weight [out, in] as all of these tensors, on the device that it is on."""
+        ...
+
+    def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in] that these numbers and scales stand for, in the format of the layer's products."""
+        ...
+
+
+FORMATS: dict[int, Format] = {4: Nf4(), 8: Int8()}
+"""By the bits of a number, scales left out."""
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer over a weight of few bits. It is empty at first: `pack` makes what is put into it."""
+
+    weight: nn.Parameter
+    scales: nn.Parameter
+
+    def __init__(self, like: nn.Linear, *, stored_as: Format, compute: torch.dtype) -> None:
+        """like: whose shape and bias it has, and on whose device it is. compute: of products."""
+        super().__init__()
+        self.in_features, self.out_features = like.in_features, like.out_features
+        self.stored_as, self.compute = stored_as, compute
+        parameters, buffers = stored_as.empty(self.out_features, self.in_features, like.weight.device)
+        for name, tensor in parameters.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.bias = like.bias
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Value [..., in] -> [..., out], in the format of products."""
+        product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            value.to(self.compute), self.weight, self.scales, self
+        )
+        return product
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A weight [out, in] as the tensors of such a layer, by their names, on the device that it is on."""
+        with torch.no_grad():
+            return self.stored_as.pack(weight)
+
+    def unpack(self, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in] that these numbers and scales stand for, in the format of products."""
+        return self.stored_as.unpack(self, numbers, scales)
+
+    def extra_repr(self) -> str:
+        """For print(model)."""
+        shape = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{shape}, bias={self.bias is not None}, bits={self.stored_as.bits}"
+
+
+class _Product(torch.autograd.Function):
+    """value @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, layer: QuantisedLinear
+    ) -> torch.Tensor:
+        ctx.save_for_backward(numbers, scales)
+        ctx.layer = layer
+        bias = None if layer.bias is None else layer.bias.to(layer.compute)
+        return F.linear(value, layer.unpack(numbers, scales), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        weight = ctx.layer.unpack(*ctx.saved_tensors)
+        return gradients[0].to(weight.dtype) @ weight, None, None, None
+
+
+def put_empty(
+    core: nn.Module, layers: nn.ModuleList, method: MethodJob, *, compute: torch.dtype
+) -> list[tuple[QuantisedLinear, nn.Linear]]:
+    """Put an empty layer of few bits in the place of every linear inside `layers`: what came for what.
+
+    Raises ModelError where what packs them is not there, and for experts in tensors of three dimensions, which are no
+    linears and would stay as they are.
+    """
+    stored_as = FORMATS[method.bits]
+    stored_as.require()
+    _refuse_experts(layers)
+    total = _numbers(layers)
+    found = []
+    for parent, key, linear in list(_linears(core, layers)):
+        made = QuantisedLinear(linear, stored_as=stored_as, compute=compute)
+        setattr(parent, key, made)
+        found.append((made, linear))
+    taken = sum(linear.weight.numel() for _, linear in found)
+    if taken < total / 2:
+        raise _few(taken / total)
+    return found
+
+
+def _numbers(layers: nn.ModuleList) -> int:
+    """In all weights of the base model's layers."""
+    return sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
+
+
+def _few(share: float) -> ModelError:
+    return ModelError(
+        "method: qlora finds too few linears in this model",
+        seen=f"{100 * share:.0f} % of the weights of its layers are in torch's nn.Linear; the others would stay as "
+        "they are",
+        fix="write method: lora, with a strategy that divides the model if no device holds it",
+    )
+
+
+@torch.no_grad()
+def quantise(
+    core: nn.Module,
+    layers: nn.ModuleList,
+    method: MethodJob,
+    *,
+    compute: torch.dtype,
+    device: torch.device | str,
+) -> None:
+    """Turn the linears of a model that is loaded into those of few bits on `device`, one after the other.
+
+    On the meta device they stay empty. Raises ModelError as `put_empty` does.
+    """
+    for made, linear in put_empty(core, layers, method, compute=compute):
+        if torch.device(device).type == "meta":
+            continue
+        packed = made.pack(linear.weight.to(device))
+        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+        for name, tensor in packed.items():
+            _put(made, name, tensor)
+
+
+def num_weights(model: nn.Module) -> int:
+    """Numbers in all weights, those of few bits counted as what they stand for."""
+    packed = [layer for layer in model.modules() if isinstance(layer, QuantisedLinear)]
+    inside = sum(layer.weight.numel() + layer.scales.numel() for layer in packed)
+    stand_for = sum(layer.in_features * layer.out_features for layer in packed)
+    # DeepSpeed's zero-3 leaves none of a weight in its place
+    found = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    return found - inside + stand_for
+
+
+def _put(layer: QuantisedLinear, name: str, tensor: torch.Tensor) -> None:
+    """Give a layer one of its tensors, on whatever device that is."""
+    if name in layer._parameters:
+        layer._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        layer._buffers[name] = tensor
+
+
+def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Parent, name there, and linear: the base model's, not those of adapters."""
+    inside = {id(module) for module in layers.modules()}
+    for prefix, parent in core.named_modules():
+        if id(parent) not in inside or ".lora_" in f".{prefix}.":
+            continue
+        for key, module in parent.named_children():
+            if type(module) is nn.Linear and not key.startswith("lora_"):
+                yield parent, key, module
+
+
+def _refuse_experts(layers: nn.ModuleList) -> None:
+    total = sum(parameter.numel() for parameter in layers.parameters())
+    experts = sum(parameter.numel() for parameter in layers.parameters() if parameter.ndim > 2)
+    if experts:
+        raise ModelError(
+            "method: qlora cannot quantise the experts of this model",
+            seen=f"they are tensors of three dimensions, {100 * experts / total:.0f} % of the weights of all layers, "
+            "which would stay as they are",
+            fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
+        )
