@@ -6,10 +6,11 @@ A Llama of 1.16 B random weights in fp32 (4.6 GB in 21 files) is loaded by three
 it (`worker/session.py`), over gloo. Another process reads each rank's RssAnon every 5 ms: what the kernel could not
 take back, so mapped files do not count. Before the model is loaded everything is imported and the group has met.
 
-Bar: peak - before <= the rank's part of what is kept (weights; under full fine-tuning also AdamW's two states) + one
-layer + 64 MiB, until every rank has its part. Afterwards, without a bar: a few tokens go through the model, to see how
-its loss is computed, for which tables and head come together as in every step. Beside it the same model under ddp,
-which every rank holds whole. One JSON line per rank and case; a file that has lines already is continued.
+Bar: peak - before <= the rank's part of what is kept (weights; under full fine-tuning also AdamW's two states, and
+under zero-3 gradients and the weights once more, as they are updated) + one layer + 64 MiB, until every rank has its
+part. Then, without a bar, a few tokens go through the model, to see how its loss is computed, for which tables and head
+come together as in every step. Beside it the same model under ddp, which every rank holds whole. One JSON line per rank
+and case; a file that has lines already is continued.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ class Case:
 
     strategy: str
     method: str
+    layers: int = LAYERS
+    """Of which the model has so many."""
 
 
 CASES = (
     *(Case("fsdp", method) for method in ("lora", "full", "qlora")),
     *(Case("pipeline", method) for method in ("lora", "full", "qlora")),
+    Case("zero-3", "lora"),
+    Case("zero-3", "full", layers=10),  # 20 bytes of each weight, all there from the start: 23 GB with all layers
     Case("ddp", "lora"),
 )
 STAGES = (6, 8, 6)
@@ -76,7 +81,7 @@ def main() -> int:
     done = {(line["strategy"], line["method"]) for line in read(words.out)}
     for case in CASES:
         if (case.strategy, case.method) not in done:
-            for line in _measure(case, model):
+            for line in _measure(case, model if case.layers == LAYERS else _smaller(model, case.layers)):
                 with words.out.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps({**asdict(case), **line, "commit": commit()}) + "\n")
     return _report(read(words.out))
@@ -104,6 +109,22 @@ for lot, names in lots.items():
 index = {"metadata": {}, "weight_map": where}
 (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 """
+
+
+def _smaller(model: Path, layers: int) -> Path:
+    """The same model with its first layers alone."""
+    folder = model.with_name(f"{model.name}-{layers}")
+    folder.mkdir(exist_ok=True)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    index = json.loads((model / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    kept = {f"layer-{number}.safetensors" for number in range(layers)} | {"tables.safetensors"}
+    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file in kept}
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file in kept:
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to((model / file).resolve())
+    return folder
 
 
 def _measure(case: Case, model: Path) -> list[dict[str, Any]]:
@@ -175,15 +196,14 @@ def _anonymous_bytes(pid: int) -> int:
 def _rank(order: dict[str, Any]) -> int:
     """One rank: import, meet, wait for the word, load, say what it keeps."""
     import peft  # noqa: F401  (a rank has imported it before)
-    import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import DTensor
     from transformers import LlamaForCausalLM  # noqa: F401
 
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
     from gangline.worker import session as building
     from gangline.worker.made_up import MadeUpSet
+    from gangline.worker.strategy.zero_engine import load_deepspeed
     from gangline.worker.world import join
 
     read_parts = building.read_parts
@@ -209,20 +229,35 @@ def _rank(order: dict[str, Any]) -> int:
         epochs=None,
         precision="fp32",
     )
+    if order["strategy"] == "zero-3":
+        load_deepspeed(world.device)
     rows = MadeUpSet(NUM_RANKS, length=128, vocabulary=CONFIG["vocab_size"])
     dist.barrier()
     print("ready", flush=True)
     sys.stdin.readline()
     session = building.build_session(job, world, train_set=rows, evaluation_set=None)
-    tensors = [*session.model.parameters(), *session.model.buffers()]
-    for state in session.optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    kept = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)
+    kept = sum(each.nbytes for each in _kept(session))
     layer = 4 * (4 * 2048**2 + 3 * 2048 * 5632)
-    whole = sum(each.numel() * each.element_size() for each in session.model.parameters())
+    whole = sum(getattr(each, "ds_numel", each.numel()) * each.element_size() for each in session.model.parameters())
     print(json.dumps({"kept_bytes": kept, "layer_bytes": layer, "model_bytes": whole}), flush=True)
     time.sleep(60)  # until it is killed
     return 0
+
+
+def _kept(session: Any) -> list[Any]:
+    """What of weights and states is this rank's."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    tensors, states = [*session.model.parameters(), *session.model.buffers()], session.optimizer.state
+    if hasattr(session.strategy, "engine"):  # DeepSpeed's
+        tensors = [each.ds_tensor for each in session.model.parameters()] + list(session.model.buffers())
+        states = session.strategy.engine.optimizer.optimizer.state
+        tensors += list(states)  # the weights in fp32, as they are updated
+        tensors.append(session.strategy.engine.optimizer.grad_partitions_flat_buffer)
+    for state in states.values():
+        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
 
 
 def _report(lines: list[dict[str, Any]]) -> int:

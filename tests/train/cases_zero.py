@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from gangline.errors import GanglineError
-from gangline.runs.job import StrategyJob
+from gangline.runs.job import ModelJob, StrategyJob
+from gangline.worker import session as building
 from gangline.worker.keep import Keeper, Outlets
-from gangline.worker.model import trainable
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.quantised import num_weights
 from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
+from gangline.worker.strategy.zero_disk import clear, require_room
+from gangline.worker.strategy.zero_engine import load_deepspeed
 from gangline.worker.synchronous import Synchronous
-from tests.train.small import make_job, make_session, make_world, mixture_folder, run_loop
+from tests.train.cases_fsdp import _saved_model
+from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
 
 def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", offload=(), mixture=False):
@@ -53,6 +60,36 @@ def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", off
         "trained": len(expected),
         "weights": [num_weights(session.model), num_weights(alone.model)],
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
+    }
+
+
+def read_by_parts(folder: str, *, shares, mixture: bool = False, tied: bool = False, **words):
+    """What of a model that is read by parts is not what is in its folder, and what of it this rank has whole."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    job = _job("zero-3", dropout=0.0 if mixture else 0.1, **words)
+    path = _saved_model(Path(folder), mixture=mixture, tie_word_embeddings=tied)
+    job = replace(job, model=ModelJob(path=path))
+    world = make_world(shares, rank=dist.get_rank(), strategy="zero-3")
+    with mock.patch.object(building, "load_model", side_effect=AssertionError("a rank loads all of it")):
+        session = make_session(job, world, num_evaluation=0)
+    whole = load_model(job, compute=session.precision.compute)
+    ours, expected = dict(session.model.named_parameters()), dict(whole.named_parameters())
+    assert ours.keys() == expected.keys()
+    found = dict(session.model.named_buffers())
+    held = sum(parameter.numel() for parameter in ours.values())
+    for name, parameter in ours.items():
+        with GatheredParameters([parameter]):
+            found[name] = parameter.detach().clone()
+        if parameter.requires_grad:  # what is saved; with bf16 the others follow from it
+            assert torch.equal(found[name], expected[name].to(found[name].dtype))
+            found[name] = safe_get_full_fp32_param(parameter)
+    expected |= dict(whole.named_buffers())
+    return {
+        "differing": [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])],
+        "held": held,
+        "fused": [session.loss.fused, CausalLoss(whole, compute=session.precision.compute).fused],
     }
 
 
@@ -114,6 +151,54 @@ def _spoilt(session, progress, how: str):
         yield
     finally:
         Spikes.judge = judge
+
+
+def on_disk(folder: str, *, shares):
+    """Losses with the optimizer's states on a disk and alone; whether they come back from a checkpoint as they were;
+    and what lies on the disk. The third step is skipped.
+    """
+    job = _job("zero-3", precision="fp32", steps=4, offload=("optimizer",))
+    groups = {"zero_optimization": {"sub_group_size": 300_000, "stage3_param_persistence_threshold": 0}}
+    job = replace(job, strategy=replace(job.strategy, offload_to=folder, deepspeed=groups))
+    job = replace(job, model=replace(job.model, path=model_folder(hidden_size=256, intermediate_size=512)))
+    found = []
+    for world in (make_world(shares, rank=dist.get_rank(), strategy="zero-3"), make_world([sum(shares)], rank=0)):
+        if world.size == 1 and dist.get_rank():
+            break
+        session, progress = make_session(job, world, num_evaluation=0), Progress()
+        with _spoilt(session, progress, "far off"):
+            _, captured = run_loop(session, progress=progress)
+        found.append(captured.steps)
+        if world.size > 1:
+            strategy = session.strategy
+            away = [not len(part) for part in strategy.engine.optimizer.fp32_partitioned_groups_flat]
+            saved = strategy.whole(strategy.state_tensors(), wanted=True)
+            strategy.fill({name: torch.randn(tensor.shape) for name, tensor in saved.items()})
+            strategy.fill(saved)
+            strategy.filled()
+            again = strategy.whole(strategy.state_tensors(), wanted=True)
+            differing = [name for name in saved if not torch.equal(saved[name], again[name])]
+            files = len(list(Path(folder).rglob(f"rank{world.rank}/exp_avg_sq-*.swp")))
+            clear(job, world)
+    dist.barrier()
+    left = [str(each) for each in Path(folder).iterdir()]
+    return {"found": found, "differing": differing, "files": files, "away": sum(away), "left": left}
+
+
+def disk_refused(folder: str, *, how: str):
+    """Why states cannot lie on a disk: no operator, no folder, no room."""
+    deepspeed = load_deepspeed(torch.device("cpu"))
+    job = _job("zero-3", precision="fp32", offload=("optimizer",))
+    job = replace(job, strategy=replace(job.strategy, offload_to=f"{folder}{'/none' if how == 'folder' else ''}"))
+    world = make_world([5, 5], rank=dist.get_rank(), strategy="zero-3")
+    try:
+        if how == "operator":
+            with mock.patch.object(deepspeed.ops.op_builder.AsyncIOBuilder, "is_compatible", return_value=False):
+                make_session(job, world)
+        require_room(job, world, num_trained=1 << 44)
+    except GanglineError as error:
+        return str(error)
+    return "it was built"
 
 
 def refused(*, strategy: str, zero=None, **words):

@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO computes what one process computes, and goes on from what any other strategy has saved."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -48,10 +49,10 @@ def test_the_gradient_is_that_of_one_process_and_what_is_in_parts_is(pool, strat
 )
 def test_many_steps_have_the_losses_of_one_process(pool, strategy, method, shares, precision):
     """All of 100 steps: benchmarks/exactness.py."""
-    words = {"strategy": strategy, "method": method, "precision": precision, "steps": 8, "warmup": 4}
+    words = {"strategy": strategy, "method": method, "precision": precision, "steps": 6, "warmup": 3}
     result = pool(len(shares)).run("tests.train.cases_exact:losses", shares=shares, **words, packed=len(shares) == 2)[0]
     tolerance = 1e-4 if precision == "fp32" else 5e-3
-    assert len(result["split"]) == 8
+    assert len(result["split"]) == 6
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
         assert split == pytest.approx(alone, rel=tolerance)
         assert norm == pytest.approx(norm_alone, rel=10 * tolerance)
@@ -78,6 +79,24 @@ def test_a_step_is_clipped_and_skipped_as_by_one_process(pool, strategy, offload
     assert min(norm for _, _, norm in split["steps"][3:]) > 0.1
     for ours, expected in zip(split["steps"], alone["steps"], strict=True):
         assert ours[1] == pytest.approx(expected[1], rel=1e-4 if precision == "fp32" else 5e-3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "method", "precision", "more"),
+    [
+        ([7, 3], "full", "bf16", {"tied": True}),
+        ([5, 3, 2], "full", "fp32", {"mixture": True}),
+        ([5, 3, 2], "lora", "bf16", {}),
+        ([7, 3], "lora", "fp32", {"offload": ("optimizer", "parameters")}),
+    ],
+)
+def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path, shares, method, precision, more):
+    """How much memory that takes: benchmarks/load_memory.py."""
+    words = {"shares": shares, "method": method, "precision": precision, **more}
+    for result in pool(len(shares)).run(f"{CASES}:read_by_parts", folder=str(tmp_path), **words):
+        assert result["differing"] == []
+        assert result["held"] == 0
+        assert result["fused"] == [True, True]
 
 
 def test_a_file_as_transformers_writes_it_is_filled_in_and_the_rest_passed_on(pool):
@@ -110,6 +129,40 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
         assert loss == pytest.approx(expected, rel=1e-4 if precision == "fp32" else 5e-3)
     assert sample_order(first, second) == sample_order(whole)
+
+
+def has_operator():
+    """Whether DeepSpeed's operator for disks was built here for this Python."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory("async_io", verbose=False))
+    home = str(Path(importlib.util.find_spec("deepspeed").origin).parent)
+    return (folder / "async_io.so").exists() and home in (folder / "build.ninja").read_text()
+
+
+def test_states_on_a_disk_are_moved_saved_and_restored_as_in_memory(pool, tmp_path):
+    if not has_operator():
+        pytest.skip("DeepSpeed's async_io is not built here: AsyncIOBuilder().load() does it, for some minutes")
+    results = pool(2).run(f"{CASES}:on_disk", folder=str(tmp_path), shares=[7, 3])
+    for ours, expected in zip(*results[0]["found"], strict=True):
+        assert ours[1:] == pytest.approx(expected[1:], rel=1e-4)
+    for result in results:
+        assert result["differing"] == []
+        assert (result["away"], result["files"]) == (2, 2)
+        assert result["left"] == []
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        ("operator", "async_io cannot be loaded"),
+        ("folder", "nothing can be written there"),
+        ("room", "expected 128 TiB for its ranks"),
+    ],
+)
+def test_a_disk_that_cannot_take_states_is_told_of_before_there_is_a_model(pool, tmp_path, how, seen):
+    for said in pool(2).run(f"{CASES}:disk_refused", folder=str(tmp_path), how=how):
+        assert seen in said
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,9 @@ def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
 def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
     """Ddp or zero, with what the job says of it if it asks for just that."""
     asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
-    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=_offload(job, kind))
+    on_disk = asked and job.offload_to is not None
+    offload = _offload(job, kind)
+    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload, on_disk=on_disk)
 
 
 def _offload(job: StrategyJob, kind: Kind) -> tuple[Literal["optimizer", "parameters"], ...]:

@@ -13,7 +13,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.instants import Instant, Step
 from gangline.planning.lora import lora_parameters
 from gangline.planning.overheads import CPU, Overheads, Spread
-from gangline.planning.states import Term, share_of
+from gangline.planning.states import Term, disk_bytes, share_of
 from gangline.planning.training import Strategy, Training
 
 
@@ -27,6 +27,8 @@ class Memory:
     """In the machine's memory, in place of the card's."""
     process: Spread
     """Of the whole process: tensors with the allocator's gaps, context, communication buffers."""
+    disk_bytes: int = 0
+    """What of it lies on the host's disk."""
 
     @property
     def persistent_bytes(self) -> int:
@@ -67,4 +69,5 @@ def rank_memory(
         instants=instants,
         offloaded_bytes=step.offloaded_bytes,
         process=device.process(allocated, num_ranks=strategy.world_size),
+        disk_bytes=disk_bytes(share, training, strategy) if strategy.on_disk else 0,
     )

@@ -24,6 +24,7 @@ from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import shares_by_time, split_whole, whole_count
 from gangline.runs.job import StrategyJob
+from gangline.units import format_bytes
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
@@ -108,6 +109,12 @@ class Option:
     def tightest(self) -> Need:
         """The rank that is the first not to fit."""
         return min(self.needs, key=lambda need: (1.0 if need.chance is None else need.chance, -need.shortage_bytes))
+
+    @property
+    def on_disk(self) -> str:
+        """What every rank writes to its host's disk and reads from it, in words; "" if nothing."""
+        most = max(need.memory.disk_bytes for need in self.needs)
+        return f"{format_bytes(most)} of each rank are written and read in every step" if most else ""
 
     @property
     def is_built(self) -> bool:

@@ -328,6 +328,8 @@ def _method(method: MethodJob) -> str:
 
 
 def _offloaded(job: StrategyJob) -> str:
+    if job.offload_to is not None:
+        return f", and of it optimizer on the machines' disks, in {job.offload_to}"
     return f", and of it {' and '.join(job.offload)} in the machines' memory" if job.offload else ""
 
 

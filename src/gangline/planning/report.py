@@ -61,6 +61,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
         rows.append(("strategy", "none fits"))
     else:
         rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
+        rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(verdict)]
         rows += [("step", text) for text in _step(best)]
@@ -119,12 +120,11 @@ def name(strategy: Strategy) -> str:
         return f"pipeline {rows_named(strategy.rows)}{', eager' if strategy.eager else ''}"
     if strategy.kind == "fsdp" and not strategy.reshard:
         return "fsdp, kept"
-    ram = f", {' and '.join(strategy.offload)} in RAM" if strategy.offload else ""
     if strategy.kind in ("hsdp", "tp"):
-        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{ram}"
+        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
     if strategy.kind == "local-sgd" and strategy.asked:
         return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
-    return strategy.kind + ram
+    return strategy.kind + strategy.moved
 
 
 def _model(verdict: Verdict) -> str:

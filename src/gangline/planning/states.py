@@ -24,6 +24,10 @@ LEAST_PAGED = 100_000
 """bitsandbytes: numbers of a tensor whose states are paged; those of smaller ones stay on the card."""
 SHARDED = ("zero-3", "fsdp", "hsdp")
 FP32 = 4
+DISK_BUFFERS = 4
+"""DeepSpeed: a weight in fp32, its gradient and two moments of a group of trained numbers come from a disk at once."""
+DISK_GROUP = 100_000_000
+"""Numbers of such a group, unless `sub_group_size` in a configuration file says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +236,16 @@ def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_
         return 0
     parts = trained_shards(training, strategy)
     numbers, stored = share.num_trained(training), BYTES[training.parameters]
+    if strategy.on_disk:
+        return DISK_BUFFERS * FP32 * min(DISK_GROUP, _ceil(numbers, parts))
     master = stored if strategy.kind.startswith("zero") else 0
     paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
     return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
+
+
+def disk_bytes(share: Share, training: Training, strategy: Strategy) -> int:
+    """What of a rank lies on its host's disk: weights in fp32, two moments, and gradients on their way to them."""
+    return DISK_BUFFERS * FP32 * _ceil(share.num_trained(training), trained_shards(training, strategy))
 
 
 def offloaded_bytes(share: Share, training: Training, strategy: Strategy) -> int:

@@ -150,6 +150,8 @@ class Strategy:
     """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
     """zero, fsdp, hsdp: what of it lies in the machine's memory, not on the card."""
+    on_disk: bool = False
+    """zero-3: the optimizer's states lie on a disk, not in the machine's memory."""
     reshard: bool = True
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
     eager: bool = False
@@ -166,3 +168,9 @@ class Strategy:
         size = len(self.stages) // self.replicas
         begin = rank - rank % size
         return self.stages[begin : begin + size], rank - begin
+
+    @property
+    def moved(self) -> str:
+        """What lies elsewhere than on the card, as it is told beside the strategy's name."""
+        where = "on disk" if self.on_disk else "in RAM"
+        return f", {' and '.join(self.offload)} {where}" if self.offload else ""

@@ -187,6 +187,8 @@ class StrategyJob:
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
     """What lies in the machine's memory. zero: the optimizer's states; under zero-3 weights, too. fsdp, hsdp: all that
     is in parts, which is both under full fine-tuning and frozen weights with adapters."""
+    offload_to: str | None = None
+    """zero-3: a folder of every host where the optimizer's states lie instead."""
     deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
     """zero: what DeepSpeed is told besides, in the words of its own configuration file."""
 

@@ -278,6 +278,7 @@ def _strategy(words: StrategyWords, *, deepspeed: dict[str, Any]) -> StrategyJob
         payload=words.payload,
         outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),
         offload=tuple(words.offload),
+        offload_to=words.offload_to,
         deepspeed=deepspeed,
     )
 

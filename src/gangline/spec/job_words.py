@@ -159,6 +159,9 @@ class StrategyWords(Section):
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
     processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3). fsdp, hsdp: both together, with gradients;
     of LoRA and QLoRA the frozen `parameters` alone."""
+    offload_to: Annotated[Text | None, NONE, Field(examples=["/scratch"])] = None
+    """A folder on a fast disk of every host, such as an NVMe: the `optimizer`'s states lie there, not in the machine's
+    memory, and come and go in every step (zero-3). It takes libaio and a compiler on every host."""
     deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
     """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
     job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""

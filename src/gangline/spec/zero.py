@@ -25,7 +25,6 @@ FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_per
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 ELSEWHERE = {
     "activation_checkpointing": "write `activation_checkpointing: true` in the job",
-    "aio": "delete it: state on NVMe is not done",
     "amp": "write `precision: bf16` in the job",
     "autotuning": "delete it, and write `micro_batch: auto` in the job",
     "bf16_master_weights_and_grads": "delete it: weights that are moved are in fp32",
@@ -59,7 +58,7 @@ def check_zero(checked: Checked[JobWords]) -> None:
     """The rules between `strategy` and what else the job says."""
     words, strategy = checked.words, checked.words.strategy
     is_zero = strategy.kind.startswith("zero")
-    for key in ("offload", "deepspeed"):
+    for key in ("offload", "offload_to", "deepspeed"):
         if key in strategy.model_fields_set and not is_zero and (key, strategy.kind) not in OURS:
             also = "fsdp, hsdp, " if key == "offload" else ""
             checked.report(
@@ -79,6 +78,8 @@ def check_zero(checked: Checked[JobWords]) -> None:
             fix="write `offload: optimizer`, or `kind: zero-3` with `offload: [optimizer, parameters]`",
             reads=(("strategy", "kind"),),
         )
+    if strategy.offload_to is not None:
+        _check_disk(checked, strategy.offload_to)
     for path, seen, fix in _unlike(words):
         checked.report(
             path,
@@ -86,6 +87,25 @@ def check_zero(checked: Checked[JobWords]) -> None:
             expected="full or lora, in fp32, or in bf16 over weights of fp32, with optimizer.kind: adamw",
             fix=fix,
             reads=(("strategy", "kind"),),
+        )
+
+
+def _check_disk(checked: Checked[JobWords], folder: str) -> None:
+    strategy = checked.words.strategy
+    if strategy.kind != "zero-3" or strategy.offload != ["optimizer"]:
+        checked.report(
+            ("strategy", "offload_to"),
+            seen=f"kind: {strategy.kind}, offload: [{', '.join(strategy.offload)}]",
+            expected="kind: zero-3 with offload: optimizer, whose states alone can lie on a disk",
+            fix="write `kind: zero-3` and `offload: optimizer`, or delete offload_to",
+            reads=(("strategy", "kind"), ("strategy", "offload")),
+        )
+    if not folder.startswith("/"):
+        checked.report(
+            ("strategy", "offload_to"),
+            seen=quote(folder),
+            expected="a folder that begins with /: it is looked for on every host",
+            fix="write its whole path",
         )
 
 
@@ -161,6 +181,8 @@ class _Reader:
         for key, value in found.items():
             if key in ours:
                 ours[key](value)
+            elif key == "aio" and self._words.strategy.offload_to is None:
+                self._refuse(key, value, "nothing there", "delete it, or write `offload_to` in the job")
             elif key in ELSEWHERE:
                 if value != AUTO or key != "gradient_accumulation_steps":
                     self._refuse(key, value, "nothing there", ELSEWHERE[key])
@@ -191,20 +213,26 @@ class _Reader:
 
     def _offload(self, name: str, found: Mapping[str, Any], what: str) -> dict[str, Any]:
         device = found.get("device", "none") or "none"
-        if device == "nvme":
-            self._refuse(f"{name}.device", device, "cpu or none", 'write "cpu": state on NVMe is not done')
+        folder = self._words.strategy.offload_to
+        lies = "none" if what not in self._words.strategy.offload else "cpu" if folder is None else "nvme"
+        if device not in (AUTO, lies):
+            fixes = {
+                "cpu": f"add {what} to `offload` in the job",
+                "nvme": "write `offload: optimizer` and `offload_to`, with its folder, in the job"
+                if what == "optimizer"
+                else 'write "cpu": weights on NVMe are not done',
+            }
+            fix = fixes.get(device, f"delete {what} from `offload` in the job")
+            self._refuse(f"{name}.device", device, f"{quote(lies)}, as strategy.offload says", fix)
+        if lies == "none":
             return {}
-        wanted = "cpu" if what in self._words.strategy.offload else "none"
-        if device not in (AUTO, wanted):
-            fix = (
-                f"add {what} to `offload` in the job" if device == "cpu" else f"delete {what} from `offload` in the job"
-            )
-            self._refuse(f"{name}.device", device, f"{quote(wanted)}, as strategy.offload says", fix)
-        if wanted == "none":
-            return {}
-        for key in ("super_offload", "ratio", "nvme_path", "cpuadam_cores_perc"):
+        for key in ("super_offload", "ratio", "cpuadam_cores_perc"):
             if key in found:
                 self._refuse(f"{name}.{key}", found[key], "nothing there", "delete it: the update is torch's AdamW")
+        if lies == "nvme":
+            self._on_disk(name, found)
+        if found.get("nvme_path") is not None:
+            self._agree(f"{name}.nvme_path", found["nvme_path"], folder, "strategy.offload_to")
         kept = (
             "pin_memory",
             "buffer_count",
@@ -215,6 +243,14 @@ class _Reader:
             "fast_init",
         )
         return {key: value for key, value in found.items() if key in kept and value != AUTO}
+
+    def _on_disk(self, name: str, found: Mapping[str, Any]) -> None:
+        for key in ("pipeline_read", "pipeline_write", "fast_init"):
+            if found.get(key):
+                self._refuse(f"{name}.{key}", found[key], "nothing there", "delete it: states come and go in turn")
+        count = found.get("buffer_count", 4)
+        if count != AUTO and count < 4:
+            self._refuse(f"{name}.buffer_count", count, "4: a weight, its gradient, two moments", "delete it")
 
     def _optimizer(self, found: Any) -> None:
         kind, numbers = self._typed("optimizer", found)

@@ -211,12 +211,15 @@ def _inputs(input_ids: torch.Tensor, position_ids: torch.Tensor, entered: torch.
 
 
 def _head_is_plain(core: Any, head: nn.Linear) -> bool:
-    """Compare on hidden states made so large that logits reach about 100: a cap is the identity near zero."""
-    probe = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
+    """Compare on hidden states made so large that logits reach about 100: a cap is the identity near zero.
+
+    Shapes are the module's: its weight may be in parts, and have none.
+    """
+    probe = torch.arange(8, device=head.weight.device)[None] % head.out_features
     positions = torch.arange(8, device=head.weight.device)[None]
     entered = None
     if not hasattr(core.get_input_embeddings(), "weight"):  # the last stage of a pipeline
-        entered = torch.eye(8, head.weight.shape[1], dtype=head.weight.dtype, device=head.weight.device)[None]
+        entered = torch.eye(8, head.in_features, dtype=head.weight.dtype, device=head.weight.device)[None]
     inputs = _inputs(probe, positions, entered)
     hidden = core.base_model(**inputs)[0]
     hidden = hidden * (100 / head(hidden).abs().max().clamp_min(1e-6))
@@ -230,7 +233,7 @@ def _head_is_plain(core: Any, head: nn.Linear) -> bool:
         own = core(**inputs).logits.float()
     finally:
         hook.remove()
-    return own.shape == (1, 8, head.weight.shape[0]) and torch.allclose(own, head(hidden).float(), rtol=1e-2, atol=0.1)
+    return own.shape == (1, 8, head.out_features) and torch.allclose(own, head(hidden).float(), rtol=1e-2, atol=0.1)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.strategy.single import Single
 from gangline.worker.strategy.tensor_parallel import TensorParallel, require_slices
 from gangline.worker.strategy.zero import Zero, ZeroOptimizer
+from gangline.worker.strategy.zero_engine import takes_parts
 from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
@@ -70,7 +71,7 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
     """Load the model and put the parts together; collective when there are several ranks."""
     precision = agree_precision(job, world.device, world_size=world.size)
     in_parts = world.size > 1 and world.gang.strategy in IN_PARTS
-    divided = in_parts and world.gang.strategy not in ZERO
+    divided = in_parts and (world.gang.strategy not in ZERO or takes_parts(job, world))
     cutting = _Cutting(job, world, precision)
     found = None
     if divided or job.method.kind == "qlora":
@@ -91,7 +92,11 @@ def build_session(job: Job, world: World, *, train_set: TokenSource, evaluation_
             make_room(loss, world.device)
     session = assemble(loss, job, world, precision=precision, train_set=train_set, evaluation_set=evaluation_set)
     if found is not None:
-        read_parts(model, files, sliced=cutting.sliced)
+        strategy = session.strategy
+        stretches = strategy.stretches() if isinstance(strategy, Zero) else None
+        read_parts(model, files, sliced=cutting.sliced, stretches=stretches)
+        if isinstance(strategy, Zero):
+            strategy.filled()
         loss.look()
     if cutting.is_done:
         _require_cut(session)

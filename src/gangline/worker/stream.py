@@ -11,12 +11,13 @@ those when it loads them). Everything else is loaded whole by every rank, as for
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -40,6 +41,18 @@ class Rows:
     keys: tuple[tuple[str, ...], ...]
     """One key: as it is. By expert: the tensors that are joined along their first dimension to its row."""
     by_expert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """This rank's part of a weight that is cut without regard to its rows: some of its numbers, one after another."""
+
+    shape: torch.Size
+    """Of the whole."""
+    start: int
+    size: int
+    put: Callable[[torch.Tensor], None]
+    """Takes the numbers, in one row, in whatever format the files have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,10 @@ class Files:
                 return None
             rows[name] = found
         return Files(folder, file_of, rows)
+
+
+Target: TypeAlias = torch.Tensor | QuantisedLinear | Stretch
+"""What is read into."""
 
 
 def hollow(
@@ -140,17 +157,31 @@ def materialise(loss: nn.Module, device: torch.device, *, parts: torch.device | 
     loss._apply(placed)
 
 
+def shade(module: nn.Module) -> None:
+    """Let what is on the meta device be on the CPU, without memory, for what would not have it elsewhere."""
+    _fill_in(module, _shadow)
+
+
 @torch.no_grad()
-def read_parts(model: nn.Module, files: Files, *, sliced: Slice | None = None) -> None:
+def read_parts(
+    model: nn.Module,
+    files: Files,
+    *,
+    sliced: Slice | None = None,
+    stretches: Mapping[nn.Parameter, Stretch] | None = None,
+) -> None:
     """Read this rank's part of every weight that was hollow, and the buffers that are saved with them.
 
-    sliced: what of the model this rank has, where it is cut by columns and rows. Raises ModelError for files that
-    cannot be read, or hold tensors of other shapes.
+    sliced: what of the model this rank has, where it is cut by columns and rows. stretches: the same, where it is cut
+    by numbers. Raises ModelError for files that cannot be read, or hold tensors of other shapes.
     """
     from safetensors import safe_open
 
     core = base_of(model)
-    targets: dict[str, torch.Tensor | QuantisedLinear] = {_plain(name): tensor for name, tensor in _tensors(core)}
+    targets: dict[str, Target] = {
+        _plain(name): (stretches or {}).get(tensor, tensor)  # type: ignore[call-overload]
+        for name, tensor in _tensors(core)
+    }
     for name, parameter in model.named_parameters():
         if sliced is not None and name in sliced.cuts and ".lora_" not in name:
             targets[_plain(name).removeprefix("base_model.model.")] = sliced.placed(name, parameter.detach())
@@ -166,16 +197,20 @@ def read_parts(model: nn.Module, files: Files, *, sliced: Slice | None = None) -
                 _read(name, targets[name], files, first, stream)
 
 
-def _read(name: str, target: torch.Tensor | QuantisedLinear, files: Files, file: str, stream: Any) -> None:
+def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> None:
     """One tensor: the rows that are this rank's."""
     rows = files.rows[name]
-    shape = target.shape if isinstance(target, torch.Tensor) else (target.out_features, target.in_features)
+    shape = (target.out_features, target.in_features) if isinstance(target, QuantisedLinear) else target.shape
     if not rows.by_expert:
         source = stream.get_slice(name)
         if source.get_shape() != list(shape):
             raise ValueError(f"{name} is {source.get_shape()} there, and {list(shape)} by config.json")
     if isinstance(target, QuantisedLinear):
         _pack(target, stream.get_tensor(name))
+        return
+    if isinstance(target, Stretch):
+        if target.size:
+            target.put(_numbers(name, target, files, file, stream))
         return
     local, dim, start = _local(target)
     if not rows.by_expert:
@@ -186,8 +221,24 @@ def _read(name: str, target: torch.Tensor | QuantisedLinear, files: Files, file:
             local.copy_(source[:, own] if dim else source[own])
         return
     for index in range(len(local)):
-        parts = [_get(key, files, file, stream) for key in rows.keys[start + index]]
-        local[index].copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
+        local[index].copy_(_row(rows, start + index, files, file, stream))
+
+
+def _numbers(name: str, target: Stretch, files: Files, file: str, stream: Any) -> torch.Tensor:
+    """Those of a stretch, out of the rows in which it begins and ends."""
+    rows, width = files.rows[name], math.prod(target.shape[1:])
+    first, last = target.start // width, -(-(target.start + target.size) // width)
+    if rows.by_expert:
+        source = torch.stack([_row(rows, index, files, file, stream) for index in range(first, last)])
+    else:
+        source = stream.get_slice(name)[first:last] if target.shape else stream.get_tensor(name)
+    return source.reshape(-1).narrow(0, target.start - first * width, target.size)
+
+
+def _row(rows: Rows, index: int, files: Files, file: str, stream: Any) -> torch.Tensor:
+    """What belongs to one expert."""
+    parts = [_get(key, files, file, stream) for key in rows.keys[index]]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _pack(layer: QuantisedLinear, weight: torch.Tensor) -> None:
@@ -315,13 +366,13 @@ def _fill_in(core: nn.Module, make: Any) -> None:
     made: dict[int, nn.Parameter] = {}
     for module in core.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and _is_empty(parameter):
+            if parameter is not None and is_empty(parameter):
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[id(parameter)]
 
 
-def _is_empty(parameter: torch.Tensor) -> bool:
+def is_empty(parameter: torch.Tensor) -> bool:
     """Whether it stands for a weight that is not there yet."""
     return parameter.is_meta or (parameter.numel() > 1 and not any(parameter.stride()))
 

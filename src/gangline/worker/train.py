@@ -26,6 +26,7 @@ from gangline.worker.progress import Progress, restore
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session, build_session, open_sets
 from gangline.worker.signals import StopFlag
+from gangline.worker.strategy.zero_disk import clear
 from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoR
         if recorder is not None:
             recorder.close()
     ending.well()
+    clear(job, world)
     if saver is not None:  # a save that failed on another host may have been a good one here
         saver.wait()
     leave(RunFailed.exit_code if result == "failed" else 0)

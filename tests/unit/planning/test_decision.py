@@ -17,6 +17,7 @@ from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
 from gangline.planning.option import IN_STEP, Bench, Compute, Option, Question, lacking, weigh
+from gangline.planning.overheads import CPU
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
 from gangline.planning.speed import ComputeModel
@@ -569,6 +570,24 @@ def test_states_in_the_machines_memory_leave_the_card() -> None:
     weights = job.architecture.num_parameters
     assert need[0] - need[1] == pytest.approx(12 * weights / 2, rel=1e-6)  # fp32 weights and two moments, by halves
     assert need[1] - need[2] == pytest.approx(2 * weights / 2, rel=1e-6)
+
+
+def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() -> None:
+    job = question(method="full", batch=8, sequence_length=512, leave_open=False)
+    asked = StrategyJob(kind="zero-3", offload=("optimizer",), offload_to="/scratch")
+    verdict = decide(dataclasses.replace(job, strategy=asked), world("a100-80gb,a100-80gb", wire="hdr"))
+    way = verdict.by_kind[0].strategy
+    in_memory, on_disk = (
+        rank_memory(job.architecture, job.training, dataclasses.replace(way, on_disk=each), device=CPU)
+        for each in (False, True)
+    )
+    numbers = job.architecture.num_parameters // 2
+    assert (in_memory.disk_bytes, on_disk.disk_bytes) == (0, 16 * numbers)
+    freed = in_memory.persistent_bytes - on_disk.persistent_bytes
+    assert freed == pytest.approx(12 * numbers - 16 * 100_000_000, rel=1e-6)
+    lines = "\n".join(report(verdict, Length(known=None)))
+    assert "zero-3, optimizer on disk" in lines
+    assert "50.2 GiB of each rank are written and read in every step" in lines
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])

@@ -215,7 +215,8 @@ def test_hosts_may_train_apart(folder):
     assert load(folder, MINIMAL, "strategy=local-sgd").strategy == StrategyJob(kind="local-sgd")
     words = "strategy: {kind: local-sgd, inner_steps: 20, payload: bf16, outer: {learning_rate: 0.5, momentum: 0}}\n"
     job = load(folder, MINIMAL + words)
-    assert fields_left_at_default(job.strategy, StrategyJob()) == ["replicas", "offload", "deepspeed"]
+    left = ["replicas", "offload", "offload_to", "deepspeed"]
+    assert fields_left_at_default(job.strategy, StrategyJob()) == left
     assert job.strategy.outer == OuterJob(learning_rate=0.5, momentum=0.0)
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
 
@@ -286,7 +287,9 @@ def test_where_it_says_the_same_as_the_job_in_figures_it_is_as_good(folder):
         ({"scheduler": {"type": "WarmupLR"}}, 'scheduler.type is "WarmupLR"', "schedule.kind: cosine"),
         ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage is 2", "3, as the job says"),
         ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "offload_param.device", "add parameters"),
-        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device", "NVMe"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device", "`offload_to`"),
+        ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, "offload_param.device", "are not done"),
+        ({"aio": {"queue_depth": 16}}, "aio", "write `offload_to` in the job"),
         ({"zero_optimization": {"sub_group_size": "auto"}}, "sub_group_size", "the job says nothing of it"),
         ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel", "delete it"),
         ({"amp": "auto"}, "amp", "precision: bf16"),
@@ -297,6 +300,34 @@ def test_where_it_says_something_else_it_is_refused_by_its_name(folder, keys, na
     assert "strategy.deepspeed" in said
     assert name in said
     assert expected in said
+
+
+def test_states_lie_on_a_disk_where_the_job_says_so_and_the_file_may_say_it_too(folder):
+    lies = {"device": "nvme", "nvme_path": "/scratch", "buffer_count": 5}
+    file = with_deepspeed(folder, zero_optimization={"offload_optimizer": lies}, aio={"queue_depth": 16})
+    job = load(folder, file, "strategy.offload_to=/scratch")
+    assert job.strategy.offload_to == "/scratch"
+    kept = {"zero_optimization": {"offload_optimizer": {"buffer_count": 5}}, "aio": {"queue_depth": 16}}
+    assert {key: job.strategy.deepspeed[key] for key in kept} == kept
+
+
+@pytest.mark.parametrize(
+    ("lies", "seen"),
+    [
+        ({"device": "nvme", "nvme_path": "/other"}, 'nvme_path is "/other"'),
+        ({"device": "cpu"}, 'device is "cpu"'),
+        ({"device": "nvme", "pipeline_write": True}, "pipeline_write is true"),
+        ({"device": "nvme", "buffer_count": 3}, "buffer_count is 3"),
+    ],
+)
+def test_where_the_file_has_them_elsewhere_or_otherwise_it_is_refused(folder, lies, seen):
+    file = with_deepspeed(folder, zero_optimization={"offload_optimizer": lies})
+    assert seen in refused(folder, file, "strategy.offload_to=/scratch")
+
+
+def test_the_folder_of_a_disk_is_a_whole_path(folder):
+    file = with_deepspeed(folder)
+    assert "a folder that begins with /" in refused(folder, file, "strategy.offload_to=scratch")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
@@ -313,6 +344,8 @@ def test_a_file_of_deepspeed_that_is_none_is_told_of(folder, text):
         (["strategy.kind=fsdp", "strategy.deepspeed=ds.json"], "strategy.deepspeed"),
         (["strategy.kind=zero-2", "strategy.offload=[optimizer, parameters]"], "strategy.offload"),
         (["strategy.kind=zero-3", "strategy.offload=parameters"], "strategy.offload"),
+        (["strategy.kind=ddp", "strategy.offload_to=/scratch"], "strategy.offload_to"),
+        (["strategy.kind=zero-2", "strategy.offload=optimizer", "strategy.offload_to=/scratch"], "strategy.offload_to"),
         (["strategy.kind=zero-1", "precision=fp16"], "precision"),
         (["strategy.kind=zero-1", "precision=fp64"], "precision"),
         (["strategy.kind=zero-2", "precision.compute=bf16", "precision.parameters=compute"], "precision.parameters"),

@@ -24,9 +24,11 @@ from torch import nn
 from gangline.runs.job import Job
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
+from gangline.worker.memory import return_freed
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.zero_disk import require_operator, require_room
 from gangline.worker.strategy.zero_engine import (
     configuration,
     divide,
@@ -36,9 +38,11 @@ from gangline.worker.strategy.zero_engine import (
     stage_of,
     start,
 )
+from gangline.worker.stream import Stretch, is_empty, shade
 from gangline.worker.world import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_NOTHING = torch.zeros(())
 ROW = 4096
 """Numbers of a flat gradient whose squares are summed in fp32; rows are added in fp64."""
 
@@ -56,20 +60,26 @@ class Zero:
         """Raises UsageError for what DeepSpeed does not do of the job, and where it is not installed."""
         require_possible(job, precision, world)
         deepspeed = load_deepspeed(world.device)
+        require_operator(deepspeed, job)
         self.stage = stage_of(world)
         self.in_step = self.stage > 1
         self.parts = dist.group.WORLD
         self._world = world
         self._precision = precision
+        shade(loss)
         self._trained = trainable(loss.model)
+        require_room(job, world, num_trained=sum(each.numel() for each in self._trained.values()))
         self._shapes = {name: parameter.shape for name, parameter in self._trained.items()}
-        first = {name: parameter.data for name, parameter in self._trained.items()} if precision.mixed else {}
+        self._frozen = [parameter for parameter in loss.parameters() if not parameter.requires_grad]
+        there = {name: parameter.data for name, parameter in self._trained.items() if not is_empty(parameter)}
+        first = there if precision.mixed else {}
         inner = adamw(list(self._trained.values()), job.optimizer)
         config = configuration(job, precision, world, loss)
         require_valid(deepspeed, config, job)
         if self.stage == 3:
             divide(deepspeed, loss, config, world)
         self.engine = start(deepspeed, loss, inner, config)
+        return_freed()  # parts have been moved into rows of them
         self._parts = Parts(deepspeed, self.engine, stage=self.stage, rank=world.rank)
         self.optimizer = ZeroOptimizer(self.engine, self._parts, next(iter(self._trained.values())))
         for name, weight in first.items():  # bf16 has rounded what the fp32 weights begin with
@@ -121,6 +131,7 @@ class Zero:
             value = torch.tensor(self.optimizer.step_count) if key == "step" else self._parts.get(parameter, key)
             if wanted:
                 found[name] = value.cpu()
+        self._parts.put_back()
         return found
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -131,6 +142,10 @@ class Zero:
                 self.optimizer.step_count = float(tensor)
             else:
                 self._parts.put(parameter, key, tensor)
+
+    def stretches(self) -> dict[nn.Parameter, Stretch]:
+        """This rank's part of every weight, as files of the model are read, under 3; `filled` when they have been."""
+        return {parameter: self._parts.stretch(parameter) for parameter in [*self._trained.values(), *self._frozen]}
 
     def filled(self) -> None:
         """All of them have come: what is computed with follows from them; collective."""
@@ -164,8 +179,12 @@ class Parts:
         self._optimizer = engine.optimizer
         self._stage = stage
         self._rank = rank
-        for part in self.flat:
+        self._there: int | None = None
+        self._changed = False
+        for number, part in enumerate(self.flat):
+            self._bring(number, changes=True)
             self._optimizer.optimizer.state[part] = empty_state(part)
+        self.put_back()
         if stage < 3:
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -183,7 +202,11 @@ class Parts:
         return [self._optimizer.optimizer.state[part] for part in self.flat]
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """This rank's part; None where it has none."""
+        """This rank's part, or of one on a disk its norm; None where it has none."""
+        if self._on_disk(self._group(parameter)):  # no group of them has to come for it
+            norms, place = self._optimizer.norm_for_param_grads, self._optimizer.get_param_id(parameter)
+            norm: torch.Tensor = norms.get(place, _NOTHING)
+            return norm.reshape(1)
         if self._stage == 3:
             return self._api.safe_get_local_grad(parameter)
         mapping = parameter._hp_mapping
@@ -195,6 +218,9 @@ class Parts:
 
     def poison(self, parameter: nn.Parameter) -> None:
         """Make a gradient infinite: DeepSpeed skips such a step, on all ranks."""
+        if self._on_disk(self._group(parameter)):
+            self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = torch.tensor(torch.inf)
+            return
         if self._stage == 3:
             self._api.safe_set_local_grad(parameter, torch.full_like(parameter.ds_tensor, torch.inf))
             return
@@ -203,7 +229,9 @@ class Parts:
             self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = torch.tensor(torch.inf)
 
     def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """A weight ("") or a moment of it, whole; collective."""
+        """A weight ("") or a moment of it, whole; collective. What lies on a disk stays in memory until `put_back`."""
+        if self._on_disk(self._group(parameter)):
+            return self._optimizer._fp32_state_allgather(parameter, self._from_disk(parameter, key, changes=False))
         if not key:
             return self._api.safe_get_full_fp32_param(parameter)
         return self._api.safe_get_full_optimizer_state(parameter, key)
@@ -216,9 +244,28 @@ class Parts:
             put(parameter, value, *([key] if key else []))
             return
         size = parameter.ds_tensor.numel()
-        mine = value.reshape(-1)[self._rank * size : (self._rank + 1) * size]
-        part = torch.zeros(size, dtype=torch.float32)
+        self._put_part(parameter, key, value.reshape(-1)[self._rank * size : (self._rank + 1) * size])
+
+    def stretch(self, parameter: nn.Parameter) -> Stretch:
+        """Which numbers of a weight are this rank's, under 3, and what takes them."""
+        kept: torch.Tensor = parameter.ds_tensor
+        start = self._rank * kept.numel()
+        size = max(0, min(kept.numel(), parameter.ds_numel - start))
+
+        def put(mine: torch.Tensor) -> None:
+            if parameter.requires_grad:
+                self._put_part(parameter, "", mine)
+            else:
+                kept[:size].copy_(mine)
+
+        return Stretch(parameter.ds_shape, start, size, put)
+
+    def _put_part(self, parameter: nn.Parameter, key: str, mine: torch.Tensor) -> None:
+        part = torch.zeros(parameter.ds_tensor.numel(), dtype=torch.float32)  # padded at the end
         part[: len(mine)] = mine
+        if self._on_disk(self._group(parameter)):
+            self._from_disk(parameter, key, changes=True).copy_(part)
+            return
         put = self._api.safe_set_local_optimizer_state if key else self._api.safe_set_local_fp32_param
         put(parameter, part, *([key] if key else []))
 
@@ -229,9 +276,51 @@ class Parts:
             return
         self._optimizer._partition_all_parameters()
         for number in range(len(self.flat)):
+            self._bring(number, changes=False)
             self._optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        self.put_back()
         if kept := self._optimizer.persistent_parameters:
             kept[0].all_gather(kept)
+
+    def put_back(self) -> None:
+        """Let what has come from a disk go back there, if it was changed."""
+        if self._there is None:
+            return
+        if self._changed:
+            self._optimizer._optimizer_states_and_gradient_swap_out(self._there)
+        else:
+            self._optimizer._release_swap_buffers(self._there)
+        self._there, self._changed = None, False
+
+    def _group(self, parameter: nn.Parameter) -> int:
+        """Of those that are updated one after another."""
+        if self._stage < 3:
+            return 0
+        found: int = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)][0]
+        return found
+
+    def _on_disk(self, number: int) -> bool:
+        """Groups of less than a megabyte stay in memory."""
+        return self._stage == 3 and bool(self._optimizer._swappable_optimizer_subgroup(number))
+
+    def _bring(self, number: int, *, changes: bool) -> None:
+        """Have a group of those on a disk in memory, and no other."""
+        if not self._on_disk(number):
+            return
+        if self._there != number:
+            self.put_back()
+            self._optimizer._optimizer_states_and_gradient_swap_in(number)
+            self._there = number
+        self._changed = self._changed or changes
+
+    def _from_disk(self, parameter: nn.Parameter, key: str, *, changes: bool) -> torch.Tensor:
+        """This rank's part of a weight or a moment, where it lies in memory for now."""
+        number, start, size = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
+        self._bring(number, changes=changes)
+        part = self.flat[number]
+        row = self._optimizer.optimizer.state[part][key] if key else part
+        found: torch.Tensor = row.detach().narrow(0, start, size)
+        return found
 
 
 class ZeroOptimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from gangline.runs.job import Job
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.zero_disk import GROUP_NUMBERS, on_disk
+from gangline.worker.stream import is_empty
 from gangline.worker.world import World
 
 BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}
@@ -78,19 +81,37 @@ def load_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
+def takes_parts(job: Job, world: World) -> bool:
+    """Whether ranks can read the parts of weights that they keep, and need no whole ones: not where these are packed
+    as they are cut, or cut twice.
+    """
+    asked = job.strategy.deepspeed.get("zero_optimization", {})
+    packed = any(asked.get(key) for key in ("zero_quantized_weights", "zero_quantized_nontrainable_weights"))
+    return stage_of(world) == 3 and not packed and asked.get("zero_hpz_partition_size", 1) == 1
+
+
 def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: World) -> None:
-    """Cut every weight into as many parts as there are ranks, one after another: no device has to hold all of them."""
+    """Cut every weight into as many parts as there are ranks, one after another: no device has to hold all of them.
+
+    Of one that takes no memory yet only the part will: what is in it is read later.
+    """
 
     class OneByOne(deepspeed.zero.Init):
         """Without its exchange: weights are equal already, as for `start`."""
+
+        def _convert_to_zero_parameters(self, param_list: Iterable[nn.Parameter]) -> None:
+            for parameter in param_list:
+                dtype = torch.bfloat16 if config["bf16"]["enabled"] else parameter.dtype
+                if is_empty(parameter):  # nothing is written, so on the CPU it takes no memory now, either
+                    parameter.data = torch.empty(parameter.shape, dtype=dtype, device=self.local_device)
+                else:
+                    parameter.data = parameter.data.to(self.local_device, dtype)
+                self._zero_init_param(parameter)
 
         def _zero_init_param(self, parameter: nn.Parameter) -> None:
             self._convert_to_deepspeed_param(parameter)
             parameter.partition()
 
-    if config["bf16"]["enabled"]:
-        for parameter in loss.parameters():
-            parameter.data = parameter.data.bfloat16()
     OneByOne(module=loss, config_dict_or_path=config, mem_efficient_linear=False)
     for buffer in loss.buffers():
         buffer.data = buffer.data.to(world.device)
@@ -147,6 +168,9 @@ def _zero(job: Job, world: World, loss: CausalLoss) -> dict[str, Any]:
     for key, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         if what in job.strategy.offload:
             found[key] = {"pin_memory": pinned, **found.get(key, {}), "device": "cpu"}
+    if disk := on_disk(job, world):
+        found["offload_optimizer"] |= disk
+        found.setdefault("sub_group_size", GROUP_NUMBERS)
     return found
 
 
