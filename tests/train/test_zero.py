@@ -8,10 +8,13 @@ import pytest
 from tests.train.test_resume import run, sample_order
 
 CASES = "tests.train.cases_zero"
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed: pip install 'gangline[deepspeed]'",
-)
+pytestmark = [
+    pytest.mark.rotating,
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None,
+        reason="DeepSpeed is not installed: pip install 'gangline[deepspeed]'",
+    ),
+]
 
 
 @pytest.mark.parametrize(
