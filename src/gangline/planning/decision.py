@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import ZERO, Bench, Draft, Option, Question, Shift, lacking, shifts
+from gangline.planning.option import Bench, Draft, Option, Question, Shift, lacking, shifts
 from gangline.planning.room import EVEN, pipeline
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count, whole_counts
-from gangline.runs.job import StrategyJob
+from gangline.runs.job import ZERO, StrategyJob
 
 SIMPLEST: tuple[Kind, ...] = (
     "single",

@@ -23,7 +23,7 @@ from gangline.planning.traffic import Backend, Traffic, traffic
 from gangline.planning.training import Kind, Number, Strategy, Training
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import shares_by_time, split_whole, whole_count
-from gangline.runs.job import StrategyJob
+from gangline.runs.job import ZERO, StrategyJob
 from gangline.units import format_bytes
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
@@ -31,8 +31,6 @@ Compute = Callable[[Seat, Training], ComputeModel | None]
 index and their free memory."""
 IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
 """Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-ZERO = ("zero-1", "zero-2", "zero-3")
-"""Done by DeepSpeed."""
 BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "tp", "pipeline", "local-sgd")
 """What gangline's own trainer does so far; see `lacking`."""
 

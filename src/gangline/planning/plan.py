@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
-from gangline.planning.option import IN_STEP, ZERO, Option
+from gangline.planning.option import IN_STEP, Option
 from gangline.planning.shares import host_shares, rank_hosts, rank_shares, rows_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import Job, MethodJob, StrategyJob, build
+from gangline.runs.job import ZERO, Job, MethodJob, StrategyJob, build
 
 SCHEMA_VERSION = 1
 

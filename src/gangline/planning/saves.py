@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gangline.planning.links import exchange_s
-from gangline.planning.option import ZERO, Option, fabric
+from gangline.planning.option import Option, fabric
 from gangline.planning.states import state_width, trained_shards
 from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 from gangline.runs.held import layers_on
+from gangline.runs.job import ZERO
 
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from gangline.runs.files import read_json, write_json
 
 SCHEMA_VERSION = 1
+ZERO = ("zero-1", "zero-2", "zero-3")
+"""Strategies that are done by DeepSpeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from gangline.errors import UsageError
 from gangline.inventory.facts import Inventory
-from gangline.planning.option import ZERO
 from gangline.planning.plan import Plan
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.job import ZERO
 from gangline.sync.lock import load_lock
 
 PACKAGE = "deepspeed"

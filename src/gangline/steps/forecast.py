@@ -12,12 +12,12 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
 from gangline.planning.decision import LEAST_STAGES, Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import IN_STEP, ZERO, Option, Question, builds_method, lacking
+from gangline.planning.option import IN_STEP, Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count
-from gangline.runs.job import Job
+from gangline.runs.job import ZERO, Job
 from gangline.steps.counted import count_architecture
 from gangline.steps.offload import require_cards, require_ram
 from gangline.steps.seams import Means

@@ -20,7 +20,7 @@ from gangline.runs.checkpoints import Choice
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang
-from gangline.runs.job import FailureJob, Job
+from gangline.runs.job import ZERO, FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
 from gangline.sync.place import carry_history, place_gang
@@ -30,7 +30,7 @@ BASE_FILE = "base.json"
 AGAIN_FILE = "again.json"
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
-PASSED_ON = ("ddp", "local-sgd", "zero-1", "zero-2", "zero-3")
+PASSED_ON = ("ddp", "local-sgd", *ZERO)
 """Strategies whose ranks have all of the state, or take their part of it as it comes; under others a rank may have a
 part of it, or that of some layers."""
 REST_S = 600.0

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from gangline.errors import ModelError, RunFailed
 from gangline.runs.deal import total_steps
 from gangline.runs.files import read_json
-from gangline.runs.job import Job
+from gangline.runs.job import ZERO, Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.batch import TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
@@ -36,7 +36,6 @@ from gangline.worker.strategy.zero_engine import takes_parts
 from gangline.worker.stream import hollow, is_tied, make_room, read_parts
 from gangline.worker.world import World
 
-ZERO = ("zero-1", "zero-2", "zero-3")
 IN_PARTS = ("fsdp", "hsdp", "tp", "pipeline", *ZERO)
 """No device has all of the model, or of its optimizer's state."""
 _PARTLY = {

@@ -65,6 +65,11 @@ def test_the_screen_is_the_one_that_was_read(example: str, number: int, tmp_path
     assert screen(example, number, tmp_path) == (GOLDEN / f"{example}-{number}.txt").read_text(encoding="utf-8")
 
 
+def test_the_screen_in_the_readme_is_one_of_them() -> None:
+    screen, _ = (GOLDEN / "home_lan-1.txt").read_text(encoding="utf-8").split("exit code")
+    assert screen in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_example_ends_in_a_plan_or_says_what_instead() -> None:
     for example, number in CASES:
         text = (GOLDEN / f"{example}-{number}.txt").read_text(encoding="utf-8")
