@@ -125,15 +125,18 @@ def compared(case: Line, said: Sequence[Line]) -> Line:
     computes = [plan_time.device(said, rank).scaled(1 / case["faster"]) for rank in range(len(FACTORS))]
     foreseen, sent = predicted(case, wire, computes)
     step_s = statistics.median(max(times) for times in zip(*(line["steps_s"] for line in mine), strict=True))
+    bubble = {
+        "bubble": 1 - max(line["alone_s"] for line in mine) / step_s,
+        "foreseen_bubble": 1 - max(foreseen.compute_s) / foreseen.total_s,
+    }
     return {
         **{name: case[name] for name in ("strategy", "tokens", "faster")},
+        **(bubble if case["strategy"] in PIPELINES else {}),
         "link_mbit": wire.bytes_per_s * 8 / 1e6,
         "link_ms": wire.latency_s * 1e3,
         "step_s": step_s,
         "worst_s": max(max(line["steps_s"]) for line in mine),
         "foreseen_s": foreseen.total_s,
-        "bubble": 1 - max(line["alone_s"] for line in mine) / step_s,
-        "foreseen_bubble": 1 - max(foreseen.compute_s) / foreseen.total_s,
         "sent_bytes": [line["sent_bytes"] for line in mine],
         "foreseen_bytes": max(wire_bytes(sent, (1,) * len(FACTORS)).between),
     }

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.plan_ranks import BACKWARD, CPU, FP32, Device, sent_bytes, tell, timed
+from benchmarks.plan_ranks import CPU, FP32, Device, Work, sent_bytes, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
@@ -34,25 +34,6 @@ from gangline.worker.world import World
 Order = dict[str, Any]
 
 
-class Work(torch.autograd.Function):
-    """A layer: takes its time both ways. With weights, their gradients are zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, device: Device, seconds: float, *weights: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """The same, later."""
-        ctx.device, ctx.seconds, ctx.shapes = device, seconds, [weight.shape for weight in weights]
-        device.work(seconds * (1 - BACKWARD))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """The same, later."""
-        if ctx.shapes:  # as in forward, below
-            ctx.device.begin()
-        ctx.device.work(ctx.seconds * BACKWARD)
-        return grads[0], None, None, *(torch.zeros(shape) for shape in ctx.shapes)
-
-
 class Faster(Device):
     """So many times as fast as its figures say, for as long as it is told."""
 
@@ -61,6 +42,18 @@ class Faster(Device):
     def micro_s(self, tokens: int) -> float:
         """What a micro-batch has to take."""
         return super().micro_s(tokens) / self.times
+
+
+class Anew:
+    """A device that waits before every layer, for its weights, and computes nothing meanwhile."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def work(self, seconds: float) -> None:
+        """Be busy for so long, from now on."""
+        self._device.begin()
+        self._device.work(seconds)
 
 
 def main() -> int:
@@ -196,14 +189,13 @@ class Taking:
 def _emulate(model: nn.Module, device: Device, *, with_gradients: bool) -> Taking:
     """Put sleeping in the place of every layer that is here."""
     taking, layers = Taking(), layers_of(model)
+    busy = Anew(device) if with_gradients else device
 
     def sleeping(layer: nn.Module) -> Callable[..., torch.Tensor]:
         def forward(hidden: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-            if with_gradients:  # a layer waits for its weights before every pass, and nothing computes meanwhile
-                device.begin()
             weights = list(layer.parameters()) if with_gradients else []
             seconds = device.micro_s(taking.tokens) / len(layers)
-            return Work.apply(hidden, device, seconds, *weights)  # type: ignore[no-any-return, no-untyped-call]
+            return Work.apply(hidden, busy, seconds, *weights)  # type: ignore[no-any-return, no-untyped-call]
 
         return forward
 
