@@ -108,7 +108,7 @@ def main() -> int:
         for size in order["sizes"]:
             seconds = measure(size, CPU, order["link_s"])
             tell("link", before=case["name"], num_bytes=size, seconds=seconds[len(seconds) // 2])
-        steps = {"ddp": ddp, "fsdp": sharded, "local-sgd": local_sgd, "pipeline": pipeline}[case["kind"]]
+        steps = {"ddp": ddp, "fsdp": sharded, "local-sgd": local_sgd}[case["kind"]]
         run(case, device, steps(case, device))
     sys.stdout.flush()
     os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
@@ -117,8 +117,7 @@ def main() -> int:
 def run(case: Case, device: Device, step: Callable[[], None]) -> None:
     """Three times without exchanges, one step to warm up, then as many as asked for."""
     mine = case["micro_batches"][dist.get_rank()]
-    part = case.get("parts", [1.0] * dist.get_world_size())[dist.get_rank()]
-    alone_s = sorted(timed(lambda: alone(device, case["tokens"], mine, part=part)) for _ in range(3))[1]
+    alone_s = sorted(timed(lambda: alone(device, case["tokens"], mine)) for _ in range(3))[1]
     step()
     dist.barrier()
     time.sleep(0.2)  # until what the warm-up sent has been acknowledged
@@ -134,16 +133,16 @@ def run(case: Case, device: Device, step: Callable[[], None]) -> None:
         name=case["name"],
         step_s=took / inner,
         alone_s=alone_s,
-        nominal_s=mine * device.micro_s(case["tokens"]) * part,
+        nominal_s=mine * device.micro_s(case["tokens"]),
         sent_bytes=(sent_bytes() - sent) / inner,
     )
 
 
-def alone(device: Device, tokens: int, micro_batches: int, *, part: float = 1.0) -> None:
+def alone(device: Device, tokens: int, micro_batches: int) -> None:
     """Computation only."""
     for _ in range(micro_batches):
         device.begin()
-        device.work(device.micro_s(tokens) * part)
+        device.work(device.micro_s(tokens))
 
 
 def ddp(case: Case, device: Device) -> Callable[[], None]:
@@ -250,35 +249,6 @@ class Sharded:
 def sharded(case: Case, device: Device) -> Callable[[], None]:
     """FSDP2's traffic."""
     return Sharded(case, device).step
-
-
-def pipeline(case: Case, device: Device) -> Callable[[], None]:
-    """All micro-batches forward, then all back; the next one comes in, and the last goes out, while one is computed."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    numbers, count = case["exchanges"][0]["num_bytes"] // 2, case["micro_batches"][rank]
-    seconds = device.micro_s(case["tokens"]) * case["parts"][rank]
-
-    def one_way(source: int, target: int, each_s: float) -> None:
-        comes, goes = 0 <= source <= last, 0 <= target <= last
-        # gloo sends when the receiver has said where to: asked for in time, or nothing overlaps
-        coming = [dist.irecv(torch.zeros(numbers, dtype=torch.bfloat16), source) for _ in range(count if comes else 0)]
-        going = []
-        for number in range(count):
-            if comes:
-                coming[number].wait()
-            device.begin()
-            device.work(each_s)
-            if goes:
-                going.append(dist.isend(torch.zeros(numbers, dtype=torch.bfloat16), target))
-        for each in going:
-            each.wait()
-
-    def step() -> None:
-        one_way(rank - 1, rank + 1, seconds * (1 - BACKWARD))
-        one_way(rank + 1, rank - 1, seconds * BACKWARD)
-        device.work(case["optimizer_s"])
-
-    return step
 
 
 def timed(what: Callable[[], None]) -> float:

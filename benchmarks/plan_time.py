@@ -3,10 +3,11 @@
     python -m benchmarks.plan_time --out plan.jsonl                  # as root, for the lab; about 15 minutes
 
 Three lab hosts whose speeds are as 1 : 0.56 : 0.45, at 100 Mbit, 1 and 2.5 Gbit. Exchanges are real, over gloo; those
-of ddp are gangline's own DDP's, those of fsdp, local-sgd and the pipeline come from a script of the same traffic (see
-plan_ranks.py). COMPUTATION IS EMULATED by sleeping to absolute deadlines: three ranks on two processors would measure
-each other. Micro-batches of three sizes are timed first, and all-reduces of two sizes before each case, for the load of
-the machine changes; from these alone gangline.planning predicts. Ranks are preferred to other programs (nice).
+of ddp are gangline's own DDP's, those of fsdp and local-sgd come from a script of the same traffic (see plan_ranks.py;
+for pipelines, and for FSDP2 itself, see pipeline_plan.py). COMPUTATION IS EMULATED by sleeping to absolute deadlines:
+three ranks on two processors would measure each other. Micro-batches of three sizes are timed first, and all-reduces of
+two sizes before each case, for the load of the machine changes; from these alone gangline.planning predicts. Ranks are
+preferred to other programs (nice).
 
 One JSON line per case in --out; what is there is not measured again. Exit code 0 if every predicted step time is within
 10 % of the measured one, the network's share of it within 5 points, and strategies come in the same order, at every
@@ -28,7 +29,6 @@ from typing import Any
 from gangline.planning.architecture import Architecture, Layer, Linear
 from gangline.planning.calibrate import fit_line
 from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
-from gangline.planning.shares import split_layers
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
 from gangline.planning.traffic import Traffic, traffic, wire_bytes
 from gangline.planning.training import Strategy, Training
@@ -98,11 +98,6 @@ class Case:
             backend="gloo",
         )
 
-    @property
-    def parts(self) -> list[float]:
-        """Of the model's layers, by rank."""
-        return [layers / DEPTH for layers in self.strategy.stages] or [1.0] * len(FACTORS)
-
     def order(self, steps: int) -> Line:
         """What ranks are told."""
         inner = self.strategy.inner_steps
@@ -115,7 +110,6 @@ class Case:
             "inner_steps": inner,
             "optimizer_s": OPTIMIZER_S,
             "depth": DEPTH,
-            "parts": self.parts,
             "weights": weights(self.training),
             "exchanges": [{"what": x.what, "num_bytes": x.num_bytes, "hides": x.hides} for x in self.traffic.exchanges],
         }
@@ -137,18 +131,14 @@ def cases() -> list[Case]:
     micro_s = [each * factor for each, factor in zip(micro_s, FACTORS, strict=True)]
     dealt = shares_by_time(micro_s, MICRO_BATCHES)
     size = len(FACTORS)
-    equal, whole = (MICRO_BATCHES // size,) * size, (MICRO_BATCHES,) * size
-    stages = split_layers(micro_s, DEPTH, most=[DEPTH] * size)
-    assert stages is not None
+    equal = (MICRO_BATCHES // size,) * size
     ddp, fsdp = Strategy(kind="ddp", world_size=size), Strategy(kind="fsdp", world_size=size, shard_size=size)
     local = Strategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
-    piped = Strategy(kind="pipeline", world_size=size, stages=stages)
     return [
         Case(name="ddp lora", training=LORA, strategy=ddp, micro_batches=dealt),
         Case(name="ddp full", training=FULL, strategy=ddp, micro_batches=dealt),
         Case(name="fsdp full", training=FULL, strategy=fsdp, micro_batches=equal),
         Case(name="local-sgd full", training=FULL, strategy=local, micro_batches=dealt),
-        Case(name="pipeline full", training=FULL, strategy=piped, micro_batches=whole),
     ]
 
 
@@ -221,8 +211,6 @@ def predicted(case: Case, wire: LinkModel, computes: Sequence[ComputeModel]) -> 
     fabric = Fabric(slots=(1,) * len(FACTORS), wire=wire, inside=wire)
     # the emulated update takes the same whatever a rank holds: undo the division by parts that a real one has
     held = {"fsdp": float(len(FACTORS))}.get(case.strategy.kind, 1.0)
-    if case.strategy.kind == "pipeline":
-        held = 1 / max(case.parts)
     each = [
         RankWork(compute=replace(compute, optimizer_s=compute.optimizer_s * held), micro_batches=count)
         for compute, count in zip(computes, case.micro_batches, strict=True)
@@ -236,7 +224,7 @@ def compared(case: Case, said: Sequence[Line], computes: Sequence[ComputeModel])
     wire_model = link(said, case)
     said_before = predicted(case, wire_model, computes)
     step_s = max(line["step_s"] for line in mine)
-    free_s = alone_s(case, mine) + OPTIMIZER_S
+    free_s = max(line["alone_s"] for line in mine) + OPTIMIZER_S
     wire = wire_bytes(case.traffic, (1,) * len(FACTORS))
     return {
         "case": case.name,
@@ -250,15 +238,6 @@ def compared(case: Case, said: Sequence[Line], computes: Sequence[ComputeModel])
         "measured_bytes": [line["sent_bytes"] for line in mine],
         "slow": max(line["alone_s"] / line["nominal_s"] for line in mine),
     }
-
-
-def alone_s(case: Case, mine: Sequence[Line]) -> float:
-    """The step without exchanges: that of the slowest rank, or of pieces through a row of stages."""
-    took = [line["alone_s"] for line in mine]
-    if case.strategy.kind != "pipeline":
-        return max(took)
-    each = [seconds / MICRO_BATCHES for seconds in took]
-    return sum(each) + (MICRO_BATCHES - 1) * max(each)
 
 
 def report(lines: Sequence[Line], rates: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.planning.speed import ComputeModel, RankWork, stages_of
+from gangline.planning.speed import ComputeModel, RankWork, works_of
 from gangline.planning.training import Strategy
 from gangline.planning.world import World
 
@@ -33,9 +33,5 @@ def hosts_s(seconds: Sequence[float], found: Sequence[range]) -> tuple[float, ..
 
 def rows_s(strategy: Strategy, models: Sequence[ComputeModel], *, tokens: float, length: float) -> tuple[float, ...]:
     """Of a micro-batch, by pipeline: as its slowest stage, for that decides how many go through."""
-    size = len(models) // strategy.replicas
-    works = [RankWork(compute=model, micro_batches=1) for model in models]
-    rows = [
-        stages_of(works[number * size : (number + 1) * size], layers) for number, layers in enumerate(strategy.rows)
-    ]
+    rows = works_of(strategy, [RankWork(compute=model, micro_batches=1) for model in models])
     return tuple(max(stage.compute.micro_batch_s(tokens, length) for stage in row) for row in rows)

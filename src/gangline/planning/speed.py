@@ -362,13 +362,17 @@ def _row_s(ask: _Ask, row: Sequence[RankWork]) -> float:
 
 
 def _rows(ask: _Ask) -> list[list[RankWork]]:
+    return works_of(ask.strategy, ask.ranks)
+
+
+def works_of(strategy: Strategy, ranks: Sequence[RankWork]) -> list[list[RankWork]]:
     """What each rank does, by pipeline."""
-    size = len(ask.ranks) // ask.strategy.replicas
-    rows = enumerate(ask.strategy.rows)
-    return [stages_of(ask.ranks[number * size : (number + 1) * size], layers) for number, layers in rows]
+    size = len(ranks) // strategy.replicas
+    rows = enumerate(strategy.rows)
+    return [_stages_of(ranks[number * size : (number + 1) * size], layers) for number, layers in rows]
 
 
-def stages_of(ranks: Sequence[RankWork], stages: Sequence[int]) -> list[RankWork]:
+def _stages_of(ranks: Sequence[RankWork], stages: Sequence[int]) -> list[RankWork]:
     """What the ranks of one pipeline do; ranks of the same device with as many layers are reckoned once.
 
     stages: layers of each.
