@@ -9,8 +9,14 @@ take back, so mapped files do not count. Before the model is loaded everything i
 Bar: peak - before <= the rank's part of what is kept (weights; under full fine-tuning also AdamW's two states, and
 under zero-3 gradients and the weights once more, as they are updated) + one layer + 64 MiB, until every rank has its
 part. Then, without a bar, a few tokens go through the model, to see how its loss is computed, for which tables and head
-come together as in every step. Beside it the same model under ddp, which every rank holds whole. One JSON line per rank
-and case; a file that has lines already is continued.
+come together as in every step. Beside it the same model under ddp, which every rank holds whole.
+
+Then every case but ddp once more, where there are control groups: each rank is in one of its own, whose limit is that
+bar above the anonymous memory at the start, until the rank has its part. Pages of files count there as well (those of
+the model are dropped before, so that ranks read them anew) and can be taken back; a rank that wanted more for itself
+than the bar would be killed by the kernel. Without swap that is the peak of the control group, enforced.
+
+One JSON line per rank and case; a file that has lines already is continued.
 """
 
 from __future__ import annotations
@@ -21,13 +27,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plan_time import read
 from benchmarks.scaling import commit
+from tests.lab import limits
 
 NUM_RANKS = 3
 LAYERS = 20
@@ -54,6 +62,8 @@ class Case:
     method: str
     layers: int = LAYERS
     """Of which the model has so many."""
+    limited: bool = False
+    """Whether the kernel enforces the bar."""
 
 
 CASES = (
@@ -63,6 +73,7 @@ CASES = (
     Case("zero-3", "full", layers=10),  # 20 bytes of each weight, all there from the start: 23 GB with all layers
     Case("ddp", "lora"),
 )
+LIMITED = tuple(replace(case, limited=True) for case in CASES if case.strategy != "ddp")
 STAGES = (6, 8, 6)
 """Layers of each rank in a pipeline."""
 
@@ -78,13 +89,26 @@ def main() -> int:
     model = words.out.with_name(f"{words.out.stem}-model")
     if not (model / "model.safetensors.index.json").is_file():
         subprocess.run([sys.executable, "-c", WRITE, str(model), json.dumps(CONFIG)], check=True)
-    done = {(line["strategy"], line["method"]) for line in read(words.out)}
-    for case in CASES:
-        if (case.strategy, case.method) not in done:
-            for line in _measure(case, model if case.layers == LAYERS else _smaller(model, case.layers)):
-                with words.out.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps({**asdict(case), **line, "commit": commit()}) + "\n")
+    for case in [*CASES, *(LIMITED if limits.version() else ())]:
+        lines = read(words.out)
+        if _lines_of(case, lines):
+            continue
+        bars = [_bar_bytes(line) for line in _lines_of(replace(case, limited=False), lines)] if case.limited else []
+        for line in _measure(case, model if case.layers == LAYERS else _smaller(model, case.layers), bars):
+            with words.out.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps({**asdict(case), **line, "commit": commit()}) + "\n")
     return _report(read(words.out))
+
+
+def _lines_of(case: Case, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Its ranks, in order."""
+    wanted = (case.strategy, case.method, case.limited)
+    return [line for line in lines if (line["strategy"], line["method"], line.get("limited", False)) == wanted]
+
+
+def _bar_bytes(line: dict[str, Any]) -> int:
+    """What a rank may take more than before."""
+    return int(line["kept_bytes"] + line["layer_bytes"] + CONSTANT_BYTES)
 
 
 WRITE = """
@@ -127,8 +151,11 @@ def _smaller(model: Path, layers: int) -> Path:
     return folder
 
 
-def _measure(case: Case, model: Path) -> list[dict[str, Any]]:
-    """Start the ranks, watch their memory while they load, and end them."""
+def _measure(case: Case, model: Path, bars: Sequence[int]) -> list[dict[str, Any]]:
+    """Start the ranks, watch their memory while they load, and end them.
+
+    bars: what each may take; none: what it likes.
+    """
     environment = {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
@@ -140,18 +167,63 @@ def _measure(case: Case, model: Path) -> list[dict[str, Any]]:
     }
     order = json.dumps({**asdict(case), "model": str(model)})
     argv = [sys.executable, "-m", "benchmarks.load_memory", "--out", "-", "--rank", order]
+    groups = [limits.ControlGroup(f"gangline-load-{os.getpid()}-{rank}") for rank, _ in enumerate(bars)]
     ranks = [
         subprocess.Popen(
-            argv, env={**environment, "RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            groups[rank].joined(argv) if groups else argv,
+            env={**environment, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(NUM_RANKS)
     ]
     try:
-        return _watch(ranks)
+        return _hold(ranks, groups, bars, model) if bars else _watch(ranks)
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+        for group in groups:
+            group.remove()
+
+
+def _hold(
+    ranks: list[subprocess.Popen[str]], groups: Sequence[limits.ControlGroup], bars: Sequence[int], model: Path
+) -> list[dict[str, Any]]:
+    """No rank may take more than its bar until it has its part."""
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+    for file in model.glob("*.safetensors"):
+        _drop(file)
+    before = [_anonymous_bytes(rank.pid) for rank in ranks]
+    most = [-(-(one + bar) // 2**20) for one, bar in zip(before, bars, strict=True)]
+    for group, each in zip(groups, most, strict=True):
+        group.limit(memory_mb=each, cpus=None)
+    begun = time.monotonic()
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said = []
+    for number, (rank, group) in enumerate(zip(ranks, groups, strict=True)):
+        assert rank.stdout is not None
+        held = rank.stdout.readline() == LOADED and not group.num_killed()
+        group.limit(memory_mb=1 << 20, cpus=None)
+        told = {"rank": number, "before_bytes": before[number], "limit_bytes": most[number] << 20}
+        said.append({**told, "held": held, "seconds": round(time.monotonic() - begun, 1)})
+    return said
+
+
+def _drop(file: Path) -> None:
+    """No page of it in memory, for whom it would not count."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
 
 
 def _watch(ranks: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
@@ -266,13 +338,19 @@ def _report(lines: list[dict[str, Any]]) -> int:
         "\n| | kept, GiB | one layer | peak while loading | over the bar by | peak in all |\n|---|---|---|---|---|---|"
     )
     wrong = 0
-    for line in lines:
+    for line in (line for line in lines if not line.get("limited")):
         extra, most = (line[name] - line["before_bytes"] for name in ("loaded_bytes", "peak_bytes"))
-        bar = line["kept_bytes"] + line["layer_bytes"] + CONSTANT_BYTES
+        bar = _bar_bytes(line)
         wrong += line["strategy"] != "ddp" and extra > bar
         figures = [line["kept_bytes"], line["layer_bytes"], extra, extra - bar, most]
         name = f"{line['strategy']}, {line['method']}, rank {line['rank']}"
         print(f"| {name} | {' | '.join(f'{figure / 2**30:.2f}' for figure in figures)} |")
+    print("\n| limited by the kernel to what it had and its bar | GiB | |\n|---|---|---|")
+    for line in (line for line in lines if line.get("limited")):
+        wrong += not line["held"]
+        ended = f"has its part after {line['seconds']:.0f} s" if line["held"] else "**killed**"
+        name = f"{line['strategy']}, {line['method']}, rank {line['rank']}"
+        print(f"| {name} | {line['limit_bytes'] / 2**30:.2f} | {ended} |")
     return 1 if wrong else 0
 
 

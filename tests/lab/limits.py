@@ -78,6 +78,11 @@ class ControlGroup:
             (self.folders["cpu"] / "cpu.cfs_period_us").write_text("100000")
             (self.folders["cpu"] / "cpu.cfs_quota_us").write_text(str(round(cpus * 100000)))
 
+    def remove(self) -> None:
+        """Once nothing runs in it."""
+        for folder in set(self.folders.values()):
+            folder.rmdir()
+
     def num_killed(self) -> int:
         """How many of its processes the kernel killed for want of memory."""
         name = "memory.events" if version() == 2 else "memory.oom_control"
