@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import plan_time
 from benchmarks.plan_time import FACTORS, read
 from benchmarks.scaling import commit, quiet
+from gangline.bench.collective import SIZES
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import read_architecture
 from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
@@ -45,7 +46,7 @@ MICRO_BATCHES, SMALL, BAR, POINT, FASTER = 12, 128, 0.10, 0.01, 10.0
 PIPELINES = ("pipeline", "pipeline, eager")
 STEPS = {"pipeline": 5, "pipeline, eager": 5, "fsdp": 1}
 DEVICE = {"floor": 0.0, "a": 0.06, "b": 0.0005}
-SIZES, LINK_S, LIMIT_S = (256 << 10, 8 << 20), 3.0, 900
+LINK_S, LIMIT_S = 2.0, 900
 DEPTH, HIDDEN = 12, 640
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -107,7 +108,7 @@ def measured(wanted: Sequence[Line]) -> list[Line]:
         "stages": stages(),
         "micro_batches": MICRO_BATCHES,
         "points": TOKENS,
-        "sizes": SIZES,
+        "sizes": SIZES[:3],  # of those that `gangline bench network` does
         "link_s": LINK_S,
         "limit_s": LIMIT_S,
         "cases": wanted,

@@ -11,6 +11,7 @@ import torch
 
 from gangline.worker.batch import pick
 from gangline.worker.contribution import Contribution
+from gangline.worker.draws import begin_draws
 from gangline.worker.keep import Outlets
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import clip, gradient_norm, set_learning_rate
@@ -136,7 +137,7 @@ class Inner:
             batch = batch.to(device)
             self._out.enter("compute", step=each.step + 1)
             self._pace.simulate_slowness(batch)
-            torch.manual_seed(micro_batch_seed(session.job.seed, each.step, each.index))
+            begin_draws(micro_batch_seed(session.job.seed, each.step, each.index), device)
             loss_sum += self._strategy.forward_backward(batch, scale=scale, last=place == len(mine) - 1).double()
             tally.told.micro_batches += 1
             tally.told.tokens += batch.input_ids.numel()

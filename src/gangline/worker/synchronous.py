@@ -14,6 +14,7 @@ from gangline.errors import BadState, RunFailed
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.batch import pick
 from gangline.worker.dealer import Dealer, Moved, padded_tokens
+from gangline.worker.draws import begin_draws
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.flops import session_utilisation
 from gangline.worker.foreseen import Foreseen
@@ -137,7 +138,7 @@ class Synchronous:
             last = index == mine[-1] and not empty
             self._enter("exchange" if last or session.strategy.in_step else "compute")
             self._pace.simulate_slowness(batch)
-            torch.manual_seed(micro_batch_seed(session.job.seed, step, index))
+            begin_draws(micro_batch_seed(session.job.seed, step, index), world.device)
             tally.loss_sum += session.strategy.forward_backward(batch, scale=scale, last=last).double()
             tally.micro_batches += session.strategy.has_loss
         for number in range(empty):

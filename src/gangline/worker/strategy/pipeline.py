@@ -35,6 +35,7 @@ from gangline.runs.held import held_by
 from gangline.runs.schedule import ahead
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch
+from gangline.worker.draws import begin_draws
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of, trainable
@@ -283,7 +284,7 @@ class Pipeline:
 
     def _forward(self, waiting: _Waiting, given: torch.Tensor | None) -> torch.Tensor:
         self.beat()
-        torch.manual_seed((waiting.seed + self._stage.number * _ODD) % _SEEDS)
+        begin_draws((waiting.seed + self._stage.number * _ODD) % _SEEDS, self._world.device)
         waiting.given = given
         waiting.made = self._pass(given, waiting.batch)
         self._hand_on(waiting.made)
