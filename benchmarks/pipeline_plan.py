@@ -29,7 +29,6 @@ from typing import Any
 from benchmarks import plan_time
 from benchmarks.plan_time import FACTORS, read
 from benchmarks.scaling import commit, quiet
-from gangline.bench.collective import SIZES
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import read_architecture
 from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
@@ -46,7 +45,8 @@ MICRO_BATCHES, SMALL, BAR, POINT, FASTER = 12, 128, 0.10, 0.01, 10.0
 PIPELINES = ("pipeline", "pipeline, eager")
 STEPS = {"pipeline": 5, "pipeline, eager": 5, "fsdp": 1}
 DEVICE = {"floor": 0.0, "a": 0.06, "b": 0.0005}
-LINK_S, LIMIT_S = 2.0, 900
+SIZES, LINK_S, LIMIT_S = (4 << 10, 8 << 20), 3.0, 900
+"""Of all-reduces: one that is latency, and one that the shaped link does not let through in a burst."""
 DEPTH, HIDDEN = 12, 640
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -108,7 +108,7 @@ def measured(wanted: Sequence[Line]) -> list[Line]:
         "stages": stages(),
         "micro_batches": MICRO_BATCHES,
         "points": TOKENS,
-        "sizes": SIZES[:3],  # of those that `gangline bench network` does
+        "sizes": SIZES,
         "link_s": LINK_S,
         "limit_s": LIMIT_S,
         "cases": wanted,

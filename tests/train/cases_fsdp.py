@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
@@ -29,10 +29,10 @@ def refused(*, precision: str, method: str):
     return "it was built"
 
 
-def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: bool, stored: str = "float32"):
+def read_by_parts(folder: str, *, shares, strategy: str, method: str, experts: int, stored: str = "float32"):
     """Whether a model that no rank has held has the weights, adapters and buffers of one that was loaded whole."""
-    job = make_job(method=method, precision="fp32", dropout=0.0 if mixture else 0.1)
-    job = replace(job, model=ModelJob(path=_saved_model(Path(folder), mixture=mixture, stored=stored)))
+    job = make_job(method=method, precision="fp32", dropout=0.0 if experts else 0.1)
+    job = replace(job, model=ModelJob(path=_saved_model(Path(folder), experts=experts, stored=stored)))
     found = hollow(job, compute=torch.float32)
     assert found is not None
     assert all(parameter.is_meta for name, parameter in found[0].named_parameters() if ".lora_" not in name)
@@ -46,6 +46,7 @@ def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: b
     return {
         "differing": differing,
         "divided": sum(isinstance(tensor, DTensor) for tensor in ours.values()),
+        "along": sorted({_along(tensor) for tensor in ours.values() if isinstance(tensor, DTensor)}),
         "frozen": sum(".lora_" not in name for name in dict(whole.named_parameters())),
         "fused": [session.loss.fused, CausalLoss(whole, compute=torch.float32).fused],
     }
@@ -53,7 +54,7 @@ def read_by_parts(folder: str, *, shares, strategy: str, method: str, mixture: b
 
 def read_damaged(folder: str, *, how: str):
     """What a rank says of a file that is cut off, or of weights that are not those of config.json."""
-    path = Path(_saved_model(Path(folder), mixture=False))
+    path = Path(_saved_model(Path(folder)))
     if dist.get_rank() == 0 and how == "cut":
         file = max(path.glob("*.safetensors"), key=lambda each: each.stat().st_size)
         file.write_bytes(file.read_bytes()[:-100])
@@ -83,18 +84,22 @@ def _whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _saved_model(folder: Path, *, mixture: bool, stored: str = "float32", layers: int = 2, **more) -> str:
-    """A folder with weights in several files; a mixture has experts one by one, and a bias that is no weight."""
+def _along(tensor: DTensor) -> int:
+    return next(each.dim for each in tensor.placements if isinstance(each, Shard))
+
+
+def _saved_model(folder: Path, *, experts: int = 0, stored: str = "float32", layers: int = 2, **more) -> str:
+    """A folder with weights in several files; experts are there one by one, and a bias that is no weight."""
     from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 
     if dist.get_rank() == 0:
         config = AutoConfig.from_pretrained(model_folder(layers=layers, **more))
-        if mixture:
+        if experts:
             config = Glm4MoeConfig(
                 hidden_size=32,
                 intermediate_size=64,
                 moe_intermediate_size=24,
-                n_routed_experts=6,
+                n_routed_experts=experts,
                 n_shared_experts=1,
                 num_experts_per_tok=2,
                 first_k_dense_replace=1,
@@ -110,7 +115,7 @@ def _saved_model(folder: Path, *, mixture: bool, stored: str = "float32", layers
         torch.manual_seed(5)
         model = AutoModelForCausalLM.from_config(config)
         for buffer in model.buffers():
-            if buffer.shape == (6,):
+            if buffer.shape == (experts,):
                 buffer.normal_()
         model.to(getattr(torch, stored)).save_pretrained(folder, max_shard_size="40KB")
     dist.barrier()

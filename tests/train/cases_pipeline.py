@@ -123,7 +123,7 @@ def read_by_stages(folder: str, stages, *, method: str, tied: bool = False):
     """Whether every rank has read its layers, and nothing else, of a model that none has held."""
     from pathlib import Path
 
-    path = _saved_model(Path(folder), mixture=False, layers=sum(stages), tie_word_embeddings=tied)
+    path = _saved_model(Path(folder), layers=sum(stages), tie_word_embeddings=tied)
     job = replace(make_job(method=method, precision="fp32", dropout=0.0), model=ModelJob(path=path))
     session = make_session(job, make_world(stages, rank=dist.get_rank(), strategy="pipeline"), num_evaluation=0)
     alone = make_session(job, make_world([10], rank=0), num_evaluation=0)

@@ -17,7 +17,7 @@ from gangline.worker.exchange import settle_exchange
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import restore
-from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
+from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
 
 def piece(
@@ -44,10 +44,11 @@ def piece(
     world = make_world(shares, rank=rank, resume_step=resume_step, **place)
     hosts = world.gang.hosts
     words = dict(job)
-    warmup, layers = words.pop("warmup", 5), words.pop("layers", None)
+    warmup, layers, mixture = words.pop("warmup", 5), words.pop("layers", None), words.pop("mixture", False)
     made = make_job(steps=steps, **words)
-    if layers is not None:
-        made = replace(made, model=replace(made.model, path=model_folder(layers=layers)))
+    if layers is not None or mixture:
+        path = mixture_folder() if mixture else model_folder(layers=layers)
+        made = replace(made, model=replace(made.model, path=path))
     made = replace(made, schedule=replace(made.schedule, warmup_steps=warmup))
     made = replace(made, checkpoint=replace(made.checkpoint, each_host=each_host))
     session = make_session(made, world, num_evaluation=0)

@@ -19,7 +19,7 @@ from gangline.worker.progress import Progress, restore
 from gangline.worker.signals import StopFlag
 from tests.train.cases_resume import digests_of
 from tests.train.peak import Peak
-from tests.train.small import make_job, make_session, make_world, model_folder
+from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
 
 
 def state(folder: str, *, shares, strategy: str, hosts, step: int, job: dict, alone: bool = False, rows=(10,)):
@@ -29,9 +29,9 @@ def state(folder: str, *, shares, strategy: str, hosts, step: int, job: dict, al
     """
     world = make_world(shares, rank=dist.get_rank(), resume_step=step, strategy=strategy, hosts=hosts, rows=rows)
     words = dict(job)
-    layers = words.pop("layers", 2)
+    layers, mixture = words.pop("layers", 2), words.pop("mixture", False)
     made = make_job(**words)
-    made = replace(made, model=replace(made.model, path=model_folder(layers=layers)))
+    made = replace(made, model=replace(made.model, path=mixture_folder() if mixture else model_folder(layers=layers)))
     session = make_session(made, world, num_evaluation=0)
     tensors = state_tensors(session.model, session.optimizer)
     with torch.no_grad():

@@ -116,7 +116,7 @@ def refused(shares, *, hosts=None, changes=None, mixture=False, other=None, empt
 
 def read_by_slices(folder: str, shares, *, method: str, tied: bool):
     """Whether every rank has read its columns and rows of a model that none has held."""
-    path = _saved_model(Path(folder), mixture=False, tie_word_embeddings=tied)
+    path = _saved_model(Path(folder), tie_word_embeddings=tied)
     job = replace(make_job(method=method, precision="fp32", dropout=0.0), model=ModelJob(path=path))
     session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy="tp"), num_evaluation=0)
     whole = dict(load_model(job).named_parameters())

@@ -69,7 +69,7 @@ def read_by_parts(folder: str, *, shares, mixture: bool = False, tied: bool = Fa
     from deepspeed.utils import safe_get_full_fp32_param
 
     job = _job("zero-3", dropout=0.0 if mixture else 0.1, **words)
-    path = _saved_model(Path(folder), mixture=mixture, tie_word_embeddings=tied)
+    path = _saved_model(Path(folder), experts=6 if mixture else 0, tie_word_embeddings=tied)
     job = replace(job, model=ModelJob(path=path))
     world = make_world(shares, rank=dist.get_rank(), strategy="zero-3")
     with mock.patch.object(building, "load_model", side_effect=AssertionError("a rank loads all of it")):

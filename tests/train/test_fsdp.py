@@ -65,7 +65,7 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
     [("hsdp", "float32", "qlora"), ("ddp", "bfloat16", "qlora"), ("fsdp", "bfloat16", "qlora-8")],
 )
 def test_what_is_read_tensor_by_tensor_has_the_bits_of_what_is_loaded_whole(pool, tmp_path, strategy, stored, method):
-    words = {"shares": GANGS[strategy], "strategy": strategy, "method": method, "mixture": False, "stored": stored}
+    words = {"shares": GANGS[strategy], "strategy": strategy, "method": method, "experts": 0, "stored": stored}
     for result in pool(len(GANGS[strategy])).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["divided"] == (0 if strategy == "ddp" else result["frozen"])
@@ -78,14 +78,24 @@ def test_it_does_not_train_every_weight_in_fp16(pool):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "method", "mixture"),
-    [("fsdp", "full", False), ("fsdp", "lora", False), ("hsdp", "full", True), ("fsdp", "lora", True)],
+    ("strategy", "shares", "method", "experts", "along"),
+    [
+        ("fsdp", [7, 3], "full", 0, [0]),
+        ("fsdp", [7, 3], "lora", 0, [0]),
+        ("hsdp", [1, 2, 3, 4], "full", 6, [0]),
+        ("hsdp", [1, 2, 3, 4], "full", 5, [0, 1]),
+        ("fsdp", [5, 3, 2], "lora", 5, [0, 1, 2]),  # of 5 x 48 x 32 and 5 x 32 x 24
+    ],
 )
-def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path, strategy, method, mixture):
-    words = {"shares": GANGS[strategy], "strategy": strategy, "method": method, "mixture": mixture}
-    for result in pool(len(GANGS[strategy])).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
+def test_every_rank_reads_its_part_of_a_model_that_none_has_held(
+    pool, tmp_path, strategy, shares, method, experts, along
+):
+    """Experts that the ranks do not divide evenly are cut along another of their dimensions."""
+    words = {"shares": shares, "strategy": strategy, "method": method, "experts": experts}
+    for result in pool(len(shares)).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["divided"] == result["frozen"]
+        assert result["along"] == along
         assert result["fused"] == [True, True]
 
 

@@ -74,6 +74,16 @@ def test_other_ranks_under_any_strategy_read_the_same_bits_from_all_parts(pool, 
             assert result["digests"] == expected
 
 
+def test_experts_that_were_cut_along_one_dimension_are_read_along_another(pool, tmp_path):
+    job = {"precision": "fp32", "dropout": 0.0, "mixture": True}
+    first = run(pool, tmp_path, [5, 3, 2], strategy="fsdp", hosts=HOSTS, job=job, steps=12, stop_after=3, **IN_PARTS)
+    bring_all(tmp_path, 3, ("pc0", "pc1"))
+    for strategy, shares in (("fsdp", [7, 3]), ("ddp", [5, 3, 2])):
+        ask = {"folder": str(tmp_path), "strategy": strategy, "shares": shares, "hosts": None, "step": 3, "job": job}
+        for result in pool(len(shares)).run("tests.train.cases_shards:state", **ask):
+            assert (result["error"], result["digests"]) == ("", first[0]["state"])
+
+
 def test_a_rank_that_reads_what_another_part_holds_says_which_is_not_there(pool, tmp_path):
     job = {"precision": "fp64", "dropout": 0.0}
     run(pool, tmp_path, [5, 3, 2], strategy="fsdp", hosts=HOSTS, job=job, steps=12, stop_after=3, **IN_PARTS)

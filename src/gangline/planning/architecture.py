@@ -62,6 +62,8 @@ class Layer:
     """Experts that a token passes through."""
     fused_weights: int = 0
     """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor QLoRA knows them)."""
+    expert_shapes: tuple[tuple[int, int, int], ...] = ()
+    """Of these tensors: gate and up in one, and down."""
     fused_active: int = 0
     """How many of these one token uses."""
     expert_linears: tuple[Linear, ...] = ()

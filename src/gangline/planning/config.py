@@ -214,6 +214,7 @@ def _layer(reader: _Reader, index: int, window: int | None) -> Layer:
         taken_names=family.expert_names,
         top_k=mlp.top_k,
         fused_weights=mlp.fused_weights,
+        expert_shapes=mlp.expert_shapes,
         fused_active=mlp.fused_active,
         vectors=attention.vectors + mlp.vectors + num_norms * _norm_numbers(reader, hidden),
         num_norms=num_norms,
@@ -382,6 +383,7 @@ def _experts(reader: _Reader) -> Layer:
         experts=experts,
         top_k=top_k,
         fused_weights=experts * one,
+        expert_shapes=((experts, 2 * width, hidden), (experts, hidden, width)),
         fused_active=top_k * one,
         vectors=0 if family.router_linear else router,
     )

@@ -215,7 +215,8 @@ def trainings(question: Question) -> list[Training]:
     """The job's own, or all that it leaves open."""
     base = question.training
     micro = _micro_batches(question) if "micro_batch" in question.open else [base.micro_batch]
-    checkpointing = [False, True] if "activation_checkpointing" in question.open else [base.checkpointing]
+    leaves = "activation_checkpointing" in question.open and not base.offloading  # what is moved is what is kept then
+    checkpointing = [False, True] if leaves else [base.checkpointing]
     varies = "exchange" in question.open and base.parameters == "fp32"
     exchange: list[Number | None] = [None, "bf16"] if varies else [base.exchange]
     varied = itertools.product(micro, checkpointing, exchange)

@@ -17,6 +17,7 @@ from gangline.planning.world import World, imagine
 LEAST_LENGTH = 256
 MOST_TOGETHER = 3
 """Changes at a time."""
+OFFLOADED = "activation_checkpointing: true with activation_offloading: true"
 ENOUGH = 4
 """Ways that are told."""
 
@@ -45,14 +46,13 @@ def ways_out(question: Question, world: World) -> list[Way]:
     """
     bench = Bench()
     ways = _of_the_job(question, world, bench)
-    has_cards = all(seat.gpu is not None for seat in world.seats)
-    if has_cards and (bought := _one_card(question, bench)) is not None:
+    if _on_gpus(world) and (bought := _one_card(question, bench)) is not None:
         ways.append(bought)
     return ways
 
 
 def _of_the_job(question: Question, world: World, bench: Bench) -> list[Way]:
-    changes = list(_changes(question.training))
+    changes = list(_changes(question.training, on_gpus=_on_gpus(world)))
     built: list[Way] = []
     others: list[Way] = []
     tried: dict[tuple[Training, ...], list[Draft]] = {}  # what the job leaves open is varied whatever is changed
@@ -73,6 +73,10 @@ def _of_the_job(question: Question, world: World, bench: Bench) -> list[Way]:
     return (built or others)[:ENOUGH]
 
 
+def _on_gpus(world: World) -> bool:
+    return all(seat.gpu is not None for seat in world.seats)
+
+
 def _known(words: tuple[str, ...], ways: list[Way]) -> bool:
     """Whether fewer of these changes do already."""
     return any(set(way.words) <= set(words) for way in ways)
@@ -85,12 +89,9 @@ def _changed(question: Question, changes: tuple[_Change, ...]) -> Question:
     return dataclasses.replace(question, training=training)
 
 
-def _changes(training: Training) -> Iterator[_Change]:
+def _changes(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
     """The gentlest first: those that change no number come before those that change what is learnt."""
-    if not training.checkpointing:
-        yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
-    if training.micro_batch > 1:
-        yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
+    yield from _of_activations(training, on_gpus=on_gpus)
     if training.method == "full" and training.optimizer == "adamw" and training.parameters == "fp32":
         yield _replaced("optimizer.kind: adamw-8bit", "optimizer", optimizer="adamw-8bit")
     if training.method == "full" and training.optimizer != "adamw":  # for weights in parts
@@ -107,6 +108,17 @@ def _changes(training: Training) -> Iterator[_Change]:
         yield _replaced("method: qlora", "method", method="qlora", parameters="fp32")
     elif training.bits == 8:
         yield _replaced("method.bits: 4", "method", bits=4)
+
+
+def _of_activations(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
+    if not training.checkpointing:
+        yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
+    elif on_gpus and not training.offloading:
+        yield _replaced("activation_offloading: true", "offloading", offloading=True)
+    if training.micro_batch > 1:
+        yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
+    if on_gpus and not training.checkpointing:
+        yield _replaced(OFFLOADED, "checkpointing", checkpointing=True, offloading=True)
 
 
 def _replaced(words: str, group: str, **values: object) -> _Change:

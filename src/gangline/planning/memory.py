@@ -13,6 +13,7 @@ from gangline.planning.architecture import Architecture
 from gangline.planning.instants import Instant, Step
 from gangline.planning.lora import lora_parameters
 from gangline.planning.overheads import CPU, Overheads, Spread
+from gangline.planning.padding import padded_experts
 from gangline.planning.states import Term, disk_bytes, share_of
 from gangline.planning.training import Strategy, Training
 
@@ -60,7 +61,7 @@ def rank_memory(
     """
     if training.method != "full":
         lora_parameters(architecture, training.rank, training.targets)
-    share = share_of(architecture, strategy, rank)
+    share = share_of(padded_experts(architecture, training, strategy), strategy, rank)
     step = Step(share=share, training=training, strategy=strategy, in_ram=device == CPU)
     persistent, instants = step.persistent(), step.instants()
     allocated = sum(term.num_bytes for term in persistent) + max(each.num_bytes for each in instants)

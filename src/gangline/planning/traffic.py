@@ -28,6 +28,7 @@ from typing import Literal
 
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import layer_adapters, lora_parameters
+from gangline.planning.padding import padded_experts
 from gangline.planning.slices import sliced
 from gangline.planning.states import DOUBLE_SCALE_BYTES, PACKED_BYTES, ROW_SCALE_BYTES
 from gangline.planning.training import BYTES, Strategy, Training
@@ -361,7 +362,7 @@ def _pipeline(ask: _Ask) -> Iterator[Exchange]:
 def _sharded(ask: _Ask) -> Iterator[Exchange]:
     """fsdp, hsdp, zero-3: weights are put together layer by layer, gradients summed into parts, every micro-batch."""
     whole = _has_whole_adapters(ask)
-    for layer in ask.architecture.layers:
+    for layer in padded_experts(ask.architecture, ask.training, ask.strategy).layers:
         adapters = 0 if whole else layer_adapters(layer, ask.training.rank, ask.training.targets)
         trained = layer.num_parameters if ask.training.method == "full" else adapters
         yield from _unit(ask, _gathered_bytes(layer, ask.training, adapters=adapters), trained, count=layer.count)

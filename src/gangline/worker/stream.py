@@ -217,11 +217,12 @@ def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> No
         if local.ndim == 0:
             local.copy_(stream.get_tensor(name))
         elif len(local):
-            own = slice(start, start + local.shape[dim])
-            local.copy_(source[:, own] if dim else source[own])
+            own = [slice(None)] * dim + [slice(start, start + local.shape[dim])]
+            local.copy_(source[tuple(own)])
         return
     for index in range(len(local)):
-        local[index].copy_(_row(rows, start + index, files, file, stream))
+        row = _row(rows, index if dim else start + index, files, file, stream)
+        local[index].copy_(row.narrow(dim - 1, start, local.shape[dim]) if dim else row)
 
 
 def _numbers(name: str, target: Stretch, files: Files, file: str, stream: Any) -> torch.Tensor:

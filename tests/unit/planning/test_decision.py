@@ -201,6 +201,23 @@ def test_where_only_states_are_too_large_8_bits_of_them_are_a_way_out() -> None:
     assert ("optimizer.kind: adamw-8bit",) in [way.words for way in ways]
 
 
+@pytest.mark.parametrize(
+    ("checkpointing", "words"),
+    [
+        (True, "activation_offloading: true"),
+        (False, "activation_checkpointing: true with activation_offloading: true"),
+    ],
+)
+def test_long_rows_whose_layers_inputs_take_too_much_may_move_them(checkpointing: bool, words: str) -> None:
+    job = question("meta-llama/Llama-2-7b-hf", method="qlora", sequence_length=16384, leave_open=False)
+    job = dataclasses.replace(job, training=dataclasses.replace(job.training, checkpointing=checkpointing))
+    short = with_memory(world("rtx4090"), 12)
+    assert decide(job, short).best is None
+    assert (words,) in [way.words for way in ways_out(job, short)]
+    bare = dataclasses.replace(short, seats=tuple(dataclasses.replace(seat, gpu=None) for seat in short.seats))
+    assert "activation_offloading" not in "\n".join(ways_lines(ways_out(job, bare)))
+
+
 def test_one_machine_that_is_faster_than_all_is_said() -> None:
     job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
     verdict = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))

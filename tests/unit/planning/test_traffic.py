@@ -5,6 +5,9 @@ import dataclasses
 import pytest
 
 from gangline.errors import ModelError
+from gangline.planning.config import read_architecture
+from gangline.planning.memory import rank_memory
+from gangline.planning.overheads import CPU
 from gangline.planning.traffic import (
     NF4_BYTES,
     Exchange,
@@ -16,6 +19,7 @@ from gangline.planning.traffic import (
     wire_bytes,
 )
 from gangline.planning.training import BYTES, HF_KBIT, Strategy, Training
+from tests.unit.planning.published import PUBLISHED
 from tests.unit.planning.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_32_1B, SMALL
 
 FULL = Training(method="full", micro_batch=1, sequence_length=2048, parameters="bf16")
@@ -154,6 +158,24 @@ def test_frozen_weights_travel_where_they_are_sharded():
     assert quantised == pytest.approx(expected, rel=0.01)
     upcast = dataclasses.replace(QLORA, stack=HF_KBIT)
     assert sent(LLAMA_2_7B, upcast, "fsdp") - quantised == pytest.approx(2 / 3 * 2 * 2 * 262.4e6, rel=0.01)
+
+
+def test_experts_that_ranks_divide_along_no_dimension_travel_with_zeros():
+    mixtral = read_architecture(PUBLISHED["Mixtral-8x7B"][0])
+    experts = 32 * 8 * 3 * 14336 * 4096
+
+    def gathered(size, **more):
+        told = traffic(mixtral, FULL, strategy("fsdp", size, **more), micro_batches=1).exchanges
+        return sum(each.num_bytes * each.times for each in told if each.what == "weights for forward")
+
+    def held(kind, size):
+        memory = rank_memory(mixtral, FULL, strategy(kind, size), device=CPU)
+        return next(term.num_bytes for term in memory.persistent if term.name == "weights")
+
+    assert gathered(16) == gathered(4) == 2 * mixtral.num_parameters
+    assert gathered(12) - gathered(16) == 2 * (experts // 2)  # 8 of them as if they were 12
+    assert held("fsdp", 12) == pytest.approx(2 * (mixtral.num_parameters + experts // 2) / 12, abs=1)
+    assert held("zero-3", 12) == pytest.approx(2 * mixtral.num_parameters / 12, abs=1)
 
 
 def test_a_hybrid_sends_shards_inside_and_gradients_across():

@@ -28,8 +28,10 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import Shard
 
 from gangline.errors import UsageError
+from gangline.runs.sharding import shard_dimension
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.in_ram import RAM
 from gangline.worker.loss import CausalLoss
@@ -132,6 +134,7 @@ class Fsdp:
     def _shard(self, *, reshard: bool) -> list[FSDPModule]:
         """Divide layer by layer, so that no more than one of them is whole on the device."""
         ignored = set(self._whole)
+        parts = self._mesh.size(self._mesh.ndim - 1)
         for parameter in ignored:
             parameter.data = parameter.data.to(self._device)
         made: list[FSDPModule] = []
@@ -143,6 +146,7 @@ class Fsdp:
                 mp_policy=self._policy(),
                 offload_policy=self._offload,
                 ignored_params=ignored,
+                shard_placement_fn=lambda parameter: Shard(shard_dimension(parameter.shape, parts)),
             )
             # of this module alone; gloo has no sum that divides on the way
             divided.set_gradient_divide_factor(1.0)
