@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gangline.planning.architecture import Layer
 from gangline.planning.block import LayerBytes, layer_bytes, residual_width
 from gangline.planning.logits import HeadBytes, head_bytes
+from gangline.planning.padding import reordered
 from gangline.planning.states import (
     SHARDED,
     Share,
@@ -275,6 +276,9 @@ class Step:
     def _of_shards(self, *, units: int, forward: bool = False) -> Iterable[Term]:
         """What exists because weights and gradients are cut among ranks."""
         yield self._gathered(units, forward=forward)
+        mixed = max(reordered(layer, self.training, self.strategy) for layer in self.share.layers)
+        told = "of one layer, cut along another dimension than their number"
+        yield Term(name="experts put in order", num_bytes=mixed * BYTES[self.training.compute], source=told)
         if not self.full:
             return
         numbers = max(layer.num_parameters for layer in self.share.layers)

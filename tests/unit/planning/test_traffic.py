@@ -168,13 +168,17 @@ def test_experts_that_ranks_divide_along_no_dimension_travel_with_zeros():
         told = traffic(mixtral, FULL, strategy("fsdp", size, **more), micro_batches=1).exchanges
         return sum(each.num_bytes * each.times for each in told if each.what == "weights for forward")
 
-    def held(kind, size):
+    def held(kind, size, name="weights"):
         memory = rank_memory(mixtral, FULL, strategy(kind, size), device=CPU)
-        return next(term.num_bytes for term in memory.persistent if term.name == "weights")
+        terms = [*memory.persistent, *(term for instant in memory.instants for term in instant.terms)]
+        return max((term.num_bytes for term in terms if term.name == name), default=0)
 
     assert gathered(16) == gathered(4) == 2 * mixtral.num_parameters
     assert gathered(12) - gathered(16) == 2 * (experts // 2)  # 8 of them as if they were 12
     assert held("fsdp", 12) == pytest.approx(2 * (mixtral.num_parameters + experts // 2) / 12, abs=1)
+    orders = "experts put in order"
+    assert [held("fsdp", size, orders) for size in (4, 16, 12)] == [0, 2 * experts // 32, 0]
+    assert held("zero-3", 16, orders) == 0
     assert held("zero-3", 12) == pytest.approx(2 * mixtral.num_parameters / 12, abs=1)
 
 
