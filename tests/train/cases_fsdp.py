@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
+import huggingface_hub
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
+from gangline.worker import session as building
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model
 from gangline.worker.stream import hollow
@@ -50,6 +53,29 @@ def read_by_parts(folder: str, *, shares, strategy: str, method: str, experts: i
         "frozen": sum(".lora_" not in name for name in dict(whole.named_parameters())),
         "fused": [session.loss.fused, CausalLoss(whole, compute=torch.float32).fused],
     }
+
+
+def read_from_the_hub(folder: str, *, strategy: str, method: str):
+    """Whether a model of the hub, which lies in its cache, is read by parts as well. What has no network is its cache."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    place = Path(folder) / "models--tiny--model"
+    _saved_model(place / "snapshots" / commit)
+    (place / "refs").mkdir(exist_ok=True)
+    (place / "refs" / "main").write_text(commit)
+    job = replace(make_job(method=method, precision="fp32"), model=ModelJob(path="tiny/model"))
+    with (
+        mock.patch.object(huggingface_hub.constants, "HF_HUB_CACHE", folder),
+        mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
+    ):
+        with mock.patch.object(building, "load_model", side_effect=AssertionError("a rank loads all of it")):
+            session = make_session(job, make_world([7, 3], rank=dist.get_rank(), strategy=strategy), num_evaluation=0)
+        whole = load_model(job, compute=torch.float32)
+    expected = dict(whole.named_parameters())
+    return [
+        name
+        for name, each in session.model.named_parameters()
+        if not torch.equal(_whole(each).detach(), expected[name])
+    ]
 
 
 def read_damaged(folder: str, *, how: str):

@@ -99,6 +99,11 @@ def test_every_rank_reads_its_part_of_a_model_that_none_has_held(
         assert result["fused"] == [True, True]
 
 
+def test_a_model_of_the_hub_is_read_by_parts_from_its_cache(pool, tmp_path):
+    ask = {"folder": str(tmp_path), "strategy": "fsdp", "method": "lora"}
+    assert pool(2).run("tests.train.cases_fsdp:read_from_the_hub", **ask) == [[], []]
+
+
 def test_dropout_in_adapters_of_experts_is_refused_by_its_name(zygote):
     said = zygote.fork("tests.train.cases_fsdp:dropout_in_experts").result()
     assert "method.dropout: adapters of experts take none" in said

@@ -18,6 +18,7 @@ from gangline.planning.states import (
     optimizer_bytes,
     outer_bytes,
     quantised_bytes,
+    scale_bytes,
     shards,
     trained_shards,
     weight_bytes,
@@ -314,7 +315,7 @@ class Step:
         one = replace(self.share, layers=(replace(layer, count=1),), has_embedding=False, has_head=False)
         if self.training.method == "qlora":
             packed, _, rest = quantised_bytes(one, self.training)
-            return packed + rest
+            return packed + scale_bytes(one, self.training)[0] + rest
         return one.num_parameters * BYTES[self.training.compute]
 
 

@@ -205,8 +205,9 @@ def _rank(
     return RankComparison(
         host=planned.host,
         gpu=foreseen.gpu,
-        # a profile is of all layers, and what a rank takes for some of them, or for parts, corrects none
-        profile=None if plan.strategy in ("tp", "pipeline") else foreseen.profile,
+        # a profile is of all layers, and of no exchange: what a rank takes for some of them, or with weights that come
+        # and go in between, corrects none
+        profile=foreseen.profile if plan.strategy in ("ddp", "local-sgd") else None,
         micro_batches=done[number],
         slowdown=planned.slowdown,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),

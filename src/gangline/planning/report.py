@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from gangline.planning.decision import AS_FAST, Verdict
 from gangline.planning.instead import Way
-from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method, lacking
+from gangline.planning.missing import why_not
+from gangline.planning.option import Option, builds_method
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
 from gangline.planning.shares import rows_named
@@ -383,9 +384,7 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
         if best is None and today is not None:
             yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
         return
-    lacking = f"gangline train cannot do {_missing(best)} yet"
-    if best.strategy.kind == "local-sgd":
-        lacking = "gangline train does local-sgd only for strategy: local-sgd in the job, for its numbers are others"
+    lacking = why_not(best, name(best.strategy))
     if today is not None:
         length = f": {_length(today, steps)}" if today.time is not None else ""
         yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
@@ -393,15 +392,6 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
         yield f"{lacking}, and there is no room for what it can do"
     else:
         yield lacking
-
-
-def _missing(option: Option) -> str:
-    """What of an option our trainer lacks."""
-    if option.strategy.kind in BUILT_STRATEGIES:
-        return lacking(option.strategy, option.training, option.architecture)
-    words = [name(option.strategy)]
-    words += [] if builds_method(option.training, option.architecture) else [f"{option.training.method} of experts"]
-    return " and ".join(words)
 
 
 def _notes(verdict: Verdict) -> Iterator[str]:

@@ -14,7 +14,8 @@ from gangline.runs.schedule import ahead
 PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
 SCALE_BYTES = 4 / 64
-DOUBLE_SCALE_BYTES = 1 / 64 + 4 / (64 * 256)
+LEVEL_BYTES = 1 / 64
+DOUBLE_SCALE_BYTES = LEVEL_BYTES + 4 / (64 * 256)
 """Scales in one byte each, with an fp32 scale per 256 of them."""
 ROW_SCALE_BYTES = 4
 """Numbers of 8 bits: an fp32 scale for each row (worker/int8)."""
@@ -192,9 +193,26 @@ def weight_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram
     compute = BYTES[training.compute]
     if training.method == "lora":
         return _ceil(share.num_parameters * compute, parts)
-    packed, scales, rest = quantised_bytes(share, training)
-    # bitsandbytes keeps scales beside the weight, where no sharding reaches them
-    return _ceil(packed, parts) + scales + _ceil(rest, parts)
+    packed, _, rest = quantised_bytes(share, training)
+    cut, whole = scale_bytes(share, training)
+    return _ceil(packed, parts) + _ceil(cut, parts) + whole + _ceil(rest, parts)
+
+
+def scale_bytes(share: Share, training: Training) -> tuple[int, int]:
+    """Of the scales of quantised weights: what is in parts where these are, and what every rank has.
+
+    bitsandbytes keeps all of them beside the weight, where no sharding reaches them; gangline's layers only the scales
+    of scales (worker/nf4.py).
+    """
+    packed, scales, _ = quantised_bytes(share, training)
+    if not training.stack.divides_scales:
+        return 0, scales
+    outer = int(packed * (DOUBLE_SCALE_BYTES - LEVEL_BYTES) / PACKED_BYTES) if _is_nested(training) else 0
+    return scales - outer, outer
+
+
+def _is_nested(training: Training) -> bool:
+    return training.bits == 4 and training.double_quant
 
 
 def quantised_bytes(share: Share, training: Training) -> tuple[int, int, int]:

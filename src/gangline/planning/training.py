@@ -62,6 +62,8 @@ class Stack:
     """Whether autocast computes layer norms in fp32 (CUDA's list of operations; that of CPUs leaves them)."""
     whole_adapters: bool = False
     """Whether every rank has all adapters where the frozen weights are in parts (fsdp, hsdp)."""
+    divides_scales: bool = False
+    """Whether the scales of quantised weights are in parts where these are (fsdp, hsdp)."""
     reduces: Number = "fp32"
     """In which width sharded gradients are summed over ranks."""
     foreach: bool = False
@@ -74,7 +76,7 @@ class Stack:
     """Whether autocast holds the copies that it makes until forward ends."""
 
 
-GANGLINE = Stack(name="gangline", caches_casts=False, whole_adapters=True)
+GANGLINE = Stack(name="gangline", caches_casts=False, whole_adapters=True, divides_scales=True)
 """Our own trainer: cross-entropy fused with the head, fused AdamW, sdpa."""
 GANGLINE_CPU = replace(GANGLINE, name="gangline-cpu", chunk_numbers=1 << 20, widens_norms=False)
 """The same on ranks without a GPU: chunks that stay in a CPU's caches."""

@@ -45,7 +45,8 @@ class Gang:
     """Hosts that do not have that checkpoint: their ranks get the state from one whose host has it."""
     init_timeout_s: float = 60.0
     """How long a rank waits for the others to join."""
-    collective_timeout_s: float = 600.0
+    collective_timeout_s: float = 1800.0
+    """How long a rank waits in an exchange: others may load or save. Who hangs is found earlier, by the supervisor."""
     strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "ddp"
     """fsdp, zero: the model, or some of its state, in parts over all ranks; hsdp: over those of each host. tp: its
     layers cut by columns and rows over the ranks of each host. pipeline: some consecutive layers on each rank.

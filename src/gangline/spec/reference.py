@@ -27,7 +27,7 @@ _JOB = """\
 
 ```yaml
 model: ./llama                  # a folder, or owner/name on the Hugging Face hub
-method: lora                    # or full
+method: lora                    # or qlora, full
 data:
   train: data/train.jsonl       # a path, globs, or hub:owner/name/config@revision#split
   eval: data/test.jsonl         # the same, a fraction such as 0.05, or none

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gangline.errors import ModelError
+from gangline.worker.data.model_folder import weights_folder
 from gangline.worker.digests import digest_of_tensor
 from gangline.worker.merge import adapted_layers, refuse_shared
 from gangline.worker.model import base_of, load_config, load_tokenizer, trainable
@@ -174,7 +175,7 @@ def _buffers(checkpoint: Checkpoint, model: nn.Module, names: list[str]) -> Iter
         buffers = dict(model.named_buffers())
         yield from ((name, buffers[name]) for name in names)
         return
-    files = Files.covering(Path(checkpoint.job.model.path), model)
+    files = Files.covering(weights_folder(checkpoint.job.model), model)
     if files is None:
         raise ModelError(
             f"{checkpoint.job.model.path} cannot be read tensor by tensor",

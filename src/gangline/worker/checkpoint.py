@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from gangline.units import format_bytes
 from gangline.worker.pieces import Piece, own_pieces
 
 STATE_FILE = "state.json"
+BEAT_S = 1.0
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -80,6 +81,8 @@ class Saver:
         """Why the last write failed; None again after one that succeeded."""
         self.saved: Saved | None = None
         """The last part that was written."""
+        self.beat: Callable[[], None] = lambda: None
+        """Called once a second while somebody waits for a write, which is not taken for a hang then."""
         self.stall_s = 0.0
         """How long the last `save` held training up: waiting for the one before, and copying."""
 
@@ -121,19 +124,21 @@ class Saver:
         text = json.dumps(dict(state), sort_keys=True)
         self.wait()
         part = _Part(step=step, state=text, description=description, evaluation_loss=state.get("evaluation_loss"))
-        if wait or not self._job.asynchronous:
-            self._write(part, list(pieces))
-        else:
-            staged = self._stage(pieces)
-            self._thread = threading.Thread(target=self._write, args=(part, staged), name="gangline-save")
-            self._thread.start()
+        waits = wait or not self._job.asynchronous
+        given = list(pieces) if waits else self._stage(pieces)
+        self._thread = threading.Thread(target=self._write, args=(part, given), name="gangline-save")
+        self._thread.start()
+        if waits:
+            self.wait()
         self.stall_s = time.perf_counter() - started_s
 
     def wait(self) -> None:
-        """Until no write is in flight."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        """Until no write is in flight, however long that takes."""
+        while (thread := self._thread) is not None:
+            thread.join(BEAT_S)
+            self.beat()
+            if not thread.is_alive():
+                self._thread = None
 
     def _stage(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Copies in this process's memory, kept for the next save: pinned pages are slow to get."""

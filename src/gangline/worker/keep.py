@@ -84,6 +84,10 @@ class Keeper:
     def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
         self._session = session
         self._out = outlets
+        if outlets.saver is not None and outlets.phase is not None:
+            outlets.saver.beat = (
+                outlets.phase.beat
+            )  # and no more: a write that is in flight is waited for whatever comes
         self._progress = progress
         self._saved_step = progress.step
         self._saved_s = time.monotonic()

@@ -192,6 +192,8 @@ class CausalLoss(nn.Module):
         self.model.eval()
         try:
             return _head_is_plain(core, head)
+        except torch.OutOfMemoryError:  # a RuntimeError, and no sign of how the model is made
+            raise
         except (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
             return False
         finally:

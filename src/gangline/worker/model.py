@@ -136,7 +136,9 @@ def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
         torch.manual_seed(job.seed)
         options["dtype"] = drawn
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
-        return model.to(dtype)
+        for parameter in model.parameters():  # not buffers: the frequencies of positions need all their bits
+            parameter.data = parameter.data.to(dtype)
+        return model
     _require_weights(job.model)
     try:
         return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **_source(job.model), **options)

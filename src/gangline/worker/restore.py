@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import pickle
@@ -25,6 +26,7 @@ from gangline.worker.lots import named_lots
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
+_UNREADABLE = frozenset({errno.EIO, errno.ESTALE})
 
 
 def load_part(
@@ -222,8 +224,16 @@ def _distrust(folder: Path) -> Iterator[None]:
     """Only a forger gets here: torch's weights-only loading refuses, or a place is wrong."""
     try:
         yield
-    except CheckpointError:
+    except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
+    except OSError as error:
+        if error.errno in _UNREADABLE:
+            raise CheckpointError(
+                f"{folder} cannot be read",
+                seen=f"expected its files to be readable; {error.strerror}",
+                fix="look at the disk (dmesg) or the shared folder, then resume",
+            ) from error
+        raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
     except Exception as error:
         raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
 

@@ -25,11 +25,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job
+from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
 from gangline.worker.quantised import QuantisedLinear, put_empty
 from gangline.worker.slice import Slice
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
 """What peft puts into the name of a weight that it wraps; twice where it wraps two of a module."""
 
@@ -69,7 +69,7 @@ class Files:
     def of(job: Job, model: nn.Module) -> Files | None:
         """The files of a hollow model; None where it cannot be read by parts."""
         core: Any = base_of(model)
-        return None if _keeps_some_in_fp32(core) else Files.covering(Path(job.model.path), core)
+        return None if _keeps_some_in_fp32(core) else Files.covering(weights_folder(job.model), core)
 
     @staticmethod
     def covering(folder: Path, core: nn.Module) -> Files | None:
@@ -102,7 +102,7 @@ def hollow(
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    if job.model.start == "random" or not Path(job.model.path).is_dir():
+    if job.model.start == "random":
         return None
     config = load_config(job.model)
     config.use_cache = False
@@ -303,13 +303,13 @@ def _keys(folder: Path) -> dict[str, str] | None:
     """Every key of the files, and in which it is; None for weights of another kind."""
     from safetensors import safe_open
 
-    if (folder / _INDEX).is_file():
-        index: dict[str, str] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+    if (folder / WEIGHTS_INDEX).is_file():
+        index: dict[str, str] = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"]
         return index
-    if not (folder / _SINGLE).is_file():
+    if not (folder / ONE_WEIGHTS_FILE).is_file():
         return None
-    with safe_open(folder / _SINGLE, framework="pt") as stream:
-        return dict.fromkeys(stream.keys(), _SINGLE)
+    with safe_open(folder / ONE_WEIGHTS_FILE, framework="pt") as stream:
+        return dict.fromkeys(stream.keys(), ONE_WEIGHTS_FILE)
 
 
 def _keeps_some_in_fp32(core: Any) -> bool:

@@ -87,6 +87,15 @@ def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -
     assert "cannot do pipeline in fp16 yet" in "\n".join(report(verdict, Length(None)))
 
 
+def test_what_only_the_optimizer_stands_against_is_said_by_its_name() -> None:
+    job = question("meta-llama/Llama-2-7b-hf", method="full", optimizer="adamw-8bit", sequence_length=512)
+    verdict = decide(job, world("4xrtx4090"))
+    assert verdict.best is not None
+    assert not verdict.best.is_built
+    said = f"cannot do {verdict.best.strategy.kind} with optimizer.kind: adamw-8bit yet"
+    assert said in "\n".join(report(verdict, Length(None)))
+
+
 def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
     job = question(method="lora", leave_open=False, checkpointing=True)
     job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))

@@ -172,6 +172,14 @@ def test_a_run_corrects_the_profile_that_its_plan_used() -> None:
     assert "calm-otter-7 took 1.25 x what was measured; plans now take 1.25 x" in words
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "zero-1", "zero-3", "tp"])
+def test_what_was_computed_between_exchanges_is_no_sign_of_speed(strategy) -> None:
+    known = profile()
+    records = [line(step, compute=(0.5, 0.5)) for step in range(1, 21)]
+    comparison = kept(plan(profiles=(known.name, None), strategy=strategy), records)
+    assert fold([known], [comparison]).profiles[known.name] == known
+
+
 def test_what_a_stage_of_a_pipeline_takes_is_no_sign_of_the_speed_of_all_layers() -> None:
     known = profile()
     records = [line(step, compute=(0.2, 0.1)) for step in range(1, 21)]

@@ -58,6 +58,7 @@ def cpu_world(*free_gib: float) -> World:
     [
         ("fsdp", cpu_world(64, 64), "no rank has a GPU, so all of it is there already"),
         ("hsdp", world("rtx4090"), "one rank has no parts"),
+        ("zero-3", world("rtx4090"), "one rank, and strategy: zero-3"),
         ("ddp", cpu_world(64, 64), "activation_offloading: there is nothing to move"),
     ],
 )

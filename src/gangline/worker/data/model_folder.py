@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ TOKENIZER_FILES = (
     "chat_template*", "additional_chat_templates/*", "tekken.json", "spiece*", "sentencepiece*",
 )  # fmt: skip
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json")
+WEIGHTS_INDEX, ONE_WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 
@@ -81,9 +83,27 @@ def open_model_folder(model: ModelJob) -> ModelFolder:
                 seen="expected a folder with config.json, or the name of a model on the hub",
                 fix="check the path; it is read on the head of the cluster",
             )
-        path = _download(model)
+        path = _download(model, ["config.json", *TOKENIZER_FILES])
         commit = path.name
     return ModelFolder(name=model.path, path=path, commit=commit, config=_read_config(path))
+
+
+def weights_folder(model: ModelJob) -> Path:
+    """Where the weights lie as safetensors, if they come so: the user's folder, or the hub's cache, once brought.
+
+    Of the hub no file is loaded but those that its index names, for the same weights may lie there in other forms, too.
+    Raises ModelError.
+    """
+    if Path(model.path).is_dir():
+        return Path(model.path)
+    folder = _download(model, ["config.json", WEIGHTS_INDEX])
+    pinned = replace(model, revision=folder.name)  # the commit
+    if not (folder / WEIGHTS_INDEX).is_file():
+        return _download(pinned, [ONE_WEIGHTS_FILE])
+    with suppress(ValueError, KeyError, AttributeError):  # whoever reads it says what is wrong with it
+        index = json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))
+        return _download(pinned, sorted(set(index["weight_map"].values())))
+    return folder
 
 
 def check_sequence_length(folder: ModelFolder, sequence_length: int) -> None:
@@ -97,10 +117,9 @@ def check_sequence_length(folder: ModelFolder, sequence_length: int) -> None:
         )
 
 
-def _download(model: ModelJob) -> Path:
+def _download(model: ModelJob, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", *TOKENIZER_FILES]
     try:
         return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
     except Exception as error:  # as in hub.py: the errors of the HTTP client change with its versions

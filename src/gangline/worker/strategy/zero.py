@@ -177,6 +177,7 @@ class Parts:
     def __init__(self, deepspeed: Any, engine: Any, *, stage: int, rank: int) -> None:
         self._api = deepspeed.utils
         self._optimizer = engine.optimizer
+        self._device = engine.device
         self._stage = stage
         self._rank = rank
         self._there: int | None = None
@@ -206,7 +207,7 @@ class Parts:
         if self._on_disk(self._group(parameter)):  # no group of them has to come for it
             norms, place = self._optimizer.norm_for_param_grads, self._optimizer.get_param_id(parameter)
             norm: torch.Tensor = norms.get(place, _NOTHING)
-            return norm.reshape(1)
+            return norm.reshape(1).to(self._device)
         if self._stage == 3:
             return self._api.safe_get_local_grad(parameter)
         mapping = parameter._hp_mapping
@@ -219,10 +220,13 @@ class Parts:
     def poison(self, parameter: nn.Parameter) -> None:
         """Make a gradient infinite: DeepSpeed skips such a step, on all ranks."""
         if self._on_disk(self._group(parameter)):
-            self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = torch.tensor(torch.inf)
+            infinite = torch.tensor(torch.inf, device=self._device)
+            self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = infinite
             return
         if self._stage == 3:
-            self._api.safe_set_local_grad(parameter, torch.full_like(parameter.ds_tensor, torch.inf))
+            # where norms are summed, which is not where the part of an offloaded weight lies
+            infinite = torch.full_like(parameter.ds_tensor, torch.inf, device=self._device)
+            self._api.safe_set_local_grad(parameter, infinite)
             return
         self._api.safe_set_full_grad(parameter, torch.full(parameter.shape, torch.inf, device=parameter.device))
         if getattr(self._optimizer, "cpu_offload", False):  # the norm of this one was taken before
