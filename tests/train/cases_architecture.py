@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from gangline.errors import ModelError
+from gangline.runs.job import MethodJob
+from gangline.worker.loss import CausalLoss
+from gangline.worker.model import layers_of
+from gangline.worker.quantised import quantise
 from gangline.worker.slice import COLUMNS, NARROW_NORM, ROWS
+from gangline.worker.stage import cut
+from gangline.worker.strategy.pipeline import Pipeline
 
 
 def counts(configs: list[dict], *, rank: int, targets: list[list[str]]):
@@ -66,3 +75,61 @@ def plans(families):
     words = {family: set((kind.base_model_tp_plan or {}).values()) for family, kind in known.items()}
     ours = {*COLUMNS, *ROWS, NARROW_NORM}
     return {family: bool(found) and found <= ours for family, found in words.items()}
+
+
+def staged(configs: list[dict]):
+    """Per config: why three stages of a layer each are refused, or how far their logits are from the whole model's."""
+    return [_staged(dict(config)) for config in configs]
+
+
+def _staged(config: dict):
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+    model.train()  # as a stage is tried
+    try:
+        _through_stages(model)
+        model.eval()
+        logits = _through_stages(model)
+    except (ModelError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, AssertionError) as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    with torch.no_grad():
+        expected = model(_IDS, position_ids=_POSITIONS, use_cache=False).logits
+    return {"refused": "", "off": float((logits - expected).abs().max() / expected.abs().max())}
+
+
+_IDS, _POSITIONS = torch.arange(10, 16)[None], torch.arange(6)[None]
+
+
+@torch.no_grad()
+def _through_stages(model: nn.Module) -> torch.Tensor:
+    """Logits by the code of stages, each of which has the hidden states of the one before."""
+    given = None
+    for number in range(3):
+        part = copy.deepcopy(model)
+        stage = cut(part, number=number, stages=(1, 1, 1), stream=torch.float32)
+        loss = CausalLoss(part, compute=torch.float32, stage=stage)
+        if stage.is_last:
+            logits = loss.logits(_IDS, _POSITIONS, entered=given)
+            stage.require_plain(given)
+            return logits
+        given = Pipeline._decode(SimpleNamespace(_stage=stage, _loss=loss), given, _IDS, _POSITIONS)
+    raise AssertionError("no stage is the last one")
+
+
+def packed(configs: list[dict]):
+    """Per config: why its linears are not quantised; empty where they are."""
+    return [_packed(dict(config)) for config in configs]
+
+
+def _packed(config: dict) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = _model(AutoConfig.for_model(config.pop("model_type"), **config))
+    method = MethodJob(kind="qlora", bits=8)
+    try:
+        quantise(model, layers_of(model), method, compute=torch.float32, device="meta")
+    except ModelError as error:
+        return str(error)
+    return ""

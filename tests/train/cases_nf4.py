@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from unittest.mock import patch
@@ -13,8 +14,8 @@ from gangline.errors import GanglineError
 from gangline.runs.job import MethodJob
 from gangline.worker import int8, nf4
 from gangline.worker.flops import step_flops
-from gangline.worker.model import base_of, load_model
-from gangline.worker.quantised import QuantisedLinear, num_weights, quantise
+from gangline.worker.model import base_of, layers_of, load_model
+from gangline.worker.quantised import QuantisedLinear, multiplies, num_weights, quantise
 from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
 
 
@@ -111,6 +112,64 @@ def what_is_packed(method: str):
         "flops": step_flops(model, lengths, full=False),
         "head": type(base_of(model).get_output_embeddings()) is nn.Linear,
     }
+
+
+def of_another_kind():
+    """A Falcon of 8 bits against one with the weights that these stand for; which kinds of linears count as one."""
+    from transformers import FalconConfig, FalconForCausalLM
+
+    torch.manual_seed(0)
+    config = FalconConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=96, bias=True, initializer_range=0.2
+    )
+    model = FalconForCausalLM(config).double().eval()
+    before = copy.deepcopy(model)
+    drawn = torch.get_rng_state()
+    quantise(model, layers_of(model), MethodJob(kind="qlora", bits=8), compute=torch.float64, device="cpu")
+    is_undrawn = torch.equal(drawn, torch.get_rng_state())
+    plain = copy.deepcopy(before)
+    layers = [(name, part) for name, part in model.named_modules() if isinstance(part, QuantisedLinear)]
+    for name, part in layers:
+        plain.get_submodule(name).weight.data = part.unpack(part.weight, part.scales)
+    tokens, logits, gradients = torch.arange(12)[None], [], []
+    for each in (model, plain, before):
+        entered = each.get_input_embeddings()(tokens).detach().requires_grad_()
+        logits.append(each(inputs_embeds=entered, use_cache=False).logits)
+        logits[-1].square().sum().backward()
+        gradients.append(entered.grad)
+
+    def off(one, other):
+        return float((one - other).abs().max().detach() / other.abs().max().detach())
+
+    return {
+        "packed": len(layers),
+        "off": off(logits[0], logits[1]),
+        "as it was": off(logits[0], logits[2]),
+        "gradient off": off(gradients[0], gradients[1]),
+        "draws": is_undrawn,
+        "others": [multiplies(kind) for kind in (type(before.transformer.h[0].mlp.dense_h_to_4h), Scaled, Wider, Two)],
+    }
+
+
+class Scaled(nn.Linear):
+    """Another product."""
+
+    def forward(self, value):
+        return super().forward(value) * 1.5
+
+
+class Wider(nn.Linear):
+    """It wants more than weight and bias."""
+
+    def forward(self, value):
+        return super().forward(value) + self.more
+
+
+class Two(nn.Linear):
+    """Not one tensor."""
+
+    def forward(self, value):
+        return super().forward(value), value
 
 
 def experts():

@@ -6,6 +6,7 @@ from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
 from gangline.planning.families import FAMILIES, SLICED
 from gangline.planning.lora import lora_parameters
+from gangline.planning.unfit import unpackable, unstageable
 from tests.unit.planning.published import PUBLISHED, config
 
 pytestmark = pytest.mark.rotating
@@ -50,6 +51,7 @@ TRUE_SIZES = [
     "Llama-2-7B", "Qwen2.5-7B", "Qwen3-8B", "Gemma-2-9B", "Gemma-3-1B", "Phi-3-mini", "GPT-2 XL", "Falcon-7B",
     "Falcon-40B", "GPT-NeoX-20B", "Mixtral-8x7B", "GLM-4.5-Air", "gpt-oss-20b", "DeepSeek-V2-Lite",
 ]  # fmt: skip
+DROPPING = [("phi", "embd_pdrop"), ("gpt_neox", "hidden_dropout"), ("starcoder2", "embedding_dropout")]
 OLD_NAMES = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 120, "n_positions": 32, "n_inner": 96}
 
 
@@ -110,3 +112,20 @@ def test_published_models_have_the_numbers_that_the_planner_says(pool, name):
 def test_families_that_can_be_cut_by_columns_and_rows_are_those_whose_plan_says_so(pool):
     plans = pool(1).run(f"{CASES}:plans", families=sorted(set(FAMILIES) - OUTSIDE))[0]
     assert {family for family, cut in plans.items() if cut} == SLICED
+
+
+def test_what_the_plan_says_can_be_cut_between_layers_the_worker_cuts_and_refuses_the_others(pool):
+    names = known_to_transformers(pool)
+    configs = [*map(small, names), *({**small(name), key: 0.1} for name, key in DROPPING)]
+    found = pool(1).run(f"{CASES}:staged", configs=configs)[0]
+    for name, data, seen in zip([*names, *(f"{name}, {key}" for name, key in DROPPING)], configs, found, strict=True):
+        assert bool(seen["refused"]) == bool(unstageable(read_architecture(data))), f"{name}: {seen}"
+        assert seen["refused"] or seen["off"] < 1e-6, name
+
+
+def test_what_the_plan_says_can_have_few_bits_the_worker_packs_and_refuses_the_others(pool):
+    names = known_to_transformers(pool)
+    configs = [small(name) for name in names]
+    found = pool(1).run(f"{CASES}:packed", configs=configs)[0]
+    for name, data, said in zip(names, configs, found, strict=True):
+        assert bool(said) == bool(unpackable(read_architecture(data))), f"{name}: {said}"

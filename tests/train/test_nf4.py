@@ -69,6 +69,17 @@ def test_linears_inside_layers_are_packed_and_nothing_else(pool):
     assert quantised["flops"] == plain["flops"]
 
 
+def test_what_computes_as_a_linear_is_packed_and_its_products_are_those_of_the_same_model(pool):
+    """Falcon's linears are a kind of their own."""
+    found = pool(1).run(f"{CASES}:of_another_kind")[0]
+    assert found["packed"] == 4 * 2
+    assert found["off"] < 1e-12
+    assert found["as it was"] > 1e-3  # of the model before its weights were rounded
+    assert found["gradient off"] < 1e-12
+    assert found["draws"]
+    assert found["others"] == [True, False, False, False]
+
+
 def test_experts_are_refused_with_their_part_of_the_weights(zygote):
     said = zygote.fork(f"{CASES}:experts").result()
     assert "method: qlora cannot quantise the experts of this model" in said

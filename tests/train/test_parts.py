@@ -58,7 +58,7 @@ def test_combinations_that_cannot_train_are_refused(pool):
     for changes in ({"precision": "fp16", "parameters": "compute"}, {"precision": "fp64", "parameters": "fp32"}):
         error = pool(1).run(f"{CASES}:precision_error", **changes)[0]
         assert error["kind"] == "UsageError"
-        assert "job.precision" in error["what"]
+        assert "precision.parameters: " in error["what"]
     assert pool(1).run(f"{CASES}:precision_error", precision="auto") == [None]
 
 

@@ -139,7 +139,8 @@ RULES = (
         id="E-GPU-01",
         severity="warn",
         title="more slots than GPUs",
-        meaning="ranks share a card: each is slower, all of them have to fit into its memory, and NCCL does not do it",
+        meaning="ranks share a card: each is slower, all of them have to fit into its memory, and NCCL does not do it; "
+        "only ddp and local-sgd run so",
         fix="set `slots` of this host to {count}",
         look=each(_fewer_than_slots),
     ),

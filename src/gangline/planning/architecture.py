@@ -137,6 +137,8 @@ class Architecture:
     capped_logits: bool = False
     """Whether logits are squeezed, which keeps them once more."""
     max_positions: int | None = None
+    entry_dropout: str = ""
+    """The key of config.json by which a part of embeddings is dropped before the first layer; empty where none is."""
     source: Literal["config", "counted"] = "config"
     """Read from config.json by closed form, or counted on the model itself."""
 

@@ -165,6 +165,7 @@ def _whole(reader: _Reader, layers: tuple[Layer, ...]) -> Architecture:
         linear_head=all(reader.config.get(key) in (None, 1, 1.0) for key in family.scaled_logits),
         capped_logits=reader.config.get("final_logit_softcapping") is not None,
         max_positions=positions or None,
+        entry_dropout=family.entry_dropout if reader.config.get(family.entry_dropout) else "",
     )
 
 

@@ -47,6 +47,8 @@ ASKED: dict[str, tuple[Kind, ...]] = {
     "local-sgd": ("single", "local-sgd"),
 }
 """All that is weighed, by what the job asks for."""
+SHARING: tuple[Kind, ...] = ("single", "ddp", "local-sgd")
+"""What ranks that share a GPU can do: of what ranks exchange under the others gloo does not do all."""
 BEFORE_TP: tuple[Kind, ...] = ("single", "ddp", "fsdp", "hsdp")
 """Where one of these fits, tp is taken only if the job asks for it."""
 UNTIMED = 4
@@ -165,12 +167,13 @@ def _drafts(possible: list[Shift], kind: Kind, *, several: bool = False) -> list
     """
     found: list[Draft] = []
     too_large: set[tuple[bool, int]] = set()
+    crowded = any(each.world.crowded for each in possible[:1])
     for each in possible:
         like = (each.training.checkpointing, each.room(kind).training.accumulation)
         if like in too_large:
             continue
         ways = _rows(each) if several else _strategies(each, kind)
-        drafts = [each.draft(strategy) for strategy in ways]
+        drafts = [each.draft(strategy) for strategy in ways if not crowded or strategy.kind in SHARING]
         if drafts and not any(draft.may_fit for draft in drafts) and (kind != "pipeline" or each.is_uniform):
             too_large.add(like)
         found += drafts

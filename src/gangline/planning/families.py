@@ -78,6 +78,10 @@ class Family:
     """Keys that scale or cap logits when they are there and not 1."""
     unless: tuple[str, ...] = ()
     """Keys that lead away from what this row says when they are true."""
+    entry_dropout: str = ""
+    """The key of config.json that says which part of embeddings is dropped before the first layer."""
+    transposed: bool = False
+    """Whether matrices lie as [in, out], which is no `nn.Linear` (Conv1D)."""
 
 
 LLAMA = Family(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
@@ -130,6 +134,7 @@ _GPT2 = Family(
     width_keys=("n_inner",),
     positions="learned",
     unless=("add_cross_attention",),
+    transposed=True,
 )
 _NEOX = Family(
     qkv=("query_key_value",),
@@ -190,6 +195,7 @@ FAMILIES: dict[str, Family] = {
         head_bias=True,
         parallel=True,
         unless=("qk_layernorm",),
+        entry_dropout="embd_pdrop",
     ),
     "phi3": Family(qkv=("qkv_proj",), mlp=("gate_up_proj", "down_proj"), window="always"),
     "olmo": _OLMO,
@@ -214,9 +220,10 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         kv_heads=2,
         window="always",
+        entry_dropout="embedding_dropout",
     ),
     "gpt2": _GPT2,
-    "gpt_bigcode": replace(_GPT2, activation="gelu_pytorch_tanh"),
+    "gpt_bigcode": replace(_GPT2, activation="gelu_pytorch_tanh", transposed=False),
     "gptj": Family(
         out="out_proj",
         mlp=("fc_in", "fc_out"),
@@ -230,7 +237,7 @@ FAMILIES: dict[str, Family] = {
         width_keys=("n_inner",),
         parallel=True,
     ),
-    "gpt_neox": replace(_NEOX, parallel=True),
+    "gpt_neox": replace(_NEOX, parallel=True, entry_dropout="hidden_dropout"),
     "bloom": replace(_NEOX, qkv_bias=True, out_bias=True, tied=True, width_keys=(), alibi=True, embedding_norm=True),
     "opt": Family(
         out="out_proj",
@@ -296,3 +303,15 @@ SLICED = frozenset(
     }
 )
 """Those for which transformers (5.23) has a plan of columns and rows, and of nothing else."""
+
+STAGED = frozenset(
+    {
+        *("llama", "mistral", "ministral", "qwen2", "qwen3", "internlm3", "smollm3", "ernie4_5", "olmo", "olmo2"),
+        *("olmo3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "glm4", "gpt_neox", "phi", "phi3"),
+        *("stablelm", "starcoder2", "mixtral", "phimoe", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"),
+        *("deepseek_v2", "deepseek_v3"),
+    }
+)
+"""Those whose decoder in transformers (5.23) hands embeddings to its first layer as they are, and from layer to layer
+nothing but hidden states, so that worker/stage.py can cut it between any two; tests/train/test_architecture.py tries
+each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gangline.planning.option import BUILT_STRATEGIES, Option, builds_method, lacking
+from gangline.planning.unfit import unpackable
 from gangline.runs.job import ZERO
 
 
@@ -16,5 +17,6 @@ def why_not(option: Option, named: str) -> str:
         return f"gangline train does {kind} only where the job asks for it, for it is DeepSpeed's"
     if kind in BUILT_STRATEGIES:
         return f"gangline train cannot do {missing or f'{kind} with optimizer.kind: {option.training.optimizer}'} yet"
-    method = "" if builds_method(option.training, option.architecture) else f" and {option.training.method} of experts"
-    return f"gangline train cannot do {named}{method} yet"
+    method = f" and {option.training.method} of {unpackable(option.architecture)}"
+    built = builds_method(option.training, option.architecture)
+    return f"gangline train cannot do {named}{'' if built else method} yet"

@@ -21,6 +21,7 @@ from gangline.planning.slices import lacking_of_tp
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
 from gangline.planning.training import Kind, Number, Strategy, Training
+from gangline.planning.unfit import unpackable, unstageable
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import shares_by_time, split_whole, whole_count
 from gangline.runs.job import ZERO, StrategyJob
@@ -440,8 +441,8 @@ def fabric(world: World) -> Fabric:
 
 
 def builds_method(training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it with such a model: it quantises linears, and experts are none."""
-    return training.method != "qlora" or not architecture.expert_weights
+    """Whether gangline's own trainer can do it with such a model: it quantises linears, and no other weights."""
+    return training.method != "qlora" or not unpackable(architecture)
 
 
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
@@ -458,7 +459,9 @@ def lacking(strategy: Strategy, training: Training, architecture: Architecture) 
     if kind not in BUILT_STRATEGIES or moves:
         return f"{kind} with activations in RAM" if moves else kind
     if not builds_method(training, architecture):
-        return f"{training.method} of experts"
+        return f"{training.method} of {unpackable(architecture)}"
+    if kind == "pipeline" and (why := unstageable(architecture)):
+        return f"pipeline with {why}"
     if kind in ZERO or kind == "tp":
         parts = strategy.shard_size
         return _lacking_of_zero(kind, training) if kind in ZERO else lacking_of_tp(architecture, training, parts)

@@ -48,6 +48,8 @@ class Seat:
     """The user's own word on its speed, relative to the others."""
     slowdown: float = 1.0
     """Trials only: see `Host.slowdown`."""
+    num_sharing: int = 1
+    """Ranks on this card: `free_bytes` is one's part."""
 
     @property
     def label(self) -> str:
@@ -72,6 +74,11 @@ class World:
     def hosts(self) -> tuple[str, ...]:
         """Names, in the order of ranks."""
         return tuple(dict.fromkeys(seat.host for seat in self.seats))
+
+    @property
+    def crowded(self) -> tuple[str, ...]:
+        """Hosts with more ranks than GPUs, where they have some."""
+        return tuple(dict.fromkeys(seat.host for seat in self.seats if seat.gpu is not None and seat.num_sharing > 1))
 
     def seats_of(self, host: str) -> tuple[Seat, ...]:
         """The seats of one host."""

@@ -26,6 +26,7 @@ from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
 from gangline.spec.offload import check_offload
 from gangline.spec.paths import absolute, what_was_meant
+from gangline.spec.precision import check_precision
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
 from gangline.spec.zero import check_zero, resolve_deepspeed
@@ -54,6 +55,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     check_zero(checked)
     check_offload(checked)
     _check_parts(checked)
+    check_precision(checked)
     _check_exchange(checked)
     _check_schedule(checked)
     _check_evaluation(checked)

@@ -10,11 +10,12 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
-from gangline.planning.decision import LEAST_STAGES, Verdict, decide
+from gangline.planning.decision import LEAST_STAGES, SHARING, Verdict, decide
 from gangline.planning.instead import Way, ways_out
 from gangline.planning.option import IN_STEP, Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
+from gangline.planning.unfit import unpackable
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count
 from gangline.runs.job import ZERO, Job
@@ -89,8 +90,11 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
     """Weigh every way to run the job on these machines.
 
     Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, for tp on
-    hosts with unlike numbers of ranks, and as `require_cards` and `require_ram` do.
+    hosts with unlike numbers of ranks, where ranks share a GPU for what wants one for each, for weights that would be
+    trained in fp16, and as `require_cards` and `require_ram` do.
     """
+    _require_formats(job, world)
+    _require_own_cards(job, world)
     _require_slots(job, world)
     _require_rows(job, len(world.seats))
     require_cards(job, world)
@@ -130,6 +134,33 @@ def _foreseen(job: Job, world: World, means: Means, *, stack: Stack) -> Outlook:
 
 def _unknown(error: ModelError) -> Outlook:
     return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+
+
+def _require_formats(job: Job, world: World) -> None:
+    """Only here it is known that `precision: auto` is fp16."""
+    if job.parameters != "compute" or _compute(job, world) != "fp16":
+        return
+    cards = dict.fromkeys(seat.label for seat in world.seats if seat.spec is not None and not seat.spec.bf16)
+    why = f"{', '.join(cards)} cannot compute in bf16, so all cards compute in fp16"
+    raise UsageError(
+        "precision.parameters: fp16 weights cannot be trained",
+        seen=f"parameters: compute, and {why if job.precision == 'auto' else 'compute: fp16'}; updates smaller than "
+        "6e-8 vanish",
+        fix="delete precision.parameters (trained weights are then in fp32), or write precision.compute: fp32",
+    )
+
+
+def _require_own_cards(job: Job, world: World) -> None:
+    """Ranks that share a GPU exchange gradients over gloo, and no weights, states or activations."""
+    kind = job.strategy.kind
+    alone = kind == "tp" and len(world.hosts) == len(world.seats)  # one rank on each host has all of every layer
+    if not world.crowded or kind in (*SHARING, "auto") or alone:
+        return
+    raise UsageError(
+        f"strategy: {kind} wants a GPU for every rank",
+        seen=f"more ranks than GPUs on {', '.join(world.crowded[:8])}; ranks that share one exchange gradients alone",
+        fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
+    )
 
 
 def _require_slots(job: Job, world: World) -> None:
@@ -235,6 +266,7 @@ def require_startable(job: Job, outlook: Outlook) -> None:
         _require_shape(job, outlook)
         return
     _require_method(verdict.question)
+    _require_bf16(verdict)
     if verdict.runnable is None:
         _require_way(verdict)
         _refuse_size(verdict)
@@ -260,15 +292,19 @@ def _require_way(verdict: Verdict) -> None:
     asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
     if asked == "auto" or option is None or any(each.is_built for each in verdict.by_kind):
         return
+    missing = lacking(option.strategy, option.training, option.architecture)
     seen, fix = f"strategy: {asked} for method: {option.training.method}", "write another strategy"
     if asked == "tp":
         seen = "the ranks of a host would compute every layer together, each some of its heads, columns and rows"
         fix = "write strategy: hsdp (or fsdp), or set slots of every host to another number"
-    if option.training.compute == "fp16":
+    if asked == "pipeline":
+        seen = "every stage would begin with the hidden states of the one before it, in place of embeddings"
+        fix = "write strategy: fsdp, or ddp where every device holds the model"
+    if " in fp16" in missing:
         seen = "products in fp16, and gradients in parts have no loss scale, without which small ones are lost"
         fix = "write precision: fp32, or strategy: ddp if a device holds the model"
     raise UsageError(
-        f"strategy: gangline train cannot do {lacking(option.strategy, option.training, option.architecture)}",
+        f"strategy: gangline train cannot do {missing}",
         seen=seen,
         fix=fix,
     )
@@ -278,11 +314,30 @@ def _require_method(question: Question) -> None:
     if builds_method(question.training, question.architecture):
         return
     experts, total = question.architecture.expert_weights, question.architecture.num_parameters
+    if not experts:
+        raise UsageError(
+            f"method: gangline train cannot do {question.training.method} with this model",
+            seen=f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type}), which "
+            "would stay as they are",
+            fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+        )
     raise UsageError(
         f"method: gangline train cannot do {question.training.method} with a mixture of experts",
         seen=f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights, which would "
         "stay as they are",
         fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+    )
+
+
+def _require_bf16(verdict: Verdict) -> None:
+    """A job that names bf16 gets no other format; of cards that the catalogue does not have ranks find it out."""
+    seats = [seat for seat in verdict.world.seats if seat.spec is not None and not seat.spec.bf16]
+    if verdict.question.training.compute != "bf16" or not seats:
+        return
+    raise UsageError(
+        f"precision.compute: {', '.join(dict.fromkeys(seat.label for seat in seats))} cannot compute in bf16",
+        seen=f"compute: bf16, and such a card in {', '.join(list(dict.fromkeys(seat.host for seat in seats))[:8])}",
+        fix="write precision: auto (all cards then use fp16 with a loss scale) or fp32",
     )
 
 
@@ -304,8 +359,13 @@ def _refuse_size(verdict: Verdict) -> None:
         f"the job does not fit on {need.seat.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
         f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free{better}",
-        fix=_listed(_ways(verdict)),
+        fix=_listed([*_fewer_ranks(verdict.world), *_ways(verdict)]),
     )
+
+
+def _fewer_ranks(world: World) -> list[str]:
+    """Each rank that shares a card has a part of its memory, and of what divides a model nothing is done there."""
+    return [f"set slots of {', '.join(world.crowded[:8])} to the number of its GPUs"] if world.crowded else []
 
 
 def _refuse_slowness(verdict: Verdict) -> None:

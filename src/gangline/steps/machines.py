@@ -67,6 +67,7 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
         power_limit_w=gpu.power_limit_w,
         weight=weight,
         slowdown=host.slowdown,
+        num_sharing=num_sharing,
     )
 
 

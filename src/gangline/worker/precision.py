@@ -60,7 +60,7 @@ def _agreed(value: int, *, world_size: int) -> tuple[int, int]:
 
 
 def agree_precision(job: Job, device: torch.device, *, world_size: int) -> Precision:
-    """Resolve `job.precision` over the gang (tiny all-reduces where there are several ranks).
+    """Resolve the job's precision over the gang (tiny all-reduces where there are several ranks).
 
     Raises UsageError for a combination that cannot train.
     """
@@ -76,13 +76,13 @@ def agree_precision(job: Job, device: torch.device, *, world_size: int) -> Preci
         name = _BY_ABILITY[_agreed(_ability(device), world_size=world_size)[0]]
     if name == "bf16" and device.type == "cuda" and _ability(device) < 2:
         raise UsageError(
-            f"job.precision: this GPU ({torch.cuda.get_device_name(device)}) has no bf16",
+            f"precision.compute: this GPU ({torch.cuda.get_device_name(device)}) has no bf16",
             seen="expected a card of compute capability 8.0 or later",
             fix="set precision: auto (all cards then use fp16 with a loss scale) or fp32",
         )
     if name == "fp64" and job.parameters == "fp32":
         raise UsageError(
-            "job.precision: fp64 products on fp32 weights",
+            "precision.parameters: fp64 products on fp32 weights",
             seen="compute fp64 with parameters fp32; weights that are rounded to fp32 make fp64 products pointless",
             fix="remove precision.parameters, or set compute: fp32",
         )
@@ -90,7 +90,7 @@ def agree_precision(job: Job, device: torch.device, *, world_size: int) -> Preci
     parameters = compute if name == "fp64" or job.parameters == "compute" else torch.float32
     if parameters is torch.float16:
         raise UsageError(
-            "job.precision: fp16 weights cannot be trained",
+            "precision.parameters: fp16 weights cannot be trained",
             seen="parameters: compute with fp16 products; updates smaller than 6e-8 vanish",
             fix="set precision.parameters: fp32, or use bf16",
         )

@@ -1,9 +1,9 @@
 """Frozen linears with few bits a number (`method: qlora`), whatever the format: NF4 (`nf4`) or rows of int8 (`int8`).
 
-Every `nn.Linear` inside the layers is taken, not the output head; what is frozen and no linear (norms, embeddings)
-stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied, in forward and again in
-backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of their own that nothing is
-trained of, so that a strategy may divide them as it divides any other weight.
+Every `nn.Linear` inside the layers is taken, and whatever computes as one does, not the output head; what is frozen and
+no linear (norms, embeddings) stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied,
+in forward and again in backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of
+their own that nothing is trained of, so that a strategy may divide them as it divides any other weight.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Value [..., in] -> [..., out], in the format of products."""
-        product: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-            value.to(self.compute), self.weight, self.scales, self
-        )
-        return product
+        rows = value.to(self.compute).reshape(-1, self.in_features)
+        # of rows, for what a function of our own returns may be changed in place (Falcon does) only if it is no view
+        product: torch.Tensor = _Product.apply(rows, self.weight, self.scales, self)  # type: ignore[no-untyped-call]
+        return product.view(*value.shape[:-1], self.out_features)
 
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         """A weight [out, in] as the tensors of such a layer, by their names, on the device that it is on."""
@@ -90,16 +90,16 @@ class QuantisedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """value @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
+    """rows @ weight.T + bias, which keeps the few bits of each number for backward; the bias is frozen, too."""
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, layer: QuantisedLinear
+        ctx: Any, rows: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor, layer: QuantisedLinear
     ) -> torch.Tensor:
         ctx.save_for_backward(numbers, scales)
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(layer.compute)
-        return F.linear(value, layer.unpack(numbers, scales), bias)
+        return F.linear(rows, layer.unpack(numbers, scales), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -138,8 +138,7 @@ def _numbers(layers: nn.ModuleList) -> int:
 def _few(share: float) -> ModelError:
     return ModelError(
         "method: qlora finds too few linears in this model",
-        seen=f"{100 * share:.0f} % of the weights of its layers are in torch's nn.Linear; the others would stay as "
-        "they are",
+        seen=f"{100 * share:.0f} % of the weights of its layers are in an nn.Linear; the others would stay as they are",
         fix="write method: lora, with a strategy that divides the model if no device holds it",
     )
 
@@ -187,12 +186,38 @@ def _put(layer: QuantisedLinear, name: str, tensor: torch.Tensor) -> None:
 def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Parent, name there, and linear: the base model's, not those of adapters."""
     inside = {id(module) for module in layers.modules()}
+    kinds = {kind for kind in {type(module) for module in layers.modules()} if multiplies(kind)}
     for prefix, parent in core.named_modules():
         if id(parent) not in inside or ".lora_" in f".{prefix}.":
             continue
         for key, module in parent.named_children():
-            if type(module) is nn.Linear and not key.startswith("lora_"):
+            if isinstance(module, nn.Linear) and type(module) in kinds and not key.startswith("lora_"):
                 yield parent, key, module
+
+
+@torch.no_grad()
+def multiplies(kind: type[nn.Module]) -> bool:
+    """Whether modules of this kind compute what an `nn.Linear` with their weight and bias does.
+
+    Of a subclass (Falcon has one) that is tried on a small linear, not looked up; one that needs more than weight and
+    bias is none.
+    """
+    if kind is nn.Linear or not issubclass(kind, nn.Linear):
+        return kind is nn.Linear
+    value = torch.linspace(-1, 1, 12, dtype=torch.float64, device="cpu").view(4, 3)
+    for bias in (True, False):
+        # nothing is drawn: a run's random numbers stay where they are
+        plain = nn.utils.skip_init(nn.Linear, 3, 2, bias=bias, dtype=torch.float64, device="cpu")
+        for number, parameter in enumerate(plain.parameters(), 1):
+            numbers = torch.arange(parameter.numel(), dtype=torch.float64, device="cpu")
+            parameter.copy_(torch.sin(number + numbers).view_as(parameter))
+        try:
+            made: object = kind.forward(plain, value)
+        except (TypeError, AttributeError, RuntimeError, ValueError, IndexError, AssertionError):
+            return False
+        if not isinstance(made, torch.Tensor) or not torch.allclose(made, plain(value), rtol=1e-12, atol=1e-12):
+            return False
+    return True
 
 
 def _refuse_experts(layers: nn.ModuleList) -> None:

@@ -25,7 +25,7 @@ from gangline.planning.training import Kind, Strategy, Training
 from gangline.planning.world import Seat, World, link
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
-from tests.unit.planning.worlds import question, with_memory, world
+from tests.unit.planning.worlds import crowded, question, with_memory, world
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
 
@@ -163,6 +163,30 @@ def test_one_table_at_both_ends_of_a_pipeline_is_trained_at_both() -> None:
         assert (option.strategy.kind, option.is_built) == ("pipeline", True)
         assert ("gradients of the tied table" in {each.what for each in option.traffic.exchanges}) == sums
     assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
+
+
+def test_a_pipeline_of_a_model_that_cannot_be_entered_is_shown_and_not_taken() -> None:
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", checkpointing=True, sequence_length=1024)
+    machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 16, 16, 16)
+    assert decide(job, machines).runnable == decide(job, machines).best
+    for changes in ({"model_type": "granite"}, {"entry_dropout": "embd_pdrop"}):
+        other = dataclasses.replace(job, architecture=dataclasses.replace(job.architecture, **changes))  # type: ignore[arg-type]
+        verdict = decide(other, machines)
+        assert verdict.best is not None
+        assert (verdict.best.strategy.kind, verdict.best.is_built) == ("pipeline", False)
+        assert verdict.runnable is None or verdict.runnable.strategy.kind != "pipeline"
+        lines = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
+        assert f"cannot do {lacking(verdict.best.strategy, other.training, other.architecture)}" in lines
+
+
+def test_ranks_that_share_a_gpu_are_weighed_with_what_they_can_do() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", sequence_length=512)
+    cards = world("2xa100-80gb,2xa100-80gb", wire="hdr")
+    verdict = decide(job, crowded(cards, "host2"))
+    assert {option.strategy.kind for option in verdict.by_kind} == {"ddp", "local-sgd"}
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "ddp"
+    assert {"fsdp", "pipeline"} < {option.strategy.kind for option in decide(job, cards).by_kind}
 
 
 def test_a_fast_fabric_makes_shards_worth_while() -> None:

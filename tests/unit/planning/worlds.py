@@ -30,6 +30,12 @@ def with_memory(machines: World, *gib: float) -> World:
     return dataclasses.replace(machines, seats=tuple(seats))
 
 
+def crowded(machines: World, *hosts: str) -> World:
+    """The same with two ranks on each card of these hosts."""
+    seats = [dataclasses.replace(seat, num_sharing=1 + (seat.host in hosts)) for seat in machines.seats]
+    return dataclasses.replace(machines, seats=tuple(seats))
+
+
 def model(name: str) -> Architecture:
     """A model of the catalogue."""
     config = known_config(name)

@@ -116,6 +116,26 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
     assert set(fields_left_at_default(load(folder, EVERYTHING), other)) == allowed
 
 
+@pytest.mark.parametrize(
+    ("words", "seen", "fix"),
+    [
+        (["precision.compute=fp64", "precision.parameters=fp32"], "fp32 for trained weights", "`compute: fp32`"),
+        (["precision.compute=fp16", "precision.parameters=compute"], "fp16 for trained weights", "`compute: bf16`"),
+    ],
+)
+def test_formats_that_do_not_go_together_are_refused_beside_all_other_mistakes(folder, words, seen, fix):
+    said = refused(folder, MINIMAL, *words, "strategy.replicas=2")
+    assert said.startswith("2 mistakes")
+    assert "precision.parameters" in said
+    assert seen in said
+    assert fix in said
+    for parameters in ("auto", "compute"):
+        assert load(folder, MINIMAL, "precision.compute=fp64", f"precision.parameters={parameters}")
+    for parameters in ("auto", "fp32"):
+        assert load(folder, MINIMAL, "precision.compute=fp16", f"precision.parameters={parameters}")
+    assert load(folder, MINIMAL, "precision.parameters=compute").precision == "auto"  # the plan finds out what that is
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
 def test_every_weight_in_parts_has_no_fp16(folder, kind):
     assert load(folder, MINIMAL, f"strategy={kind}").strategy == StrategyJob(kind=kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from gangline.steps.counted import counted
 from gangline.steps.forecast import Outlook, foresee_job, require_startable, training_of, ways_of
 from gangline.steps.foretell import WhatIf, changed
 from gangline.steps.seams import REAL, Means
-from tests.unit.planning.worlds import with_memory, world
+from tests.unit.planning.published import PUBLISHED
+from tests.unit.planning.worlds import crowded, with_memory, world
 
 JOB = Job(
     name="j",
@@ -283,6 +285,104 @@ def test_a_pipeline_without_room_is_not_started_without_its_layers(means: Means)
     for outlook in (tiny, unsure):
         with pytest.raises(DoesNotFit, match="does not fit on"):
             require_startable(job, outlook)
+
+
+def in_folder(folder: Path, name: str, **more: object) -> ModelJob:
+    """A published model's configuration."""
+    (folder / "config.json").write_text(json.dumps({**PUBLISHED[name][0], **more}), encoding="utf-8")
+    return ModelJob(path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("GPT-2 XL", {}, "the family gpt2, whose decoder cannot be entered between layers"),
+        ("Granite-3.0-8B", {}, "the family granite, whose"),
+        ("StarCoder2-3B", {"embedding_dropout": 0.1}, "embeddings (embedding_dropout in config.json)"),
+        ("StarCoder2-3B", {"embedding_dropout": 0.0}, ""),
+    ],
+)
+def test_a_model_that_no_rank_can_begin_in_the_middle_of_is_refused_as_a_pipeline(
+    means: Means, tmp_path: Path, name: str, more: dict[str, object], why: str
+) -> None:
+    two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
+    job = piped(JOB, model=in_folder(tmp_path, name, **more))
+    outlook = foresee_job(job, two, means)
+    if not why:
+        require_startable(job, outlook)
+        return
+    with pytest.raises(UsageError, match="cannot do pipeline with a model") as caught:
+        require_startable(job, outlook)
+    assert why in caught.value.what
+    assert "in place of embeddings" in caught.value.seen
+    assert "write strategy: fsdp" in caught.value.fix
+    auto = dataclasses.replace(job, strategy=StrategyJob())
+    require_startable(auto, foresee_job(auto, two, means))
+
+
+def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(means: Means, tmp_path: Path) -> None:
+    for name, is_refused in (("GPT-2 XL", True), ("Falcon-7B", False), ("BLOOM-7B1", False)):
+        job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"), model=in_folder(tmp_path, name))
+        outlook = foresee_job(job, world("a100-80gb"), means)
+        if not is_refused:
+            require_startable(job, outlook)
+            continue
+        with pytest.raises(UsageError, match="cannot do qlora with this model") as caught:
+            require_startable(job, outlook)
+        assert "no nn.Linear (gpt2)" in caught.value.seen
+        assert "method: lora" in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline"])
+@pytest.mark.parametrize("model", [JOB.model.path, "some/model"])
+def test_where_ranks_share_a_gpu_what_wants_one_for_each_is_refused(means: Means, kind: str, model: str) -> None:
+    asked = StrategyJob(kind=kind)  # type: ignore[arg-type]
+    job = dataclasses.replace(JOB, strategy=asked, model=ModelJob(path=model))
+    with pytest.raises(UsageError, match=f"strategy: {kind} wants a GPU for every rank") as caught:
+        foresee_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), means)
+    assert "more ranks than GPUs on host2;" in caught.value.seen
+    assert "set slots of every host to the number of its GPUs" in caught.value.fix
+
+
+def test_where_ranks_share_a_gpu_the_others_go_on_and_want_of_room_names_the_slots(means: Means) -> None:
+    shared = crowded(world("2xa100-80gb,2xa100-80gb"), "host1", "host2")
+    for kind in ("auto", "ddp", "local-sgd"):
+        method = MethodJob() if kind == "local-sgd" else JOB.method
+        job = dataclasses.replace(JOB, method=method, strategy=StrategyJob(kind=kind))  # type: ignore[arg-type]
+        outlook = foresee_job(job, shared, means)
+        require_startable(job, outlook)
+        assert outlook.runnable is not None
+        assert outlook.runnable.strategy.kind == ("local-sgd" if kind == "local-sgd" else "ddp")
+    alone = crowded(world("a100-80gb,a100-80gb"), "host1", "host2")  # hosts of one computer: each has whole layers
+    sliced = dataclasses.replace(JOB, strategy=StrategyJob(kind="tp"))
+    require_startable(sliced, foresee_job(sliced, alone, means))
+    large = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
+    short = with_memory(shared, 8, 8, 8, 8)
+    with pytest.raises(DoesNotFit, match="does not fit on") as caught:
+        require_startable(large, foresee_job(large, short, means))
+    assert caught.value.fix.startswith("set slots of host1, host2 to the number of its GPUs")
+    require_startable(large, foresee_job(large, with_memory(world("2xa100-80gb,2xa100-80gb"), 16, 16, 16, 16), means))
+
+
+@pytest.mark.parametrize("model", [JOB.model.path, "some/model"])
+def test_weights_in_the_format_of_products_are_refused_where_a_card_makes_that_fp16(means: Means, model: str) -> None:
+    job = dataclasses.replace(JOB, parameters="compute", model=ModelJob(path=model))
+    with pytest.raises(UsageError, match=r"precision\.parameters: fp16 weights cannot be trained") as caught:
+        foresee_job(job, world("rtx4090,rtx2080ti"), means)
+    assert "RTX 2080 Ti cannot compute in bf16, so all cards compute in fp16" in caught.value.seen
+    assert "precision.compute: fp32" in caught.value.fix
+    for machines in (world("rtx4090,rtx3090"), cpu_world(32, 32)):
+        require_startable(job, foresee_job(job, machines, means))
+    for more in ({"parameters": "auto"}, {"precision": "fp32"}):
+        foresee_job(dataclasses.replace(job, **more), world("rtx4090,rtx2080ti"), means)  # type: ignore[arg-type]
+
+
+def test_bf16_that_the_job_names_is_refused_where_a_card_has_none(means: Means) -> None:
+    job = dataclasses.replace(JOB, precision="bf16")
+    with pytest.raises(UsageError, match=r"precision\.compute: RTX 2080 Ti cannot compute in bf16") as caught:
+        require_startable(job, foresee_job(job, world("rtx4090,rtx2080ti"), means))
+    assert "such a card in host2" in caught.value.seen
+    require_startable(job, foresee_job(job, world("rtx4090,rtx3090"), means))
 
 
 def test_layers_that_ranks_cannot_have_between_them_are_refused(means: Means) -> None:

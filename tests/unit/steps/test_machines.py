@@ -49,6 +49,8 @@ def test_ranks_that_share_a_card_share_its_memory(tmp_path: Path) -> None:
     seen = inventory({"pc1": pc("pc1", CARDS["pc1"])})
     world = world_of(cluster(host("pc1", slots=2)), seen, tmp_path)
     assert [seat.free_bytes for seat in world.seats] == [seen.hosts[0].gpus[0].memory_free_bytes // 2] * 2
+    assert world.crowded == ("pc1",)
+    assert world_of(cluster(host("pc1")), seen, tmp_path).crowded == ()
 
 
 def test_a_host_without_cards_offers_its_own_memory_within_its_limit(tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ def test_a_host_without_cards_offers_its_own_memory_within_its_limit(tmp_path: P
     world = world_of(cluster(host("pc1")), inventory({"pc1": answer}), tmp_path)
     assert world.seats[0].gpu is None
     assert world.seats[0].free_bytes == 2 * GIB
+    assert world_of(cluster(host("pc1", slots=2)), inventory({"pc1": answer}), tmp_path).crowded == ()
 
 
 def test_a_host_that_said_nothing_has_unknown_memory(tmp_path: Path) -> None:
