@@ -1,6 +1,7 @@
 """Parts on the disk, with real tensors: saved whole or not at all, loaded only as they were committed."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import PART_FILE
+from gangline.worker import checkpoint
 from gangline.worker.restore import load_part
 from tests.train.parts import DESCRIPTION, commit, like, part_and_digest, same_bits, saved, saver_in, some_tensors
 
@@ -29,6 +31,28 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit_with_its_state(tmp_path, a
     assert load_part(part, template, digest=digest) == state
     assert [name for name in tensors if not same_bits(tensors[name], template[name])] == []
     assert sorted(path.name for path in part.parent.iterdir()) == ["part-pc1"]
+
+
+@pytest.mark.parametrize("how", ["waits", "finishes"])
+def test_who_waits_for_a_write_shows_meanwhile_that_it_lives(tmp_path, monkeypatch, how):
+    saver, beats = saver_in(tmp_path, asynchronous=how == "finishes"), []
+    monkeypatch.setattr(checkpoint, "BEAT_S", 0.02)
+    write = saver._write_part
+
+    def slowly(*part):
+        while len(beats) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return write(*part)
+
+    deadline = time.monotonic() + LIMIT_S / 4
+    monkeypatch.setattr(saver, "_write_part", slowly)
+    saver.beat = lambda: beats.append(threading.get_ident())
+    saver.save(100, some_tensors(), {}, wait=how == "waits")
+    saver.wait()
+    assert len(beats) >= 3
+    assert set(beats) == {threading.get_ident()}
+    assert saver.failure is None
+    assert not saver.busy
 
 
 def test_parameters_that_need_gradients_are_filled_in_place(tmp_path):
