@@ -1,6 +1,6 @@
 """What memory a rank needs while it loads a model that no rank holds: its part, one layer, and a constant?
 
-    python -m benchmarks.load_memory --out load_memory.jsonl           # 5 GB of disk beside the file, about 15 minutes
+    python -m benchmarks.load_memory --out load_memory.jsonl           # 5 GB of disk beside the file, about 30 minutes
 
 A Llama of 1.16 B random weights in fp32 (4.6 GB in 21 files) is loaded by three ranks on this machine, as a run loads
 it (`worker/session.py`), over gloo. Another process reads each rank's RssAnon every 5 ms: what the kernel could not

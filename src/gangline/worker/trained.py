@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,10 +94,13 @@ def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
 
 
 def hush_libraries() -> None:
-    """No progress bars, and nothing of what transformers and peft have to say to each other, on the user's screen."""
+    """No progress bars, and nothing of what transformers, peft and bitsandbytes say to each other, on the user's
+    screen: peft imports bitsandbytes, which warns on processors with bf16 that faster products could be had.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
 
 
