@@ -163,15 +163,17 @@ def test_a_stream_that_was_broken_off_leaves_nothing(transport, tmp_path, direct
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_a_connection_lost_in_the_middle_of_a_copy_is_an_error(transport, tmp_path, way):
+def test_a_connection_lost_in_the_middle_of_a_copy_is_an_error(transport, tmp_path, way, monkeypatch):
     source = tree(tmp_path / "source", size=12 << 20)
 
     def cut(done, _total):
         if done > 2 << 20:
             transport._link.connection().channel.end("cut")
 
-    with pytest.raises(HostUnreachable, match="the connection was lost"):
-        transport.push(source, tmp_path / "there" / "target", on_progress=cut)
+    with monkeypatch.context() as slow:
+        slow.setattr(rsync, "OPTIONS", (*rsync.OPTIONS, "--bwlimit=4000"))  # it tells how far it is once a second
+        with pytest.raises(HostUnreachable, match="the connection was lost"):
+            transport.push(source, tmp_path / "there" / "target", on_progress=cut)
     assert not (tmp_path / "there" / "target").exists()
     transport.push(source, tmp_path / "there" / "target")
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["target"]
