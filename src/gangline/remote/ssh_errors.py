@@ -80,7 +80,7 @@ MEANINGS = (
         reason="denied",
     ),
     Meaning(
-        pattern=r"kex_exchange_identification|connection (?:closed|reset)",
+        pattern=r"kex_exchange_identification|banner exchange: .*broken pipe|connection (?:closed|reset)",
         what="{host} closes the connection before it has begun",
         fix="its sshd may be busy (MaxStartups) or ban this address (fail2ban): see journalctl -u ssh on {host}",
         reason="busy",

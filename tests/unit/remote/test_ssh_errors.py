@@ -51,6 +51,7 @@ def told(stderr, *, returncode=255, **more):
         ("Received disconnect from 10.0.0.7 port 22:2: Too many authentication failures", "refuses your key"),
         ("kex_exchange_identification: Connection closed by remote host", "closes the connection before"),
         ("kex_exchange_identification: read: Connection reset by peer", "closes the connection before"),
+        ("banner exchange: Connection to UNKNOWN port 65535: Broken pipe", "closes the connection before"),
         ("Connection closed by 10.0.0.7 port 22", "closes the connection before"),
         (
             "Unable to negotiate with 10.0.0.7 port 22: no matching cipher found. Their offer: 3des-cbc",
