@@ -100,7 +100,7 @@ MEANINGS = (
 )
 """In this order: the first that fits is taken."""
 
-DROPPED = re.compile(r"kex_exchange_identification: .*(?:closed|reset)", re.IGNORECASE)
+DROPPED = re.compile(r"kex_exchange_identification: .*(?:closed|reset)|banner exchange: .*broken pipe", re.IGNORECASE)
 """A busy sshd drops connections at random (MaxStartups): another try helps."""
 
 
