@@ -1,5 +1,6 @@
 """Checkpoints of somebody who wants to run code: named, refused, never executed."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from gangline.errors import CheckpointError
+from gangline.worker import restore
 from gangline.worker.restore import load_part
 from tests.train.parts import forge, like, saved, some_tensors
 
@@ -126,3 +128,22 @@ def test_a_metadata_that_points_out_of_its_folder_is_refused(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         load_part(part, {"a": torch.zeros(3)}, digest=forge(part))
     assert "files that are not of the part: ../../elsewhere" in caught.value.seen
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (OSError(errno.EIO, "Input/output error"), CheckpointError, "cannot be read"),
+        (FileNotFoundError(errno.ENOENT, "No such file"), CheckpointError, "asks for what no checkpoint"),
+        (MemoryError("none left"), MemoryError, "none left"),
+    ],
+)
+def test_a_disk_that_fails_is_no_forger(tmp_path, monkeypatch, error, kind, said):
+    part, digest = saved(tmp_path)
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(restore, "_read_tensors", fails)
+    with pytest.raises(kind, match=said):
+        load_part(part, like(some_tensors()), digest=digest)

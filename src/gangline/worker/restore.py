@@ -221,20 +221,18 @@ def _missing(tensors: Mapping[str, torch.Tensor], metadata: Metadata) -> list[st
 
 @contextmanager
 def _distrust(folder: Path) -> Iterator[None]:
-    """Only a forger gets here: torch's weights-only loading refuses, or a place is wrong."""
+    """Unless a disk or memory fails, only a forger gets here: weights-only loading refuses, or a place is wrong."""
     try:
         yield
     except (CheckpointError, MemoryError, torch.OutOfMemoryError):
         raise
-    except OSError as error:
-        if error.errno in _UNREADABLE:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNREADABLE:
             raise CheckpointError(
                 f"{folder} cannot be read",
                 seen=f"expected its files to be readable; {error.strerror}",
                 fix="look at the disk (dmesg) or the shared folder, then resume",
             ) from error
-        raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
-    except Exception as error:
         raise _suspicious(folder, f"{type(error).__name__} while reading tensors: {_first_line(error)}") from error
 
 
