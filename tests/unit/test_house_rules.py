@@ -71,12 +71,12 @@ def texts() -> list[tuple[str, str]]:
     return found
 
 
-def test_no_function_is_longer_than_80_lines():
+def test_no_function_is_longer_than_66_lines():
     long = [
         f"{path}:{node.lineno} {node.name}: {num_lines(node)}"
         for path, tree in parsed()
         for node in functions(tree)
-        if num_lines(node) > 80
+        if num_lines(node) > 66
     ]
     assert long == []
 
@@ -86,9 +86,9 @@ def test_95_percent_of_the_functions_have_fewer_than_40_lines():
     assert statistics.quantiles(lengths, n=20)[-1] < 40
 
 
-def test_no_file_is_longer_than_500_lines():
+def test_no_file_is_longer_than_1000_lines():
     lengths = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
-    assert {path: length for path, length in lengths.items() if length > 500} == {}
+    assert {path: length for path, length in lengths.items() if length > 1000} == {}
 
 
 def is_allowed(name: str, words: str, allowed: list[tuple[str, str, str]]) -> bool:
