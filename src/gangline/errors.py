@@ -4,7 +4,8 @@
     ├── UsageError                2   the command line is off
     │   ├── SpecError             2   cluster.yaml or job.yaml is off (all mistakes at once)
     │   ├── DataError             2   the data set is off (file, row, reason)
-    │   └── ModelError            2   the model folder is off, or asks for what is not allowed
+    │   ├── ModelError            2   the model folder is off, or asks for what is not allowed
+    │   └── PluginError           2   a plug-in of another package cannot be used
     ├── CheckFailed               3   a check found something that stops the start
     ├── HostUnreachable           4   a host does not answer
     │   └── HostKeyRefused        4   a host shows another key than the pinned one, or none is pinned
@@ -82,6 +83,10 @@ class DataError(UsageError):
 
 class ModelError(UsageError):
     """The model cannot be loaded, or asks for something that is not allowed."""
+
+
+class PluginError(UsageError):
+    """A plug-in cannot be used: it is named with its package, version and entry point."""
 
 
 class CheckFailed(GanglineError):

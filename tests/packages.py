@@ -1,0 +1,48 @@
+"""Packages with entry points, made in a folder as `pip install --target` leaves them."""
+
+import importlib
+import sys
+from contextlib import contextmanager
+
+from gangline import plugins
+
+
+def make_package(folder, name, *, version="0.1", modules, entry_points):
+    """Write modules ({path: text}) and the dist-info of a package; entry_points: {group: {name: module:object}}."""
+    record = []
+    for path, text in modules.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        record.append(f"{path},,")
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    rows = []
+    for group, entries in entry_points.items():
+        rows += [f"[{group}]", *(f"{entry} = {value}" for entry, value in entries.items()), ""]
+    info.joinpath("entry_points.txt").write_text("\n".join(rows))
+    record += [f"{info.name}/{file},," for file in ("METADATA", "entry_points.txt", "RECORD")]
+    info.joinpath("RECORD").write_text("\n".join(record) + "\n")
+    return folder
+
+
+@contextmanager
+def installed(folder):
+    """The packages of `folder` are installed for this process, and gone again afterwards with all their modules."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    _forget()
+    try:
+        yield folder
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+        _forget()
+
+
+def _forget():
+    importlib.invalidate_caches()
+    plugins.find_plugins.cache_clear()
