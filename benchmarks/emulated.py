@@ -33,7 +33,8 @@ from gangline.runs.job import (
     StrategyJob,
 )
 from gangline.worker.precision import Precision
-from gangline.worker.session import Session, assemble
+from gangline.worker.session import Session, assemble, make_strategy
+from gangline.worker.strategy.base import StrategySetup
 from gangline.worker.world import World
 
 FACTORS = (1.0, 1 / 0.55, 1 / 0.45)
@@ -132,9 +133,6 @@ class _Model(nn.Module):
 class EmulatedLoss(nn.Module):
     """Takes the place of `CausalLoss`: the summed loss of next tokens, late."""
 
-    stage = sliced = None
-    """It is no part of a model."""
-
     def __init__(self, shape: Shape, clock: Clock, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
@@ -206,11 +204,10 @@ def build(
     dtype = torch.float64 if setup.fp64 else torch.float32
     loss = EmulatedLoss(setup.shape, clock, dtype=dtype)
     rows = rows or Rows(setup.batch * setup.steps)
+    precision = Precision(name="fp64" if setup.fp64 else "fp32", compute=dtype, parameters=dtype)
     session = assemble(
         loss,  # type: ignore[arg-type]
-        job(setup),
-        world(setup, rank),
-        precision=Precision(name="fp64" if setup.fp64 else "fp32", compute=dtype, parameters=dtype),
+        make_strategy(StrategySetup(job=job(setup), world=world(setup, rank), precision=precision)),
         train_set=rows,
     )
     session.optimizer.register_step_post_hook(lambda *_: clock.stepped())

@@ -129,11 +129,11 @@ def put(owner: Any, name: str, first: Callable[[], None]) -> None:
 
 def lay() -> None:
     """In a rank that was just forked from a process that has imported the trainer."""
-    from gangline.worker import checkpoint, evaluate, synchronous
+    from gangline.worker import checkpoint, evaluate, loop
     from gangline.worker.loss import CausalLoss
     from gangline.worker.strategy import ddp
 
-    put(synchronous, "pick", hanging("data", wait_for_rows))
+    put(loop, "pick", hanging("data", wait_for_rows))
     put(CausalLoss, "forward", hanging("busy", compute_for_ever))
     put(ddp._Exchange, "send", hanging("native", wait_for_lock))
     put(evaluate, "pick", evaluate_slowly)

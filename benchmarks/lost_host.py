@@ -77,7 +77,7 @@ import importlib.util, json, os, sys
 
 class Hook:
     def find_spec(self, name, path=None, target=None):
-        if name != "gangline.worker.synchronous":
+        if name != "gangline.worker.loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -20,13 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.plan_ranks import CPU, FP32, Device, Work, sent_bytes, tell, timed
+from benchmarks.plan_ranks import CPU, Device, Work, sent_bytes, setup_of, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
-from gangline.worker.loss import CausalLoss
 from gangline.worker.model import layers_of
-from gangline.worker.stage import Elsewhere, Stage, cut
+from gangline.worker.stage import Elsewhere, Stage
 from gangline.worker.strategy.fsdp import Fsdp
 from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.world import World
@@ -163,19 +162,21 @@ def pipeline(order: Order, device: Device, *, eager: bool) -> Row:
     """Cut the model."""
     world = _world(order, "pipeline", eager=eager)
     model = _model(order)
-    stage = cut(model, number=world.rank, stages=order["stages"], stream=torch.float32)
-    loss = CausalLoss(model, compute=torch.float32, stage=stage)
-    strategy = Pipeline(loss, stage, precision=FP32, world=world)
-    strategy.beat = device.begin
+    strategy = Pipeline(setup_of(world, beat=device.begin))
+    strategy.split(model)
+    loss = strategy.make_loss(model)
+    strategy.agree(loss)
+    strategy.wrap(loss)
     taking = _emulate(model, device, with_gradients=False)  # nobody is sent any
-    return Row(strategy, stage, taking, device, order["micro_batches"])
+    return Row(strategy, strategy._stage, taking, device, order["micro_batches"])
 
 
 def fsdp(order: Order, device: Device) -> Parts:
     """Divide the model."""
     world = _world(order, "fsdp")
     model = _model(order)
-    strategy = Fsdp(CausalLoss(model, compute=torch.float32), precision=FP32, world=world)
+    strategy = Fsdp(setup_of(world))
+    strategy.wrap(strategy.make_loss(model))
     taking = _emulate(model, device, with_gradients=True)
     return Parts(strategy, model, taking, order["micro_batches"] // world.size)
 

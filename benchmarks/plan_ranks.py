@@ -24,11 +24,15 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline.runs.buckets import Window, choose_buckets
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
 from gangline.worker.precision import Precision
+from gangline.worker.strategy.base import StrategySetup
 from gangline.worker.strategy.ddp import Ddp
 from gangline.worker.wire import measure_wire
+from gangline.worker.world import World
 
 CPU = torch.device("cpu")
 FP32 = Precision(name="fp32", compute=torch.float32, parameters=torch.float32)
@@ -147,7 +151,10 @@ def alone(device: Device, tokens: int, micro_batches: int) -> None:
 
 def ddp(case: Case, device: Device) -> Callable[[], None]:
     """Our own DDP, buckets and all."""
-    strategy = Ddp(Model(case["weights"], device), precision=FP32, device=CPU)  # type: ignore[arg-type]
+    shares = tuple(GangRank(host=f"pc{rank}", share=share) for rank, share in enumerate(case["micro_batches"]))
+    world = World(gang=Gang(run_id="bench", attempt=1, ranks=shares), rank=dist.get_rank(), device=CPU)
+    strategy = Ddp(setup_of(world))
+    strategy.wrap(Model(case["weights"], device))  # type: ignore[arg-type]
     mine = case["micro_batches"][dist.get_rank()]
     begin(strategy, case, device.micro_s(case["tokens"]), mine)
     batch = Batch(*(torch.zeros(1, case["tokens"], dtype=torch.int64),) * 4)
@@ -160,6 +167,20 @@ def ddp(case: Case, device: Device) -> Callable[[], None]:
         device.work(case["optimizer_s"])
 
     return step
+
+
+def setup_of(world: World, *, beat: Callable[[], None] = lambda: None) -> StrategySetup:
+    """What a strategy is told, of a job that nothing is read of."""
+    job = Job(
+        name="bench",
+        model=ModelJob(path="emulated"),
+        method=MethodJob(kind="full"),
+        data=DataJob(train=SourceJob()),
+        batch=1,
+        micro_batch=1,
+        exchange="fp32",
+    )
+    return StrategySetup(job=job, world=world, precision=FP32, beat=beat)
 
 
 def begin(strategy: Ddp, case: Case, micro_s: float, mine: int) -> None:

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from gangline.planning.links import Fabric, fit_all_reduce
 from gangline.planning.speed import RankWork, step_time
 from gangline.planning.traffic import traffic, trained_weights
 from gangline.planning.training import Strategy, Training
+from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 
 RATE, SIZE = "1gbit", 3
@@ -134,10 +136,12 @@ def rank(order: Line) -> int:
     import torch
     import torch.distributed as dist
 
+    from benchmarks.plan_ranks import setup_of
     from gangline.worker import bench, calibrate
     from gangline.worker.model import trainable
     from gangline.worker.optimizer import clip, gradient_norm
     from gangline.worker.strategy.ddp import Ddp
+    from gangline.worker.world import World
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -149,7 +153,10 @@ def rank(order: Line) -> int:
         calibrate._tell("link", num_bytes=size, seconds=seconds[len(seconds) // 2])
     with TemporaryDirectory() as folder:
         whole = calibrate.build({**order, "config": order["whole"]}, device, Path(folder))
-    strategy = Ddp(whole.loss, precision=whole.precision, device=device)
+    ranks = tuple(GangRank(host=f"pc{rank}", share=MICRO_BATCHES) for rank in range(SIZE))
+    world = World(gang=Gang(run_id="bench", attempt=1, ranks=ranks), rank=dist.get_rank(), device=device)
+    strategy = Ddp(replace(setup_of(world), precision=whole.precision))
+    strategy.wrap(whole.loss)
     batch = calibrate._batch(whole, MICRO_BATCH, LENGTH)
     took = []
     for _ in range(STEPS + 1):

@@ -114,7 +114,7 @@ def _through_stages(model: nn.Module) -> torch.Tensor:
             logits = loss.logits(_IDS, _POSITIONS, entered=given)
             stage.require_plain(given)
             return logits
-        given = Pipeline._decode(SimpleNamespace(_stage=stage, _loss=loss), given, _IDS, _POSITIONS)
+        given = Pipeline._decode(SimpleNamespace(_stage=stage, loss=loss), given, _IDS, _POSITIONS)
     raise AssertionError("no stage is the last one")
 
 

@@ -18,8 +18,8 @@ from gangline.runs.layout import RunLayout
 from gangline.worker.cut import Cut
 from gangline.worker.data.tokens import TokenSet
 from gangline.worker.data.writer import SetWriter
+from gangline.worker.loop import Synchronous
 from gangline.worker.signals import StopFlag, hold
-from gangline.worker.synchronous import Synchronous
 from gangline.worker.train import train_main
 from tests.train.small import VOCABULARY, MemorySet, make_job, model_folder, norms_in_own_dtype
 

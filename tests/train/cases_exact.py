@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
-from gangline.worker.synchronous import Synchronous
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 
@@ -35,7 +35,7 @@ def _step_gradient(job, world) -> torch.Tensor:
     session = make_session(job, world)
     _stir(session)
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress)).accumulate(3)
+    Synchronous(TrainingRun.of(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 
 

@@ -17,7 +17,7 @@ from gangline.runs.job import ModelJob
 from gangline.worker import session as building
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model
-from gangline.worker.stream import hollow
+from gangline.worker.stream import meta_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
 
 
@@ -36,7 +36,7 @@ def read_by_parts(folder: str, *, shares, strategy: str, method: str, experts: i
     """Whether a model that no rank has held has the weights, adapters and buffers of one that was loaded whole."""
     job = make_job(method=method, precision="fp32", dropout=0.0 if experts else 0.1)
     job = replace(job, model=ModelJob(path=_saved_model(Path(folder), experts=experts, stored=stored)))
-    found = hollow(job, compute=torch.float32)
+    found = meta_model(job, compute=torch.float32)
     assert found is not None
     assert all(parameter.is_meta for name, parameter in found[0].named_parameters() if ".lora_" not in name)
     session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy=strategy), num_evaluation=0)

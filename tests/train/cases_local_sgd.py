@@ -15,18 +15,16 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
-from gangline.worker.inner import Inner, MicroBatch
-from gangline.worker.keep import Keeper, Outlets
-from gangline.worker.loop import Loop
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
-from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress, restore
 from gangline.worker.round_deal import InnerBatch
+from gangline.worker.rounds import Inner, MicroBatch
 from gangline.worker.schedule import learning_rate
 from gangline.worker.signals import StopFlag
 from gangline.worker.strategy import quantise
 from gangline.worker.strategy.outer import CHUNK, Hosts, Outer
-from gangline.worker.synchronous import Synchronous
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)
@@ -129,7 +127,7 @@ def _by_sgd(job, share, outer) -> torch.Tensor:
     """One process, gradients of whole batches, torch's SGD with Nesterov momentum as the outer optimizer."""
     session = make_session(job, make_world([share], rank=0), num_samples=5 * share, num_evaluation=0)
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    plain = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+    plain = Synchronous(TrainingRun.of(session, outlets, progress))
     rate, momentum = outer
     sgd = torch.optim.SGD(trainable(session.model).values(), lr=rate, momentum=momentum, nesterov=momentum > 0)
     for step in range(session.total_steps):
@@ -477,4 +475,4 @@ def joins():
     samples = session.order.micro_batches(0)
     batches = [InnerBatch(by_rank=((2 * number, 2 * number + 1), ())) for number in range(3)]
     micro_batches = [MicroBatch(step=0, index=index, samples=each) for index, each in enumerate(samples)]
-    return Inner(session, session.strategy, outlets, Pace(session)).run(micro_batches, batches).told.busy_s
+    return Inner(TrainingRun.of(session, outlets, Progress()), session.strategy).run(micro_batches, batches).told.busy_s

@@ -15,10 +15,8 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm
 from gangline.worker.precision import agree_precision
-from gangline.worker.strategy.ddp import Ddp, agree_weights
-from gangline.worker.strategy.fsdp import Fsdp
-from gangline.worker.strategy.single import Single
-from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
+from gangline.worker.strategy.base import agree_weights
+from tests.train.small import MemorySet, made, make_job, make_session, make_world, mixture_folder, run_loop
 
 
 def poisoned(shares, *, bad_samples: int, precision: str = "fp32"):
@@ -142,7 +140,8 @@ def contract(shares, *, method: str, strategy: str, mixture: bool = False):
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
     precision = agree_precision(job, torch.device("cpu"), world_size=1)
     loss = CausalLoss(load_model(job, compute=precision.compute), compute=precision.compute)
-    made = _strategy(strategy, loss, precision, shares)
+    world = make_world(shares, rank=rank, strategy=strategy)
+    split = made(loss, job, world, precision=precision)
     rows = MemorySet(sum(shares), seed=9)
     start = sum(shares[:rank])
     mine = range(start, start + shares[rank])
@@ -150,17 +149,17 @@ def contract(shares, *, method: str, strategy: str, mixture: bool = False):
     for _ in range(2):
         for parameter in trainable(loss).values():
             parameter.grad = None
-        empty = max(shares) - len(mine) if made.in_step else int(not mine)
+        empty = max(shares) - len(mine) if split.lockstep else int(not mine)
         summed = [
-            float(made.forward_backward(collate([rows.sample(row)]), scale=0.25, last=row == mine[-1] and not empty))
+            float(split.forward_backward(collate([rows.sample(row)]), scale=0.25, last=row == mine[-1] and not empty))
             for row in mine
         ]
         for number in range(empty):
-            made.join(last=number == empty - 1)
+            split.join(last=number == empty - 1)
     total = sum(reference(*collate([rows.sample(row)]).tensors) for row in range(sum(shares)))
     (total * 0.25).backward()
     ours, wanted = _gradient(loss), _gradient(reference)
-    norm = gradient_norm(trainable(loss).values(), parts=made.parts)
+    norm = gradient_norm(trainable(loss).values(), parts=split.shard_group)
     return {
         "error": float((ours - wanted).norm() / wanted.norm()),
         "norm_error": float(abs(norm - wanted.norm()) / wanted.norm()),
@@ -169,13 +168,6 @@ def contract(shares, *, method: str, strategy: str, mixture: bool = False):
         "held": sum(parameter.to_local().numel() for parameter in loss.parameters() if isinstance(parameter, DTensor)),
         "all": sum(parameter.numel() for parameter in loss.parameters() if isinstance(parameter, DTensor)),
     }
-
-
-def _strategy(name: str, loss, precision, shares):
-    if name in ("fsdp", "hsdp"):
-        world = make_world(shares, rank=dist.get_rank(), strategy=name)
-        return Fsdp(loss, precision=precision, world=world)
-    return {"ddp": Ddp, "single": Single}[name](loss, precision=precision, device=torch.device("cpu"))
 
 
 def _gradient(loss) -> torch.Tensor:

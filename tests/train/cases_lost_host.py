@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from gangline.worker import synchronous
+from gangline.worker import loop
 from tests.train import cases_broken
 
 
@@ -17,7 +17,7 @@ def train(folder: str, *, notes: str, attempt: int, rank: int, world_size: int, 
 
 
 def _listen(notes: Path, attempt: int) -> None:
-    pick, accumulate, steps = synchronous.pick, synchronous.Synchronous.accumulate, [0]
+    pick, accumulate, steps = loop.pick, loop.Synchronous.accumulate, [0]
 
     def noted_accumulate(self, step):
         steps.append(step)
@@ -31,4 +31,4 @@ def _listen(notes: Path, attempt: int) -> None:
         os.close(descriptor)
         return pick(samples, source)
 
-    synchronous.pick, synchronous.Synchronous.accumulate = noted_pick, noted_accumulate
+    loop.pick, loop.Synchronous.accumulate = noted_pick, noted_accumulate

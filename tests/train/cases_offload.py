@@ -20,6 +20,7 @@ from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm, make_optimizer
 from gangline.worker.precision import agree_precision
 from gangline.worker.session import build_session
+from gangline.worker.strategy.base import StrategySetup
 from gangline.worker.strategy.fsdp import Fsdp
 from tests.train.small import MemorySet, make_job, make_session, make_world, model_folder, run_loop
 
@@ -76,18 +77,20 @@ def parts_of_a_card(*, method: str):
     loss = CausalLoss(load_model(job, compute=torch.float32), compute=torch.float32)
     reference = CausalLoss(load_model(job, compute=torch.float32), compute=torch.float32)
     world = make_world([4], rank=0, strategy="fsdp", device="cuda")
-    strategy = Fsdp(loss, precision=precision, world=world, offload=True)
+    job = replace(job, strategy=replace(job.strategy, offload=("parameters",)))
+    strategy = Fsdp(StrategySetup(job=job, world=world, precision=precision))
+    strategy.wrap(loss)
     optimizer = make_optimizer(loss.model, job.optimizer)
     rows = [MemorySet(4, seed=9).sample(row) for row in range(4)]
     for row in rows:
         strategy.forward_backward(collate([row]).to(world.device), scale=0.25, last=row is rows[-1])
     (sum(reference(*collate([row]).tensors) for row in rows) * 0.25).backward()
-    norm = gradient_norm(trainable(loss).values(), parts=strategy.parts)
+    norm = gradient_norm(trainable(loss).values(), parts=strategy.shard_group)
     expected = gradient_norm(trainable(reference).values())
     optimizer.step()
     local = [each.to_local() for each in loss.parameters() if isinstance(each, DTensor)]
     states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, DTensor)]
-    whole = strategy.whole({name: each.detach() for name, each in trainable(loss).items()}, wanted=True)
+    whole = strategy.full_state({name: each.detach() for name, each in trainable(loss).items()}, wanted=True)
     return {
         "norm": float(norm),
         "expected": float(expected),

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
 from gangline.worker.evaluate import evaluate
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.order import deal
@@ -18,8 +19,7 @@ from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
 from gangline.worker.stage import Elsewhere
 from gangline.worker.strategy.pipeline import Pipeline
-from gangline.worker.stream import hollow
-from gangline.worker.synchronous import Synchronous
+from gangline.worker.stream import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
 
@@ -49,15 +49,16 @@ def contract(
         job = replace(job, model=replace(job.model, path=mixture_folder()), precision="fp32")
     world = make_world(stages, rank=dist.get_rank(), strategy="pipeline", rows=rows, hosts=hosts)
     world = replace(world, gang=replace(world.gang, eager=eager))
-    session = make_session(job, world, packed=packed)
+    beats = []
+    session = make_session(job, world, packed=packed, beat=lambda: beats.append(1))
     alone = make_session(job, make_world([5], rank=0), packed=packed)
     on_their_way = _counting(session.strategy)
-    found, beats = {}, []
+    found = {}
     for step in (0, 3):
-        ours, wanted = _gradients(session, step, beats), _gradients(alone, step, [])
+        ours, wanted = _gradients(session, step), _gradients(alone, step)
         gradients = session.strategy.gradients(list(trainable(session.model).values()))
         expected = torch.cat([parameter.grad.flatten() for parameter in trainable(alone.model).values()])
-        norm = norm_of(gradients, parts=session.strategy.parts)
+        norm = norm_of(gradients, parts=session.strategy.shard_group)
         found[step] = {
             "error": max(
                 float((ours[name] - wanted[name]).norm() / wanted[name].norm().clamp_min(1e-12)) for name in ours
@@ -76,7 +77,7 @@ def contract(
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
         "whole": sum(parameter.numel() for parameter in alone.model.parameters()),
         "digests": {name: str(torch.hash_tensor(gradient).item()) for name, gradient in ours.items()},
-        "last": session.strategy.has_loss,
+        "last": session.strategy.counts_loss,
         "done": len(deal(5, session.world.shares, world.gang.crews)[world.rank]),
         "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
     }
@@ -104,7 +105,7 @@ def _counting(strategy: Pipeline) -> _Counter:
     return counter
 
 
-def _gradients(session, step: int, beats: list) -> dict[str, torch.Tensor]:
+def _gradients(session, step: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     for name, parameter in trainable(session.model).items():  # LoRA's B is 0 at the start
         parameter.grad = None
@@ -113,8 +114,7 @@ def _gradients(session, step: int, beats: list) -> dict[str, torch.Tensor]:
             with torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    stepper = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
-    session.strategy.beat = lambda: beats.append(1)
+    stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     stepper.accumulate(step)
     return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}
 
@@ -134,7 +134,7 @@ def read_by_stages(folder: str, stages, *, method: str, tied: bool = False):
         "names": sorted(ours),
         "all": sorted(expected),
         "fused": session.loss.fused,
-        "by parts": hollow(job, compute=torch.float32) is not None,
+        "by parts": meta_model(job, compute=torch.float32) is not None,
     }
 
 
@@ -148,7 +148,7 @@ def masks(stages):
             part.register_forward_hook(
                 lambda _module, _inputs, output: seen.append((output == 0).flatten()[:64].tolist())
             )
-    _gradients(session, 0, [])
+    _gradients(session, 0)
     return seen[0]
 
 

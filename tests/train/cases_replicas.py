@@ -16,22 +16,18 @@ from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
-from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.replicas import Replicas, digest
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.ddp import Ddp
-from tests.train.small import Captured, MemorySet, make_job, make_session, make_world
+from tests.train.small import Captured, MemorySet, made, make_job, make_session, make_world
 
 
 def gradients(shares, *, exchange: str):
     """The digest of the summed gradient on this rank, twice."""
     rank = dist.get_rank()
-    job = make_job(precision="fp32", dropout=0.0)
-    precision = agree_precision(job, torch.device("cpu"), world_size=1)
-    loss = CausalLoss(load_model(job, compute=precision.compute), compute=precision.compute)
-    sent_as = torch.bfloat16 if exchange == "bf16" else None
-    ddp = Ddp(loss, precision=precision, device=torch.device("cpu"), sent_as=sent_as)
+    job = make_job(precision="fp32", dropout=0.0, exchange=exchange)
+    loss = CausalLoss(load_model(job), compute=torch.float32)
+    ddp = made(loss, job, make_world(shares, rank=rank))
     rows, found = MemorySet(sum(shares), seed=9), []
     mine = range(sum(shares[:rank]), sum(shares[: rank + 1]))
     for _ in range(2):

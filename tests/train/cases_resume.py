@@ -86,7 +86,7 @@ def piece(
 
 def digests_of(session) -> dict[str, str]:
     """The whole state: name -> hash of its bits; collective."""
-    whole = session.strategy.whole(state_tensors(session.model, session.optimizer), wanted=True)
+    whole = session.strategy.full_state(state_tensors(session.model, session.optimizer), wanted=True)
     return {name: str(torch.hash_tensor(tensor.contiguous()).item()) for name, tensor in sorted(whole.items())}
 
 

@@ -19,15 +19,15 @@ from gangline.planning.training import Strategy, Training
 from gangline.runs.job import ModelJob
 from gangline.worker.evaluate import evaluate
 from gangline.worker.flops import step_flops
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.regions import Side
 from gangline.worker.signals import StopFlag
 from gangline.worker.strategy.tensor_parallel import TensorParallel
-from gangline.worker.stream import hollow
-from gangline.worker.synchronous import Synchronous
+from gangline.worker.stream import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
 
@@ -51,13 +51,13 @@ def contract(
         "steps": steps,
         "strategy": type(session.strategy) is TensorParallel,
         "fused": session.loss.fused,
-        "cut": {name: list(each.shape) for name, each in weights.items() if name in session.loss.sliced.cuts},
+        "cut": {name: list(each.shape) for name, each in weights.items() if name in session.strategy.sliced.cuts},
         "whole": {name: list(each.shape) for name, each in alone.model.named_parameters()},
         "flops": [
-            step_flops(session.model, LENGTHS, full=True, elsewhere=session.loss.sliced.elsewhere(session.model)),
+            step_flops(session.model, LENGTHS, full=True, elsewhere=session.strategy.sliced.elsewhere(session.model)),
             step_flops(alone.model, LENGTHS, full=True),
         ],
-        "others": [name for name, each in weights.items() if name not in session.loss.sliced.cuts],
+        "others": [name for name, each in weights.items() if name not in session.strategy.sliced.cuts],
         "evaluation": [evaluation.loss, evaluate(alone, shares=[5]).loss],
         "tokens": evaluation.label_tokens,
     }
@@ -121,7 +121,7 @@ def read_by_slices(folder: str, shares, *, method: str, tied: bool):
     session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy="tp"), num_evaluation=0)
     whole = dict(load_model(job).named_parameters())
     names = [f"model.{name}" for name in whole]
-    ours = session.strategy.whole(
+    ours = session.strategy.full_state(
         {f"model.{name}": each.detach() for name, each in session.model.named_parameters()}, wanted=True
     )
     return {
@@ -130,7 +130,7 @@ def read_by_slices(folder: str, shares, *, method: str, tied: bool):
         "held": sum(each.numel() for each in session.model.parameters()),
         "whole": sum(each.numel() for each in whole.values()),
         "fused": session.loss.fused,
-        "by parts": hollow(job, compute=torch.float32) is not None,
+        "by parts": meta_model(job, compute=torch.float32) is not None,
     }
 
 
@@ -138,9 +138,9 @@ def _compare(session, alone, step: int) -> dict:
     loss, _ = _accumulate(session, step)
     expected_loss, _ = _accumulate(alone, step)
     strategy, trained = session.strategy, trainable(session.model)
-    ours = strategy.whole({f"model.{name}": each.grad for name, each in trained.items()}, wanted=True)
+    ours = strategy.full_state({f"model.{name}": each.grad for name, each in trained.items()}, wanted=True)
     wanted = {f"model.{name}": each.grad for name, each in trainable(alone.model).items()}
-    norm = norm_of(strategy.gradients(list(trained.values())), parts=strategy.parts)
+    norm = norm_of(strategy.gradients(list(trained.values())), parts=strategy.shard_group)
     expected = torch.cat([each.flatten() for each in wanted.values()])
     assert ours.keys() == wanted.keys()
     total = torch.tensor(loss, dtype=torch.float64)
@@ -158,13 +158,13 @@ def _accumulate(session, step: int):
         parameter.grad = None
         if step == 0:
             generator = torch.Generator().manual_seed(sum(name.encode()))
-            placed = session.strategy.placed({f"model.{name}": parameter.detach()})[f"model.{name}"]
+            placed = session.strategy.as_shards({f"model.{name}": parameter.detach()})[f"model.{name}"]
             noise = torch.randn(placed.shape, generator=generator, dtype=parameter.dtype) * 0.02
             if isinstance(placed, DTensor):
-                noise = session.loss.sliced.side.part_of(noise, placed.placements[0].dim)
+                noise = session.strategy.sliced.side.part_of(noise, placed.placements[0].dim)
             parameter.data.add_(noise)
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    stepper = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+    stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     tally = stepper.accumulate(step)
     return float(tally.loss_sum), tally.micro_batches
 
@@ -186,7 +186,7 @@ def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
     finally:
         Side.sum_up = own
     trained = trainable(session.model)
-    cut = sum(each.numel() for name, each in trained.items() if name in session.loss.sliced.cuts)
+    cut = sum(each.numel() for name, each in trained.items() if name in session.strategy.sliced.cuts)
     config = json.loads((Path(job.model.path) / "config.json").read_text())
     training = Training(
         method=method,

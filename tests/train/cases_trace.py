@@ -24,13 +24,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from gangline.errors import GanglineError
 from gangline.worker import loss
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import Progress
 from gangline.worker.regions import Side
 from gangline.worker.session import build_session
 from gangline.worker.signals import StopFlag
 from gangline.worker.slice import slice_up
-from gangline.worker.synchronous import Synchronous
 from gangline.worker.trace import build, line, steps
 from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths
@@ -175,7 +175,7 @@ def profiled_peak(order: dict) -> int:
             world = make_world(shares, rank=distributed.get_rank() if num_ranks > 1 else 0)
             session = build_session(job, world, train_set=rows, evaluation_set=None)
             outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-            steps = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+            steps = Synchronous(TrainingRun.of(session, outlets, progress))
             steps.advance()
             with record_function(_MEASURED):
                 steps.advance()

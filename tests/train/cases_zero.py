@@ -13,7 +13,8 @@ import torch.distributed as dist
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob, StrategyJob
 from gangline.worker import session as building
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
@@ -23,7 +24,6 @@ from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.strategy.zero_disk import clear, require_room
 from gangline.worker.strategy.zero_engine import load_deepspeed
-from gangline.worker.synchronous import Synchronous
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
@@ -43,11 +43,11 @@ def gradient(shares, *, strategy: str, method: str, precision: str = "fp32", off
     _stepper(alone).accumulate(3)
     wanted = {name: parameter.grad for name, parameter in trainable(alone.model).items()}
     session = make_session(job, make_world(shares, rank=dist.get_rank(), strategy=strategy), num_evaluation=0)
-    session.strategy.fill({f"model.{name}": weight for name, weight in weights.items()})
-    session.strategy.filled()
+    session.strategy.state_loader()({f"model.{name}": weight for name, weight in weights.items()})
+    session.strategy.loaded()
     _stepper(session).accumulate(3)
     ours = trainable(session.model)
-    norm = norm_of(session.strategy.gradients(list(ours.values())), parts=session.strategy.parts)
+    norm = norm_of(session.strategy.gradients(list(ours.values())), parts=session.strategy.shard_group)
     found = {name: safe_get_full_grad(parameter) for name, parameter in ours.items()}
     expected = torch.cat([wanted[name].flatten().double() for name in wanted])
     split = torch.cat([found[name].flatten().double() for name in wanted])
@@ -108,7 +108,7 @@ def _stirred(session) -> dict[str, torch.Tensor]:
 
 def _stepper(session):
     outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-    return Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+    return Synchronous(TrainingRun.of(session, outlets, progress))
 
 
 def losses(shares, *, strategy: str, skipped: str = "", deepspeed=None, **words):
@@ -172,11 +172,11 @@ def on_disk(folder: str, *, shares):
         if world.size > 1:
             strategy = session.strategy
             away = [not len(part) for part in strategy.engine.optimizer.fp32_partitioned_groups_flat]
-            saved = strategy.whole(strategy.state_tensors(), wanted=True)
-            strategy.fill({name: torch.randn(tensor.shape) for name, tensor in saved.items()})
-            strategy.fill(saved)
-            strategy.filled()
-            again = strategy.whole(strategy.state_tensors(), wanted=True)
+            saved = strategy.full_state(strategy.state_tensors(), wanted=True)
+            strategy.state_loader()({name: torch.randn(tensor.shape) for name, tensor in saved.items()})
+            strategy.state_loader()(saved)
+            strategy.loaded()
+            again = strategy.full_state(strategy.state_tensors(), wanted=True)
             differing = [name for name in saved if not torch.equal(saved[name], again[name])]
             files = len(list(Path(folder).rglob(f"rank{world.rank}/exp_avg_sq-*.swp")))
             clear(job, world)

@@ -10,8 +10,8 @@ from gangline.worker.checkpoint import Saver
 DESCRIPTION = {"attempt": 1, "hosts": ["pc1"], "num_ranks": 2, "fingerprints": {"model": "f00d"}}
 
 
-def saver_in(folder, *, description=DESCRIPTION, **job):
-    return Saver(folder, host="pc1", job=CheckpointJob(**job), description=description)
+def saver_in(folder, *, description=DESCRIPTION, beat=lambda: None, **job):
+    return Saver(folder, host="pc1", job=CheckpointJob(**job), description=description, beat=beat)
 
 
 def some_tensors(seed=0):

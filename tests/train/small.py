@@ -25,9 +25,11 @@ from gangline.runs.job import (
 from gangline.runs.rows import rows_of
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
+from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress
-from gangline.worker.session import Session, build_session
+from gangline.worker.session import Session, build_session, make_strategy
 from gangline.worker.signals import StopFlag
+from gangline.worker.strategy.base import StrategySetup
 from gangline.worker.world import World
 
 VOCABULARY = 96
@@ -182,7 +184,7 @@ def make_world(
 
 
 def make_session(
-    job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False
+    job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False, beat=lambda: None
 ) -> Session:
     """A built session over MemorySets. A job in fp64 computes its norms in fp64, too.
 
@@ -194,7 +196,15 @@ def make_session(
         norms_in_own_dtype()
     evaluation_set = MemorySet(num_evaluation, seed=1) if num_evaluation else None
     train_set = MemorySet(num_samples, packed=packed)
-    return build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
+    return build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=beat)
+
+
+def made(loss, job: Job, world: World, *, precision=None):
+    """The strategy of a gang around a loss that is there already."""
+    precision = precision or agree_precision(job, world.device, world_size=1)
+    strategy = make_strategy(StrategySetup(job=job, world=world, precision=precision))
+    strategy.wrap(loss)
+    return strategy
 
 
 def norms_in_own_dtype() -> None:

@@ -35,7 +35,8 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit_with_its_state(tmp_path, a
 
 @pytest.mark.parametrize("how", ["waits", "finishes"])
 def test_who_waits_for_a_write_shows_meanwhile_that_it_lives(tmp_path, monkeypatch, how):
-    saver, beats = saver_in(tmp_path, asynchronous=how == "finishes"), []
+    beats = []
+    saver = saver_in(tmp_path, asynchronous=how == "finishes", beat=lambda: beats.append(threading.get_ident()))
     monkeypatch.setattr(checkpoint, "BEAT_S", 0.02)
     write = saver._write_part
 
@@ -46,7 +47,6 @@ def test_who_waits_for_a_write_shows_meanwhile_that_it_lives(tmp_path, monkeypat
 
     deadline = time.monotonic() + LIMIT_S / 4
     monkeypatch.setattr(saver, "_write_part", slowly)
-    saver.beat = lambda: beats.append(threading.get_ident())
     saver.save(100, some_tensors(), {}, wait=how == "waits")
     saver.wait()
     assert len(beats) >= 3

@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_by_its_name(pool, how, seen):
 def test_a_decoder_that_cannot_be_cut_is_refused(zygote, tmp_path, family):
     words = {"folder": str(tmp_path), "stages": [1, 1], "family": family}
     ranks = zygote.gang(2, f"{CASES}:other_family", words)
-    assert "cannot cut this model" in ranks.results()[1]
+    assert "cannot split this model" in ranks.results()[1]
 
 
 def test_every_pass_of_a_step_says_that_the_rank_goes_on(pool):

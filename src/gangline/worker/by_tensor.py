@@ -22,7 +22,7 @@ from gangline.worker.digests import digest_of_tensor
 from gangline.worker.merge import adapted_layers, refuse_shared
 from gangline.worker.model import base_of, load_config, load_tokenizer, trainable
 from gangline.worker.restore import Blocks
-from gangline.worker.stream import Files, hollow, read_whole
+from gangline.worker.stream import Files, meta_model, read_whole
 from gangline.worker.trained import Checkpoint, misfit
 from gangline.worker.worth import check_weight, check_weights
 
@@ -190,7 +190,7 @@ def _with_adapter(checkpoint: Checkpoint) -> tuple[nn.Module, Files] | None:
     """The model with its adapter, and without the weights of its base."""
     job = checkpoint.job
     job = replace(job, method=replace(job.method, kind="lora"), activation_checkpointing=False)
-    found = hollow(job, compute=checkpoint.stored)
+    found = meta_model(job, compute=checkpoint.stored)
     if found is None:
         return None
     model, files = found

@@ -65,24 +65,32 @@ class Saver:
     checkpoints: the run's folder of checkpoints on this host.
     description: `attempt`, `hosts`, `num_ranks`, `fingerprints`, as `manifest.describe_part` takes them, and `held` of
     a host whose ranks hold a part of the state only.
+    beat: called once a second while somebody waits for a write, which is not taken for a hang then.
 
     A write that fails never raises: it sets `failure` and leaves older checkpoints alone. There is no thread before
     the first save, so a process that forks may hold a Saver. An interpreter that ends waits for the write in flight.
     """
 
-    def __init__(self, checkpoints: Path, *, host: str, job: CheckpointJob, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        checkpoints: Path,
+        *,
+        host: str,
+        job: CheckpointJob,
+        description: Mapping[str, Any],
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._checkpoints = checkpoints
         self._host = host
         self._job = job
         self._description = description
+        self._beat = beat
         self._thread: threading.Thread | None = None
         self._staged: dict[object, torch.Tensor] = {}
         self.failure: CheckpointError | None = None
         """Why the last write failed; None again after one that succeeded."""
         self.saved: Saved | None = None
         """The last part that was written."""
-        self.beat: Callable[[], None] = lambda: None
-        """Called once a second while somebody waits for a write, which is not taken for a hang then."""
         self.stall_s = 0.0
         """How long the last `save` held training up: waiting for the one before, and copying."""
 
@@ -136,7 +144,7 @@ class Saver:
         """Until no write is in flight, however long that takes."""
         while (thread := self._thread) is not None:
             thread.join(BEAT_S)
-            self.beat()
+            self._beat()
             if not thread.is_alive():
                 self._thread = None
 

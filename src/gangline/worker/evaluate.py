@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gangline.worker.batch import Batch, empty_batch, pick
+from gangline.worker.batch import empty_batch, pick
 from gangline.worker.order import deal
 from gangline.worker.session import Session
-from gangline.worker.strategy.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +51,16 @@ def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None
     for index in dealt[world.rank]:
         beat()
         batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
-        sums[0] += _loss_of(session, batch.to(world.device)).double().cpu()
-        sums[1] += strategy.has_loss * float(
+        sums[0] += strategy.evaluate(batch.to(world.device)).double().cpu()
+        sums[1] += strategy.counts_loss * float(
             source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum()
         )
-    for _ in range(max(map(len, dealt)) - len(dealt[world.rank]) if session.strategy.in_step else 0):
+    for _ in range(max(map(len, dealt)) - len(dealt[world.rank]) if strategy.lockstep else 0):
         beat()
-        _loss_of(session, empty_batch().to(world.device))
-    session.strategy.put_away()
+        strategy.evaluate(empty_batch().to(world.device))
+    strategy.reshard()
     loss.train(was_training)
     if world.size > 1:
         dist.all_reduce(sums)
     total, tokens = sums.tolist()
     return Evaluation(loss=total / max(1.0, tokens), label_tokens=int(tokens), duration_s=time.perf_counter() - started)
-
-
-def _loss_of(session: Session, batch: Batch) -> torch.Tensor:
-    """Summed, of one micro-batch; in a pipeline the last rank knows it."""
-    if isinstance(session.strategy, Pipeline):
-        return session.strategy.measure(batch)
-    with session.precision.autocast(session.world.device):
-        loss: torch.Tensor = session.loss(*batch.tensors)
-    return loss

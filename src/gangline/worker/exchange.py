@@ -15,8 +15,7 @@ from gangline.worker.model import base_of, trainable
 from gangline.worker.order import Indices
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
-from gangline.worker.strategy.ddp import Ddp
-from gangline.worker.strategy.pipeline import Pipeline
+from gangline.worker.strategy.base import GradientBuckets
 from gangline.worker.wire import measure_wire
 
 log = logging.getLogger(__name__)
@@ -32,37 +31,27 @@ def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) 
     those to come.
     """
     strategy = session.strategy
-    if not isinstance(strategy, Ddp) or strategy.begun:
-        who = _alone(session)
+    buckets = strategy.buckets()
+    if buckets is None or buckets.begun:
+        who = strategy.idle_exchange()
         if who and session.job.exchange != "fp32":
-            log.warning("exchange: %s does nothing: %s exchanges no gradients", session.job.exchange, who)
+            log.warning("exchange: %s has no effect: %s exchanges no gradients", session.job.exchange, who)
         return None
     figures: dict[str, Any] = {"measured": False}
     if progress.bucket_bytes is None or progress.bucket_ranks != session.world.size:
-        figures = _measure(session, strategy, progress, micro_batch)
+        figures = _measure(session, buckets, progress, micro_batch)
     assert progress.bucket_bytes is not None
-    strategy.begin(progress.bucket_bytes)
-    return {"bucket_bytes": progress.bucket_bytes, "gradient_bytes": strategy.num_bytes, **figures}
+    buckets.begin(progress.bucket_bytes)
+    return {"bucket_bytes": progress.bucket_bytes, "gradient_bytes": buckets.num_bytes, **figures}
 
 
-def _alone(session: Session) -> str:
-    """Who has nobody to exchange gradients with, in words; empty where there is somebody."""
-    gang = session.world.gang
-    if session.world.size == 1:
-        return "one rank"
-    if session.loss.sliced is not None and len(gang.hosts) == 1:
-        return "one host under tp"
-    exchanges = isinstance(session.strategy, Pipeline) and session.strategy.exchanges
-    return "one pipeline" if session.loss.stage is not None and not exchanges else ""
-
-
-def _measure(session: Session, strategy: Ddp, progress: Progress, micro_batch: Indices) -> dict[str, Any]:
+def _measure(session: Session, buckets: GradientBuckets, progress: Progress, micro_batch: Indices) -> dict[str, Any]:
     world = session.world
     wire = measure_wire(world.device)
     batch = pick(micro_batch, session.train_set).to(world.device)
     windows = _windows(session, *_time_passes(session, batch))
     cut = choose_buckets(
-        strategy.num_bytes, wire, windows, tail_bytes=_table_bytes(session.model), packed=strategy.packed
+        buckets.num_bytes, wire, windows, tail_bytes=_table_bytes(session.model), packed=buckets.packed
     )
     # the same arithmetic everywhere, but what it rests on the same bits is not left to a mathematical library
     progress.bucket_bytes, progress.bucket_ranks = int(gather(cut.num_bytes, world)[0]), world.size

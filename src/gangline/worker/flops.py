@@ -49,7 +49,6 @@ def session_utilisation(session: Session, lengths: npt.NDArray[np.int64], second
     peaks = [rank.peak_flops for rank in session.world.gang.ranks]
     if session.precision.compute.itemsize > 2 or None in peaks:
         return None
-    sliced = session.loss.sliced
-    elsewhere = 0 if sliced is None else sliced.elsewhere(session.model)
-    flops = step_flops(session.model, lengths, full=session.job.method.kind == "full", elsewhere=elsewhere)
+    full, elsewhere = session.job.method.kind == "full", session.strategy.remote_weights()
+    flops = step_flops(session.model, lengths, full=full, elsewhere=elsewhere)
     return utilisation(flops, seconds, peaks)

@@ -15,7 +15,6 @@ from gangline.worker.agree import StepReport, gather_text
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut
 from gangline.worker.dealer import Moved
-from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
 from gangline.worker.pieces import of_host, send
 from gangline.worker.progress import Progress
@@ -84,10 +83,6 @@ class Keeper:
     def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
         self._session = session
         self._out = outlets
-        if outlets.saver is not None and outlets.phase is not None:
-            outlets.saver.beat = (
-                outlets.phase.beat
-            )  # and no more: a write that is in flight is waited for whatever comes
         self._progress = progress
         self._saved_step = progress.step
         self._saved_s = time.monotonic()
@@ -150,16 +145,16 @@ class Keeper:
     def _write(self, *, wait: bool) -> None:
         """Hand this step to the saver; what is in parts is put together by all ranks, though few of them save."""
         session, progress, saver = self._session, self._progress, self._out.saver
-        if saver is None and session.strategy.parts is None:
+        if saver is None and session.strategy.shard_group is None:
             return
         self._out.enter("save", step=progress.step + 1)
-        tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
+        tensors = session.state_tensors()
         if saver is not None:
             log.info("saving step %d", progress.step)
-        if session.job.checkpoint.each_host == "part" and session.strategy.apart:
+        if session.job.checkpoint.each_host == "part" and session.strategy.spans_hosts:
             self._save_pieces(tensors, wait=wait)
         else:
-            whole = session.strategy.whole(tensors, wanted=saver is not None)
+            whole = session.strategy.full_state(tensors, wanted=saver is not None)
             if saver is not None:
                 saver.save(progress.step, whole, progress.to_json(session.scaler), wait=wait)
         if saver is not None:

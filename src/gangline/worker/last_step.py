@@ -20,7 +20,6 @@ from gangline.runs.files import read_json
 from gangline.runs.manifest import PART_FILE, Part, verify_part
 from gangline.runs.process import ProcessId
 from gangline.worker.checkpoint import Saver
-from gangline.worker.optimizer import state_tensors
 from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
@@ -93,8 +92,7 @@ class LastStep:
         if self._is_on_disk():
             return False
         saver = self._saver()
-        tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
-        saver.save(step, tensors, self._progress.to_json(session.scaler), wait=True)
+        saver.save(step, session.state_tensors(), self._progress.to_json(session.scaler), wait=True)
         if saver.failure is not None:
             raise saver.failure
         log.info("saved step %d before leaving", step)

@@ -1,18 +1,43 @@
-"""The training loop: one column of steps, the same for every strategy and number of ranks."""
+"""The training loop, and the step: the same for every strategy and number of ranks.
+
+`Loop.run` is the column of a run: step, evaluate, save. `Synchronous.advance` is the column of a step: work split,
+forward and backward, norm, agreement of all ranks, update, record. Another stepper is local SGD's (`Strategy.stepper`);
+what both of them write down and report is `TrainingRun`'s.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from typing import Literal, Protocol
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-from gangline.worker.agree import NO_TIMES, StepReport, agree
+import torch
+
+from gangline.errors import BadState, RunFailed
+from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
+from gangline.worker.batch import Batch, pick
+from gangline.worker.dealer import Dealer, Moved, padded_tokens
+from gangline.worker.draws import begin_draws
 from gangline.worker.evaluate import evaluate
+from gangline.worker.exchange import settle_exchange
+from gangline.worker.flops import session_utilisation
+from gangline.worker.foreseen import Foreseen
 from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.memory import memory_bytes
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import clip, norm_of, set_learning_rate
+from gangline.worker.order import Indices, micro_batch_seed
+from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress
-from gangline.worker.rounds import Rounds
+from gangline.worker.replicas import Replicas
+from gangline.worker.schedule import learning_rate
 from gangline.worker.session import Session
-from gangline.worker.strategy.local_sgd import LocalSgd
-from gangline.worker.synchronous import Synchronous
+from gangline.worker.spikes import Spike, Spikes
+from gangline.worker.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +49,11 @@ class Stepper(Protocol):
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Who does how much at present, by rank."""
+        """How many micro-batches of a full step each rank does at present."""
         ...
 
     def begin(self) -> None:
-        """Whatever has to be known before the first step of an attempt; collective."""
+        """Find out what has to be known before the first step of an attempt; collective."""
         ...
 
     def advance(self) -> StepReport:
@@ -40,6 +65,150 @@ class Stepper(Protocol):
         ...
 
 
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """One step, or one round, of this rank while it runs."""
+
+    loss_sum: torch.Tensor
+    data_s: float = 0.0
+    micro_batches: int = 0
+    tokens: int = 0
+    """Of its micro-batches, padding included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """One attempt on one rank: its parts, and what every stepper does with them."""
+
+    session: Session
+    out: Outlets
+    progress: Progress
+    keeper: Keeper
+    pace: Pace
+    parameters: list[torch.nn.Parameter]
+    """Those that are trained."""
+
+    @staticmethod
+    def of(session: Session, out: Outlets, progress: Progress) -> TrainingRun:
+        """A run that goes on from `progress`."""
+        return TrainingRun(
+            session=session,
+            out=out,
+            progress=progress,
+            keeper=Keeper(session, out, progress),
+            pace=Pace(session),
+            parameters=list(trainable(session.model).values()),
+        )
+
+    def micro_batch(self, samples: Indices, *, step: int, index: int, phase: str, tally: Tally) -> Batch:
+        """The micro-batch `index` of 0-based step `step` on the device, with its own random seed begun.
+
+        phase: the one that its passes belong to.
+        """
+        session = self.session
+        self.out.enter("data", step=step + 1)
+        started = time.perf_counter()
+        batch = pick(samples, session.train_set)
+        # not the copy to the device: it may wait for what the device still computes
+        tally.data_s += time.perf_counter() - started
+        tally.tokens += batch.input_ids.numel()
+        batch = batch.to(session.world.device)
+        self.out.enter(phase, step=step + 1)
+        self.pace.simulate_slowness(batch)
+        begin_draws(micro_batch_seed(session.job.seed, step, index), session.world.device)
+        return batch
+
+    def loss_scale(self, label_tokens: int) -> float:
+        """What a summed loss is multiplied by: one over the trained tokens of the step, and fp16's own scale."""
+        scaler = self.session.scaler
+        return (scaler.get_scale() if scaler else 1.0) / max(1, label_tokens)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Of the step's gradient, a scalar; collective where weights are divided."""
+        session = self.session
+        if session.scaler is not None:
+            session.scaler.unscale_(session.optimizer)
+        return norm_of(session.strategy.gradients(self.parameters), parts=session.strategy.shard_group)
+
+    def learning_rate(self, step: int) -> float:
+        """Of the 0-based step."""
+        session = self.session
+        peak = session.job.optimizer.learning_rate
+        return learning_rate(step, session.total_steps, peak=peak, schedule=session.job.schedule)
+
+    def update(self, norm: torch.Tensor, *, step: int, skipped: bool) -> None:
+        """Clip and take the optimizer's step, unless it is skipped; gradients are gone then."""
+        session = self.session
+        self.out.enter("update", step=step + 1)
+        if not skipped:
+            if not session.strategy.clips:
+                clip(self.parameters, norm, maximum=session.job.optimizer.clip_norm)
+            set_learning_rate(session.optimizer, self.learning_rate(step))
+            if session.scaler is None:
+                session.optimizer.step()
+            else:
+                session.scaler.step(session.optimizer)
+            session.strategy.after_update()
+        if session.scaler is not None:
+            session.scaler.update()
+        session.optimizer.zero_grad(set_to_none=not session.strategy.keeps_gradients)
+
+    def report(self, tally: Tally, *, compute_s: float, wait_s: float, num_steps: int = 1, **flags: Any) -> StepReport:
+        """This rank's word on the steps that have just ended; times are per step, so that they compare with a plan's.
+
+        flags: see `StepReport`.
+        """
+        keeper, world = self.keeper, self.session.world
+        times = RankTimes(
+            data_s=tally.data_s / num_steps,
+            compute_s=compute_s / num_steps,
+            wait_s=wait_s / num_steps,
+            memory_bytes=memory_bytes(world.device),
+        )
+        return StepReport(
+            stop=int(self.out.stop.raised),
+            save=int(world.is_head and keeper.minutes_are_up),
+            save_failed=int(keeper.failed),
+            slow_saves=int(keeper.is_slow),
+            saving=int(keeper.is_saving),
+            times=(times,),
+            **flags,
+        )
+
+    def record(
+        self, report: StepReport, *, samples: Indices, seconds: float, steps: range, shares: Sequence[int], **more: Any
+    ) -> None:
+        """Write down the steps that have just ended. samples, seconds: of all of them. more: loss, grad_norm ..."""
+        if self.out.recorder is None:
+            return
+        session = self.session
+        lengths = session.train_set.lengths[samples]
+        self.out.recorder.step(
+            report,
+            step=self.progress.step,
+            shares=shares,
+            steps=session.total_steps,
+            epoch=round(self.progress.step / session.order.steps_per_epoch, 4),
+            learning_rate=self.learning_rate(steps[-1]),
+            samples=len(samples),
+            tokens=int(lengths.sum()),
+            label_tokens=self.label_tokens(samples),
+            step_s=round(seconds / len(steps), 6),
+            tokens_per_s=round(float(lengths.sum()) / seconds, 2),
+            mfu=session_utilisation(session, lengths, seconds),
+            **more,
+        )
+
+    def label_tokens(self, samples: Indices) -> int:
+        """Trained tokens of these samples."""
+        return int(self.session.train_set.label_counts[samples].sum())
+
+    def announce(self, moved: Moved, *, cause: str) -> None:
+        """Note who does how much from the next step on."""
+        hosts = [rank.host for rank in self.session.world.gang.ranks]
+        self.out.tell_shares(moved, hosts, step=self.progress.step, cause=cause)
+
+
 class Loop:
     """Runs a session from `progress` to its end, or until the gang is asked to stop."""
 
@@ -47,14 +216,9 @@ class Loop:
         self.session = session
         self.progress = progress
         self._out = outlets
-        self._keeper = Keeper(session, outlets, progress)
-        self._stepper = self._make_stepper()
-
-    def _make_stepper(self) -> Stepper:
-        strategy = self.session.strategy
-        if isinstance(strategy, LocalSgd):
-            return Rounds(self.session, strategy, self._out, self.progress, keeper=self._keeper)
-        return Synchronous(self.session, self._out, self.progress, keeper=self._keeper)
+        run = TrainingRun.of(session, outlets, progress)
+        self._keeper = run.keeper
+        self._stepper = session.strategy.stepper(run) or Synchronous(run)
 
     def run(self) -> Result:
         """Train. Every rank returns the same result."""
@@ -112,3 +276,189 @@ class Loop:
         log.info("%s at step %d of %d", result, self.progress.step, self.session.total_steps)
         self._out.enter("ended", step=self.progress.step + 1)
         return result
+
+
+class Synchronous:
+    """Moves a run on by one optimizer step at a time: each rank does its part of the micro-batches, and the sum of
+    gradients moves every replica.
+    """
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._session = session = run.session
+        self._out = run.out
+        self._progress = run.progress
+        gang = session.world.gang
+        self._dealer = Dealer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
+        self._stragglers = Stragglers(session.world, run.out)
+        self._replicas = Replicas(session, run.out)
+        self._foreseen = Foreseen(session.world, run.out)
+        self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Micro-batches of a full step, by rank."""
+        return self._dealer.shares
+
+    def begin(self) -> None:
+        """Compare the replicas, measure the links, and, where shares may move, every rank's speed.
+
+        A checkpoint holds nothing of it but the size of buckets that came of it.
+        """
+        self._replicas.begin(step=self._progress.step)
+        self._stragglers.begin()
+        self._out.enter("compute", step=self._progress.step + 1)
+        micro_batches = self._session.order.micro_batches(self._progress.step)
+        settled = settle_exchange(self._session, self._progress, self._typical(micro_batches))
+        if settled is not None:
+            self._out.event("exchange", step=self._progress.step, **settled)
+        if self._dealer.moving:
+            self._run.announce(self._dealer.begin(self._run.pace.probe(micro_batches)), cause="start")
+
+    def advance(self) -> StepReport:
+        """One optimizer step."""
+        session, progress, run = self._session, self._progress, self._run
+        started = time.perf_counter()
+        step, samples = progress.step, session.order.samples(progress.step)
+        micro_batches = session.order.micro_batches(step)
+        tally = self.accumulate(step)
+        norm = run.gradient_norm()
+        report = agree(self._report(tally, norm, started), session.world)
+        _require_all(report, len(micro_batches), step=step + 1)
+        spike = self._spike(report, samples)
+        skipped = bool(report.bad) or spike is not None
+        if skipped:
+            self._skip(report, spike, samples)
+        else:
+            progress.skipped_in_a_row = 0
+        run.update(norm, step=step, skipped=skipped)
+        progress.step += 1
+        run.record(
+            report,
+            samples=samples,
+            seconds=time.perf_counter() - started,
+            steps=range(step, step + 1),
+            shares=self._dealer.counts(len(micro_batches)),
+            loss=self._loss(report, samples),
+            grad_norm=report.norm,
+            skipped=skipped,
+        )
+        self._replicas.look(step=progress.step)
+        self._foreseen.look(report.times, step=progress.step)
+        self._watch(report, micro_batches)
+        self._learn(report, micro_batches)
+        return report
+
+    def vouch(self) -> None:
+        """Make sure that all ranks hold the same weights; see `Replicas.vouch`."""
+        self._replicas.vouch(step=self._progress.step)
+
+    def accumulate(self, step: int) -> Tally:
+        """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
+        run, strategy, world = self._run, self._session.strategy, self._session.world
+        micro_batches = self._session.order.micro_batches(step)
+        dealt = self._dealer.deal(len(micro_batches))
+        mine = dealt[world.rank]
+        empty = max(map(len, dealt)) - len(mine) if strategy.lockstep else int(not mine)
+        tally = Tally(loss_sum=torch.zeros((), dtype=torch.float64, device=world.device))
+        scale = run.loss_scale(run.label_tokens(self._session.order.samples(step)))
+        for index in mine:
+            last = index == mine[-1] and not empty
+            phase = "exchange" if last or strategy.lockstep else "compute"
+            batch = run.micro_batch(micro_batches[index], step=step, index=index, phase=phase, tally=tally)
+            tally.loss_sum += strategy.forward_backward(batch, scale=scale, last=last).double()
+            tally.micro_batches += strategy.counts_loss
+        for number in range(empty):
+            self._out.enter("exchange", step=step + 1)
+            strategy.join(last=number == empty - 1)
+        return tally
+
+    def _typical(self, micro_batches: list[Indices]) -> Indices:
+        """The one of middling length."""
+        tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
+        return micro_batches[sorted(range(len(tokens)), key=tokens.__getitem__)[len(tokens) // 2]]
+
+    def _report(self, tally: Tally, norm: torch.Tensor, started: float) -> StepReport:
+        loss_sum = float(tally.loss_sum.item())
+        wait_s = self._session.strategy.waited_s()
+        compute_s = max(0.0, time.perf_counter() - started - tally.data_s - wait_s)
+        self._run.pace.took(compute_s)
+        return self._run.report(
+            tally,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            loss_sum=loss_sum,
+            bad=int(not (math.isfinite(loss_sum) and bool(torch.isfinite(norm)))),
+            look=int(self._stragglers.wants_look),
+            micro_batches=tally.micro_batches,
+            norm=float(norm) if self._session.world.is_head else 0.0,
+        )
+
+    def _spike(self, report: StepReport, samples: Indices) -> Spike | None:
+        """Whether the loss is finite and far off. All ranks judge the same numbers."""
+        if report.bad:
+            return None
+        return self._spikes.judge(self._loss(report, samples), report.norm, step=self._progress.step)
+
+    def _loss(self, report: StepReport, samples: Indices) -> float:
+        """Per trained token."""
+        return report.loss_sum / max(1, self._run.label_tokens(samples))
+
+    def _skip(self, report: StepReport, spike: Spike | None, samples: Indices) -> None:
+        """The weights will stay as they are. All ranks know of it from the same report, so all of them skip."""
+        progress, scaler = self._progress, self._session.scaler
+        progress.skipped += 1
+        finite = math.isfinite(report.loss_sum) and spike is None
+        searching_scale = scaler is not None and finite and scaler.get_scale() >= 1
+        progress.skipped_in_a_row += 0 if searching_scale else 1
+        names = [int(sample) for sample in samples]
+        what = f"summed loss {report.loss_sum}, gradient norm {report.norm:.6g}" if spike is None else spike.words
+        log.warning("step %d skipped: %s, samples %s", progress.step + 1, what, names)
+        if spike is None:
+            figures = {"loss": report.loss_sum, "grad_norm": report.norm}
+            self._out.event("step-skipped", step=progress.step + 1, **figures, samples=names)
+        else:
+            self._out.event("spike", step=progress.step + 1, **dataclasses.asdict(spike), what=what, samples=names)
+        if progress.skipped_in_a_row > self._session.job.max_skipped_steps:
+            self.vouch()  # one replica that is damaged spoils every step of all: then that is the cause
+            raise _hopeless(progress, what, names)
+
+    def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:
+        """Look for stragglers in steps that nothing else disturbs: no evaluation before it, no save; collective."""
+        progress = self._progress
+        if not self._session.strategy.finds_stragglers:
+            return
+        if report.look:
+            self._stragglers.look(step=progress.step)
+        elif not report.saving and progress.step - 1 not in {self._run.keeper.saved_step, progress.evaluated_step}:
+            tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
+            dealt = self._dealer.deal(len(micro_batches))
+            self._stragglers.learn(report.times, dealt, tokens, step=progress.step)
+
+    def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
+        """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""
+        moved = self._dealer.learn(report.times, padded_tokens(micro_batches, self._session.train_set.lengths))
+        if moved is not None:
+            self._run.announce(moved, cause="speeds")
+
+
+def _require_all(report: StepReport, num_micro_batches: int, *, step: int) -> None:
+    """Every rank splits the work by its own figures; if they ever differed, samples would be lost or counted twice."""
+    if report.micro_batches != num_micro_batches:
+        raise RunFailed(
+            f"ranks do not agree on who does what in step {step}",
+            seen=f"expected {num_micro_batches} micro-batches from all of them together, saw {report.micro_batches}",
+            fix="gangline resume goes on from the last checkpoint; please report this with the run's logs",
+        )
+
+
+def _hopeless(progress: Progress, what: str, samples: list[int]) -> BadState:
+    """Going on leads nowhere: the weights may be spoilt, so an earlier checkpoint is all that can help."""
+    return BadState(
+        f"the loss or its gradient was not finite, or far off, in {progress.skipped_in_a_row} steps in a row, "
+        f"up to step {progress.step + 1}",
+        seen=f"expected finite numbers, near those of the steps before; {what}; "
+        f"samples of the last step: {samples[:16]}",
+        fix="look at these samples (events.jsonl lists all), lower optimizer.learning_rate, or set precision: fp32; "
+        "what was saved before is untouched",
+    )

@@ -15,8 +15,6 @@ from torch import nn
 
 from gangline.worker.batch import IGNORE
 from gangline.worker.model import base_of
-from gangline.worker.slice import Slice
-from gangline.worker.stage import Stage
 
 # Logits held at once. A CPU is fastest with chunks that stay in its caches (4 MiB in fp32; four times as many cost 6 %
 # of this function); a GPU needs large products to be busy (512 MiB in fp32).
@@ -113,27 +111,24 @@ class CausalLoss(nn.Module):
         model: nn.Module,
         *,
         compute: torch.dtype,
-        stage: Stage | None = None,
-        sliced: Slice | None = None,
-        is_hollow: bool = False,
+        own_positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        is_meta: bool = False,
     ) -> None:
-        """stage: what of a pipeline the model is. sliced: what of it the ranks of a host have between them, who then
-        have the positions between them, too: each adds up the loss of its own. is_hollow: its weights are not there
-        yet; `look` once they are.
+        """own_positions: picks this rank's share of the trained positions, where several ranks have them between them,
+        and each adds up the loss of its own. is_meta: its weights are on the meta device; `look` once they are read.
         """
         super().__init__()
         self.model = model
-        self.stage = stage
-        self.sliced = sliced
         self.compute = compute
         self.fused = False
-        self.is_hollow = is_hollow
-        if not is_hollow:
+        self.is_meta = is_meta
+        self._own_positions = own_positions
+        if not is_meta:
             self.look()
 
     def look(self) -> None:
         """Find out how the loss of this model is computed; collective where the model is in parts."""
-        self.is_hollow = False
+        self.is_meta = False
         self.fused = self._can_fuse()
 
     def forward(
@@ -149,8 +144,8 @@ class CausalLoss(nn.Module):
 
         entered [m, t, h]: hidden states that come in place of embeddings (the last stage of a pipeline).
         """
-        if self.sliced is not None:
-            trained = self.sliced.share(trained)
+        if self._own_positions is not None:
+            trained = self._own_positions(trained)
             targets = _only(targets, trained)
         if not self.fused:
             logits = self.logits(input_ids, position_ids, entered=entered)

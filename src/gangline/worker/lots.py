@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -45,3 +45,24 @@ def spread(row: torch.Tensor, lot: Sequence[torch.Tensor]) -> None:
     """`joined` undone, in place."""
     for tensor, part in zip(lot, row.split([tensor.numel() for tensor in lot]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def sum_gradients(
+    parameters: Iterable[torch.nn.Parameter], add_up: Callable[[torch.Tensor], None], *, sent_as: torch.dtype | None
+) -> None:
+    """Sum the gradients of these weights in place; one that has none, for want of work in this step, counts as zero.
+
+    add_up: sums a row of numbers over some ranks, in place. sent_as: the format that rows travel in, where they are
+    wider; None: the one they have.
+    """
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    for lot in in_lots(piece for gradient in gradients for piece in pieces(gradient)):
+        row = joined(lot)
+        sent = row.to(sent_as) if sent_as is not None and sent_as.itemsize < row.dtype.itemsize else row
+        add_up(sent)
+        spread(sent, lot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,9 @@ import torch
 
 from gangline.runs.checkpoints import find_parts
 from gangline.worker.lots import named_lots
-from gangline.worker.optimizer import state_tensors
 from gangline.worker.pass_on import give, give_lot, lacks_state, receive, receive_lot
 from gangline.worker.restore import load_parts
 from gangline.worker.session import Session
-from gangline.worker.strategy.zero import Zero
 from gangline.worker.world import World
 
 
@@ -75,38 +73,41 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     step = session.world.gang.resume_step
     if step is None:
         return Progress()
-    tensors = {**state_tensors(session.model, session.optimizer), **session.strategy.state_tensors()}
-    tensors = session.strategy.placed(tensors)
-    elsewhere = session.strategy.elsewhere(tensors)
-    if isinstance(session.strategy, Zero):
-        state = _take_parts(session.strategy, tensors, checkpoints, session.world)
-    elif lacks_state(session.world):
-        state = receive(tensors, session.world)
+    strategy, world = session.strategy, session.world
+    tensors = strategy.as_shards(session.state_tensors())
+    remote = strategy.remote_names(tensors)
+    load = strategy.state_loader()
+    if load is not None:
+        state = _load_lots(load, tensors, checkpoints, world)
+        strategy.loaded()
+    elif lacks_state(world):
+        state = receive(tensors, world)
     else:
-        parts = find_parts(checkpoints, step, host=session.world.host)
-        state = load_parts(parts, tensors, elsewhere=elsewhere)
-        give(tensors, state, session.world)
+        state = load_parts(find_parts(checkpoints, step, host=world.host), tensors, elsewhere=remote)
+        give(tensors, state, world)
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:
         session.scaler.load_state_dict(scaler)
     return Progress(**state)
 
 
-def _take_parts(strategy: Zero, tensors: Mapping[str, torch.Tensor], checkpoints: Path, world: World) -> dict[str, Any]:
-    """What lies in parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
+def _load_lots(
+    load: Callable[[Mapping[str, torch.Tensor]], None],
+    tensors: Mapping[str, torch.Tensor],
+    checkpoints: Path,
+    world: World,
+) -> dict[str, Any]:
+    """For parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
     if lacks_state(world):
         for lot in named_lots(tensors):
-            strategy.fill(receive_lot(lot, world))
-        state = receive({}, world)
-    else:
+            load(receive_lot(lot, world))
+        return receive({}, world)
 
-        def take(lot: dict[str, torch.Tensor]) -> None:
-            give_lot(lot, world)
-            strategy.fill(lot)
+    def take(lot: dict[str, torch.Tensor]) -> None:
+        give_lot(lot, world)
+        load(lot)
 
-        assert world.gang.resume_step is not None
-        parts = find_parts(checkpoints, world.gang.resume_step, host=world.host)
-        state = load_parts(parts, tensors, take=take)
-        give({}, state, world)
-    strategy.filled()
+    assert world.gang.resume_step is not None
+    state = load_parts(find_parts(checkpoints, world.gang.resume_step, host=world.host), tensors, take=take)
+    give({}, state, world)
     return state

@@ -85,7 +85,7 @@ class Replicas:
 
     def begin(self, *, step: int) -> None:
         """Find out who can be compared with whom, and compare what the attempt begins with; collective."""
-        if self._world.size == 1 or self._session.strategy.parts is not None:
+        if self._world.size == 1 or self._session.strategy.shard_group is not None:
             return
         mark = 0
         if not self._exact:

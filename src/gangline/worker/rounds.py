@@ -1,38 +1,88 @@
 """Rounds of local SGD: every host trains apart for some steps of the run, then all move to the mean of where they got.
 
-A round takes the samples of the next `inner_steps` steps, in the run's one order. Their micro-batches are dealt to
+A round takes the samples of the next `inner_steps` steps, in the run's one order. Their micro-batches are split among
 hosts in proportion to speed; a host takes AdamW steps of its own over what it got, as many as that makes, and keeps
-AdamW's states to itself. Then hosts exchange what their weights have changed by (`strategy/outer.py`).
+AdamW's states to itself. Then hosts exchange what their weights have changed by (`outer.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from gangline.errors import RunFailed
-from gangline.worker.agree import RankTimes, StepReport, agree
-from gangline.worker.contribution import Contribution, mean_loss, mean_norm, meet
+from gangline.worker.agree import StepReport, agree
 from gangline.worker.dealer import Moved
-from gangline.worker.flops import session_utilisation
-from gangline.worker.inner import Inner, MicroBatch, Tally
-from gangline.worker.keep import Keeper, Outlets
-from gangline.worker.memory import memory_bytes
+from gangline.worker.loop import Tally, TrainingRun
 from gangline.worker.order import Indices
-from gangline.worker.pace import Pace
-from gangline.worker.progress import Progress
 from gangline.worker.replicas import Replicas
 from gangline.worker.round_deal import InnerBatch, RoundDealer
-from gangline.worker.schedule import learning_rate
-from gangline.worker.session import Session
+from gangline.worker.spikes import Spikes
 from gangline.worker.strategy.local_sgd import LATE, LocalSgd
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Contribution:
+    """One rank's part of a round. The figures of a host's inner steps are told by its first rank."""
+
+    weight: float = 0.0
+    """First rank: trained tokens of the inner steps that moved this host; 0: its change is left out."""
+    lost: float = 0.0
+    """First rank: 1 if this host had work, and nothing of it can be used."""
+    inner_steps: float = 0.0
+    """First rank: those that were tried."""
+    skipped: float = 0.0
+    """First rank: those of them that were skipped: their loss or gradient was not finite, or far off."""
+    norm_sum: float = 0.0
+    """First rank: gradient norms of those that were not skipped."""
+    loss_sum: float = 0.0
+    """Summed loss of this rank's micro-batches in inner steps that count."""
+    micro_batches: float = 0.0
+    tokens: float = 0.0
+    """Of its micro-batches, padding included."""
+    busy_s: float = 0.0
+    """Reading and computing."""
+
+
+def meet(own: Contribution, strategy: LocalSgd, *, waiting: Callable[[], None], limit_s: float) -> list[Contribution]:
+    """The contributions of all ranks, by rank; collective. waiting, limit_s, errors: see `LocalSgd.meet`."""
+    rows = strategy.meet(list(dataclasses.astuple(own)), waiting=waiting, limit_s=limit_s)
+    return [Contribution(**dict(zip(_NAMES, row, strict=True))) for row in rows]
+
+
+_NAMES = [field.name for field in dataclasses.fields(Contribution)]
+
+
+def mean_loss(contributions: Sequence[Contribution]) -> float:
+    """Loss per trained token over all that counts; not a number where nothing does."""
+    tokens = math.fsum(each.weight for each in contributions)
+    return math.fsum(each.loss_sum for each in contributions) / tokens if tokens else math.nan
+
+
+def mean_norm(contributions: Sequence[Contribution]) -> float:
+    """Mean gradient norm of the inner steps that count."""
+    steps = math.fsum(each.inner_steps - each.skipped for each in contributions)
+    return math.fsum(each.norm_sum for each in contributions) / steps if steps else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """One of the run's micro-batches."""
+
+    step: int
+    """0-based step of the run that its samples stand for."""
+    index: int
+    """Its place in that step."""
+    samples: Indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +104,16 @@ class _Round:
 class Rounds:
     """Moves a run on by one round at a time."""
 
-    def __init__(
-        self, session: Session, strategy: LocalSgd, outlets: Outlets, progress: Progress, *, keeper: Keeper
-    ) -> None:
-        self._session = session
+    def __init__(self, run: TrainingRun, strategy: LocalSgd) -> None:
+        self._run = run
+        self._session = session = run.session
         self._strategy = strategy
-        self._out = outlets
-        self._progress = progress
-        self._keeper = keeper
-        self._pace = Pace(session)
-        self._inner = Inner(session, strategy, outlets, self._pace)
+        self._out = run.out
+        self._progress = run.progress
+        self._inner = Inner(run, strategy)
         per_step = session.job.batch // session.job.micro_batch
         self._dealer = RoundDealer(session.world.gang, per_step=per_step)
-        self._replicas = Replicas(session, outlets, exact=True)
+        self._replicas = Replicas(session, run.out, exact=True)
         self._round_s: float | None = None
         """Of the last round, until all had come."""
 
@@ -81,7 +128,7 @@ class Rounds:
         self._strategy.outer.anchor()
         if self._dealer.moving:
             self._out.enter("compute", step=self._progress.step + 1)
-            seconds = self._pace.probe(self._session.order.micro_batches(self._progress.step))
+            seconds = self._run.pace.probe(self._session.order.micro_batches(self._progress.step))
             self._learn([Contribution(busy_s=each, tokens=1, micro_batches=1) for each in seconds], cause="start")
 
     def advance(self) -> StepReport:
@@ -99,7 +146,15 @@ class Rounds:
         if tally.broken:
             self._inner.forget()
         wait_s = tally.inside_s + time.perf_counter() - ready
-        report = agree(self._report(tally, wait_s, len(this.steps)), self._session.world)
+        own = self._run.report(
+            tally,
+            compute_s=max(0.0, tally.told.busy_s - tally.data_s),
+            wait_s=wait_s,
+            num_steps=len(this.steps),
+            loss_sum=tally.told.loss_sum,
+            bad=int(tally.told.lost),
+        )
+        report = agree(own, self._session.world)
         self._note_skipped(this, tally, told)
         self._progress.step = this.steps.stop
         self._record(this, report, told, time.perf_counter() - started)
@@ -147,27 +202,7 @@ class Rounds:
             weights[rank.host] += each.weight
         return list(weights.values())
 
-    def _report(self, tally: Tally, wait_s: float, num_steps: int) -> StepReport:
-        """Times are per step of the run, so that they compare with a plan's."""
-        session, keeper = self._session, self._keeper
-        times = RankTimes(
-            data_s=tally.data_s / num_steps,
-            compute_s=max(0.0, tally.told.busy_s - tally.data_s) / num_steps,
-            wait_s=wait_s / num_steps,
-            memory_bytes=memory_bytes(session.world.device),
-        )
-        return StepReport(
-            loss_sum=tally.told.loss_sum,
-            bad=int(tally.told.lost),
-            stop=int(self._out.stop.raised),
-            save=int(session.world.is_head and keeper.minutes_are_up),
-            save_failed=int(keeper.failed),
-            slow_saves=int(keeper.is_slow),
-            saving=int(keeper.is_saving),
-            times=(times,),
-        )
-
-    def _note_skipped(self, this: _Round, tally: Tally, told: Sequence[Contribution]) -> None:
+    def _note_skipped(self, this: _Round, tally: _RoundTally, told: Sequence[Contribution]) -> None:
         """Count and name the inner steps that were skipped, and the hosts whose change was left out."""
         hosts = self._session.world.gang.hosts
         if any(each.skipped for each in told):
@@ -216,35 +251,19 @@ class Rounds:
         shares = shares or before
         each_s = [each.busy_s / each.micro_batches if each.micro_batches else None for each in told]
         moved = Moved(before=before, after=shares, micro_batch_s=tuple(each_s), gain=0.0)
-        hosts = [rank.host for rank in self._session.world.gang.ranks]
-        self._out.tell_shares(moved, hosts, step=self._progress.step, cause=cause)
+        self._run.announce(moved, cause=cause)
 
     def _record(self, this: _Round, report: StepReport, told: Sequence[Contribution], round_s: float) -> None:
-        if self._out.recorder is None:
-            return
-        session, num_steps = self._session, len(this.steps)
-        samples = this.samples
-        lengths = session.train_set.lengths[samples]
-        last, job = this.steps[-1], session.job
-        self._out.recorder.step(
+        self._run.record(
             report,
-            step=self._progress.step,
+            samples=this.samples,
+            seconds=round_s,
+            steps=this.steps,
             shares=[int(each.micro_batches) for each in told],
-            steps=session.total_steps,
-            epoch=round(self._progress.step / session.order.steps_per_epoch, 4),
             loss=mean_loss(told),
-            learning_rate=learning_rate(
-                last, session.total_steps, peak=job.optimizer.learning_rate, schedule=job.schedule
-            ),
             grad_norm=mean_norm(told),
-            samples=len(samples),
-            tokens=int(lengths.sum()),
-            label_tokens=int(session.train_set.label_counts[samples].sum()),
-            step_s=round(round_s / num_steps, 6),
-            tokens_per_s=round(float(lengths.sum()) / round_s, 2),
-            mfu=session_utilisation(session, lengths, round_s),
             skipped=not any(each.weight for each in told),
-            round_steps=num_steps,
+            round_steps=len(this.steps),
             inner_steps=self._inner_steps(told),
             sent_bytes=self._strategy.outer.sent_bytes,
         )
@@ -254,3 +273,120 @@ class Rounds:
         ranks = self._session.world.gang.ranks
         firsts = self._strategy.outer.hosts.leaders
         return {ranks[rank].host: int(told[rank].inner_steps) for rank in firsts}
+
+
+@dataclass(slots=True, kw_only=True)
+class _RoundTally(Tally):
+    """A round of this rank while it runs."""
+
+    told: Contribution
+    skipped: list[int]
+    """Inner steps that were skipped, by number."""
+    inside_s: float = 0.0
+    """Waiting for the other ranks of this host."""
+    searching: bool = False
+    """Whether a step was skipped only to find a loss scale."""
+    broken: bool = False
+    """Whether this host's weights are no numbers any more."""
+
+
+class Inner:
+    """This rank's part in its host's inner steps. What a host skips is decided inside it; other hosts hear later."""
+
+    def __init__(self, run: TrainingRun, strategy: LocalSgd) -> None:
+        self._run = run
+        self._session = session = run.session
+        self._strategy = strategy
+        self._out = run.out
+        world = session.world
+        hosts = [rank.host for rank in world.gang.ranks]
+        self._place = world.rank - hosts.index(world.host)
+        """Of this rank among those of its host."""
+        self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
+        """Of this rank's part of inner steps; where one of a host's ranks sees one, none of them takes the step."""
+
+    def run(self, micro_batches: Sequence[MicroBatch], batches: Sequence[InnerBatch]) -> _RoundTally:
+        """All inner steps of this host in a round. micro_batches: of the whole round, for all hosts."""
+        zero = torch.zeros((), dtype=torch.float64, device=self._session.world.device)
+        tally = _RoundTally(loss_sum=zero, told=Contribution(), skipped=[])
+        label_tokens = 0
+        for number, batch in enumerate(batches):
+            started, inside_before_s = time.perf_counter(), tally.inside_s
+            counted = self._step(number, [micro_batches[each] for each in batch.numbers], batch, tally)
+            label_tokens += counted
+            if batch.by_rank[self._place]:  # what it takes to join only would make this rank look slow
+                tally.told.busy_s += time.perf_counter() - started - (tally.inside_s - inside_before_s)
+        tally.told.micro_batches, tally.told.tokens = tally.micro_batches, tally.tokens
+        tally.broken = not self._strategy.all_agree(self._is_finite())
+        self._judge(tally, label_tokens, num_steps=len(batches))
+        return tally
+
+    def forget(self) -> None:
+        """Begin anew with AdamW's states, after weights that were no numbers."""
+        for state in self._session.optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    def _step(self, number: int, together: Sequence[MicroBatch], batch: InnerBatch, tally: _RoundTally) -> int:
+        """One inner step; the trained tokens that it moved this host by, 0 if it was skipped."""
+        session, told = self._session, tally.told
+        started, data_before_s = time.perf_counter(), tally.data_s
+        label_tokens = sum(self._run.label_tokens(each.samples) for each in together)
+        begin = sum(len(numbers) for numbers in batch.by_rank[: self._place])
+        mine = together[begin : begin + len(batch.by_rank[self._place])]
+        loss_sum = self._accumulate(mine, together[0].step, label_tokens, tally)
+        norm = self._run.gradient_norm()
+        is_finite = math.isfinite(loss_sum) and bool(torch.isfinite(norm))
+        is_spike = is_finite and self._is_spike(mine, loss_sum, float(norm))
+        sound = self._strategy.all_agree(is_finite and not is_spike)
+        waited_s = self._strategy.waited_s()
+        tally.inside_s += waited_s
+        self._run.pace.took(max(0.0, time.perf_counter() - started - (tally.data_s - data_before_s) - waited_s))
+        told.inner_steps += self._is_first
+        if sound:
+            told.loss_sum += loss_sum
+            told.norm_sum += float(norm) * self._is_first
+        else:
+            told.skipped += self._is_first
+            tally.skipped.append(number)
+            scale_is_high = session.scaler is not None and session.scaler.get_scale() >= 1
+            tally.searching |= self._strategy.all_agree(math.isfinite(loss_sum) and scale_is_high and not is_spike)
+        self._run.update(norm, step=together[0].step, skipped=not sound)
+        return label_tokens if sound else 0
+
+    def _is_spike(self, mine: Sequence[MicroBatch], loss_sum: float, norm: float) -> bool:
+        """Whether this rank's micro-batches stand out; see `Spikes`."""
+        if not mine:
+            return False
+        tokens = sum(self._run.label_tokens(each.samples) for each in mine)
+        return self._spikes.judge(loss_sum / max(1, tokens), norm, step=mine[0].step) is not None
+
+    def _accumulate(self, mine: Sequence[MicroBatch], step: int, label_tokens: int, tally: _RoundTally) -> float:
+        """Gradients of this rank's micro-batches, summed over the host at its last one; their summed loss."""
+        scale = self._run.loss_scale(label_tokens)
+        loss_sum = torch.zeros_like(tally.loss_sum)
+        for place, each in enumerate(mine):
+            batch = self._run.micro_batch(each.samples, step=each.step, index=each.index, phase="compute", tally=tally)
+            loss_sum += self._strategy.forward_backward(batch, scale=scale, last=place == len(mine) - 1).double()
+            tally.micro_batches += 1
+        if not mine:
+            self._out.enter("compute", step=step + 1)
+            self._strategy.join(last=True)
+        return float(loss_sum.item())
+
+    def _judge(self, tally: _RoundTally, label_tokens: int, *, num_steps: int) -> None:
+        """What the change of this host counts for."""
+        if tally.broken:
+            label_tokens, tally.told.loss_sum = 0, 0.0
+        tally.told.weight = float(label_tokens * self._is_first)
+        unmoved = 0 < num_steps == len(tally.skipped)
+        tally.told.lost = float((tally.broken or (unmoved and not tally.searching)) and self._is_first)
+
+    def _is_finite(self) -> bool:
+        """Of all trained weights; their extremes are looked at, for NaN is both."""
+        extremes = [torch.stack(torch.aminmax(each.detach())) for each in self._run.parameters]
+        return bool(torch.isfinite(torch.stack(extremes).float()).all())
+
+    @property
+    def _is_first(self) -> bool:
+        return self._place == 0

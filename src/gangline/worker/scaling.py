@@ -40,17 +40,17 @@ from gangline.runs.gang import Gang
 from gangline.runs.job import Job, ModelJob, ScheduleJob
 from gangline.worker.agree import StepReport, gather
 from gangline.worker.busy import Busy, boot_id
-from gangline.worker.keep import Keeper, Outlets
+from gangline.worker.keep import Outlets
+from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.made_up import MadeUpSet, Warming
 from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm
-from gangline.worker.precision import agree_precision
+from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.progress import Progress
-from gangline.worker.session import Session, assemble
+from gangline.worker.session import Session, assemble, make_strategy
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import Strategy
-from gangline.worker.synchronous import Synchronous
+from gangline.worker.strategy.base import Strategy, StrategySetup
 from gangline.worker.world import World, join, leave
 
 TURNS = (("alone", "together", "even"), *[("alone", "together")] * 4, ("even",), ("even",))
@@ -135,11 +135,15 @@ def build(order: dict[str, Any], world: World, folder: Path) -> Rig:
     }
     host, group = _own_host(world), groups[world.host]
     with standing_for_all(group):
-        alone = assemble(loss, job, host, precision=precision, train_set=rows).strategy
+        alone = assemble(loss, _strategy(job, host, precision), train_set=rows).strategy
     # gradients stay where the exchange of all ranks has them, instead of being made anew beside these
     alone.keeps_gradients = True
-    session = assemble(loss, job, world, precision=precision, train_set=rows)
+    session = assemble(loss, _strategy(job, world, precision), train_set=rows)
     return Rig(session=session, host=host, group=group, alone=alone)
+
+
+def _strategy(job: Job, world: World, precision: Precision) -> Strategy:
+    return make_strategy(StrategySetup(job=job, world=world, precision=precision))
 
 
 class Bench:
@@ -214,7 +218,7 @@ class Bench:
         strategy = rig.alone if alone else session.strategy
         session = dataclasses.replace(session, world=world, order=order, strategy=strategy)
         outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
-        stepper = Synchronous(session, outlets, progress, keeper=Keeper(session, outlets, progress))
+        stepper = Synchronous(TrainingRun.of(session, outlets, progress))
         return Way(world=world, stepper=stepper, num_micro_batches=count, group=rig.group if alone else None)
 
     def _plan(self, name: str, step_s: float) -> None:

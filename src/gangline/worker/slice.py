@@ -254,7 +254,7 @@ def _adapters(module: Any) -> list[tuple[nn.Linear, nn.Linear]]:
 
 def _without_plan(core: nn.Module) -> ModelError:
     return ModelError(
-        "strategy: tp cannot cut this model",
+        "strategy: tp cannot split this model",
         seen=f"transformers has no plan to cut the linears of {type(core).__name__} by columns and rows",
         fix="write strategy: hsdp (or fsdp), or ddp where every device holds the model",
     )
@@ -264,7 +264,7 @@ def _strange(core: nn.Module, strange: Mapping[str, str]) -> ModelError:
     name, word = next(iter(strange.items()))
     experts = " (experts lie in one tensor)" if "expert" in name else ""
     return ModelError(
-        "strategy: tp cannot cut this model",
+        "strategy: tp cannot split this model",
         seen=f"transformers' plan for {type(core).__name__} has {word} for {name}{experts}; linears are cut by "
         "columns and rows here, and nothing else",
         fix="write strategy: hsdp (or fsdp), or ddp where every device holds the model",

@@ -77,7 +77,7 @@ class Stage:
         """Raises ModelError where the decoder has changed what the stage was given, before it came to its layers."""
         if self.before is not None and self.before.take() is not given:
             raise ModelError(
-                "strategy: pipeline cannot cut this model",
+                "strategy: pipeline cannot split this model",
                 seen="its decoder does something to embeddings before the first layer, and would do it in every stage",
                 fix="write strategy: fsdp, or ddp where every device holds the model",
             )

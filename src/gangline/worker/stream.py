@@ -1,7 +1,7 @@
 """A model that no process ever holds: built without weights, divided among ranks, and then read by parts.
 
-`hollow` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank read
-its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth of it.
+`meta_model` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank
+read its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth.
 What is to have 4 or 8 bits (QLoRA) is read whole, a tensor at a time, and quantised before the next one is read.
 
 That takes files whose names are those of the model, or of experts that it keeps in one tensor (transformers joins
@@ -28,7 +28,6 @@ from gangline.runs.job import Job
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
 from gangline.worker.quantised import QuantisedLinear, put_empty
-from gangline.worker.slice import Slice
 
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
 """What peft puts into the name of a weight that it wraps; twice where it wraps two of a module."""
@@ -67,7 +66,7 @@ class Files:
 
     @staticmethod
     def of(job: Job, model: nn.Module) -> Files | None:
-        """The files of a hollow model; None where it cannot be read by parts."""
+        """The files of a model on the meta device; None where it cannot be read by parts."""
         core: Any = base_of(model)
         return None if _keeps_some_in_fp32(core) else Files.covering(weights_folder(job.model), core)
 
@@ -91,7 +90,7 @@ Target: TypeAlias = torch.Tensor | QuantisedLinear | Stretch
 """What is read into."""
 
 
-def hollow(
+def meta_model(
     job: Job, *, compute: torch.dtype, prepare: Callable[[nn.Module], None] = lambda _model: None
 ) -> tuple[nn.Module, Files] | None:
     """The model of a job in training mode with weights that take no memory, and its files; adapters are drawn as ever.
@@ -137,24 +136,19 @@ def is_tied(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def make_room(module: nn.Module, device: torch.device) -> None:
-    """Give what is on the meta device memory on this one, whole; what was tied stays tied."""
-    _fill_in(module, lambda tensor: torch.empty_like(tensor, device=device))
-    materialise(module, device)
-
-
-@torch.no_grad()
-def materialise(loss: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
-    """Give what is on the meta device memory on this one: after division, that is a rank's part.
+def materialise(module: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
+    """Give what is on the meta device memory on this one: after division, that is a rank's part. Ties stay ties.
 
     parts: where parts go, if not there.
     """
+    if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        _fill_in(module, lambda tensor: torch.empty_like(tensor, device=device))
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
         where = parts if parts is not None and isinstance(tensor, DTensor) else device
         return torch.empty_like(tensor, device=where) if tensor.is_meta else tensor.to(where)
 
-    loss._apply(placed)
+    module._apply(placed)
 
 
 def shade(module: nn.Module) -> None:
@@ -167,34 +161,30 @@ def read_parts(
     model: nn.Module,
     files: Files,
     *,
-    sliced: Slice | None = None,
-    stretches: Mapping[nn.Parameter, Stretch] | None = None,
+    targets: Mapping[str, torch.Tensor | Stretch],
 ) -> None:
-    """Read this rank's part of every weight that was hollow, and the buffers that are saved with them.
+    """Read this rank's part of every weight that was on the meta device, and the buffers that are saved with them.
 
-    sliced: what of the model this rank has, where it is cut by columns and rows. stretches: the same, where it is cut
-    by numbers. Raises ModelError for files that cannot be read, or hold tensors of other shapes.
+    targets: what is read in place of a parameter, by its name: see `Strategy.read_targets`. Raises ModelError for files
+    that cannot be read, or hold tensors of other shapes.
     """
     from safetensors import safe_open
 
     core = base_of(model)
-    targets: dict[str, Target] = {
-        _plain(name): (stretches or {}).get(tensor, tensor)  # type: ignore[call-overload]
-        for name, tensor in _tensors(core)
-    }
-    for name, parameter in model.named_parameters():
-        if sliced is not None and name in sliced.cuts and ".lora_" not in name:
-            targets[_plain(name).removeprefix("base_model.model.")] = sliced.placed(name, parameter.detach())
+    into: dict[str, Target] = {_plain(name): tensor for name, tensor in _tensors(core)}
+    for name, target in targets.items():
+        if ".lora_" not in name:
+            into[_plain(name).removeprefix("base_model.model.")] = target
     for name, module in core.named_modules():
         if isinstance(module, QuantisedLinear):
-            targets[_plain(f"{name}.weight")] = module
+            into[_plain(f"{name}.weight")] = module
     by_file: dict[str, list[str]] = {}
     for name, rows in files.rows.items():
         by_file.setdefault(files.file_of[rows.keys[0][0]], []).append(name)
     for first, names in by_file.items():
         with _readable(files.folder), safe_open(files.folder / first, framework="pt") as stream:
             for name in names:
-                _read(name, targets[name], files, first, stream)
+                _read(name, into[name], files, first, stream)
 
 
 def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> None:

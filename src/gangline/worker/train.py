@@ -7,6 +7,8 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -26,7 +28,6 @@ from gangline.worker.progress import Progress, restore
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session, build_session, open_sets
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.zero_disk import clear
 from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)
@@ -108,18 +109,19 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoR
     recorder = Recorder(job, layout, world) if world.is_head else None
     log.info("loading %s", job.model.path)
     train_set, evaluation_set = open_sets(layout)
-    session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
+    make_saver = partial(_make_saver, job, layout, world, beat=phase.beat)
+    saver = make_saver() if world.is_first_of_host else None
+    outlets = Outlets(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
+    session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=outlets.beat)
     progress = restore(session, layout.checkpoints)
     _tell_start(session, progress, recorder)
-    saver = _make_saver(job, layout, world) if world.is_first_of_host else None
-    outlets = Outlets(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
     last_step = LastStep(
         session,
         progress,
         phase,
         files=arrival.files,
         checkpoints=layout.checkpoints,
-        saver=lambda: saver or _make_saver(job, layout, world),
+        saver=lambda: saver or make_saver(),
     )
     try:
         ending.cut.stay()
@@ -133,7 +135,7 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoR
         if recorder is not None:
             recorder.close()
     ending.well()
-    clear(job, world)
+    session.strategy.finish()
     if saver is not None:  # a save that failed on another host may have been a good one here
         saver.wait()
     leave(RunFailed.exit_code if result == "failed" else 0)
@@ -152,7 +154,7 @@ def _tell_start(session: Session, progress: Progress, recorder: Recorder | None)
         )
 
 
-def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver:
+def _make_saver(job: Job, layout: RunLayout, world: World, *, beat: Callable[[], None]) -> Saver:
     description = {
         "attempt": world.gang.attempt,
         "hosts": world.gang.hosts,
@@ -160,7 +162,7 @@ def _make_saver(job: Job, layout: RunLayout, world: World) -> Saver:
         "fingerprints": read_json(layout.inputs),
         "held": held_by(world.gang),
     }
-    return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description)
+    return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description, beat=beat)
 
 
 def _start_log(stream: TextIO) -> None:

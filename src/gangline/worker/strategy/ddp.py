@@ -7,7 +7,7 @@ average, because the loss is already divided by the tokens of the whole step.
 # no `from __future__ import annotations`: DDP compares the hook's annotations as types
 import inspect
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import nullcontext
 
 import torch
@@ -18,8 +18,7 @@ from gangline.runs.buckets import SMALLEST_BYTES
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
-from gangline.worker.precision import Precision
-from gangline.worker.strategy.base import Whole
+from gangline.worker.strategy.base import GradientBuckets, Strategy, StrategySetup
 
 MIB = 1 << 20
 # torch 2.13 renamed the option and warns of the old name; earlier ones know only that.
@@ -126,7 +125,7 @@ def _sum_hook(state: _Exchange, bucket: dist.GradBucket) -> torch.futures.Future
     return state.send(bucket)
 
 
-class Ddp(Whole):
+class Ddp(Strategy):
     """DDP over a process group, the default one unless told otherwise.
 
     Gradients are views of its buckets, and stay that: let go after a step, those of all micro-batches but the last
@@ -137,31 +136,40 @@ class Ddp(Whole):
 
     def __init__(
         self,
-        loss: CausalLoss,
+        setup: StrategySetup,
         *,
-        precision: Precision,
-        device: torch.device,
         group: dist.ProcessGroup | None = None,
-        sent_as: torch.dtype | None = None,
+        narrows: bool = True,
         only: Collection[torch.nn.Parameter] | None = None,
     ) -> None:
-        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
+        """narrows: whether gradients travel in the format that the job's `exchange` names, where they are wider.
 
         only: the parameters whose gradients are summed; None: all that are trained.
         """
-        self._loss = loss
-        self._precision = precision
-        self._device = device
+        super().__init__(setup)
         self._group = group
+        self._only = only
+        self._exchange = _Exchange(group, setup.sent_as if narrows else None)
+        self._ddp: DistributedDataParallel | None = None
+        self._ignored: list[str] = []
+        self.num_bytes = 0
+        """Of all gradients, as they are kept."""
+
+    def wrap(self, loss: CausalLoss) -> None:
+        """Find out what is exchanged; DDP itself is made once the size of buckets is known."""
+        super().wrap(loss)
         trained = trainable(loss)
-        summed = set(map(id, trained.values() if only is None else only))
+        summed = set(map(id, trained.values() if self._only is None else self._only))
         self._ignored = [name for name, parameter in trained.items() if id(parameter) not in summed]
         gradients = [(each.numel(), each.element_size()) for each in trained.values() if id(each) in summed]
         self.num_bytes = sum(numel * each for numel, each in gradients)
-        """Of all gradients, as they are kept."""
-        narrower = sent_as is not None and sent_as.itemsize < max(each for _, each in gradients)
-        self._exchange = _Exchange(group, sent_as if narrower else None)
-        self._ddp: DistributedDataParallel | None = None
+        sent_as = self._exchange.sent_as
+        if sent_as is not None and sent_as.itemsize >= max(each for _, each in gradients):
+            self._exchange.sent_as = None
+
+    def buckets(self) -> GradientBuckets:
+        """Its own."""
+        return self
 
     @property
     def begun(self) -> bool:
@@ -172,7 +180,7 @@ class Ddp(Whole):
     def packed(self) -> float:
         """Bytes that travel for each byte of a gradient."""
         sent_as = self._exchange.sent_as
-        return 1.0 if sent_as is None else sent_as.itemsize / self._precision.parameters.itemsize
+        return 1.0 if sent_as is None else sent_as.itemsize / self.precision.parameters.itemsize
 
     def begin(self, bucket_bytes: int) -> None:
         """Cut gradients into buckets of this size (as they are kept), before the first pass; collective.
@@ -180,7 +188,7 @@ class Ddp(Whole):
         Draws nothing from the generators: a micro-batch that has been seeded keeps its dropout.
         """
         self._ddp = self._wrap(bucket_bytes)
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             self._settle_buckets()
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
@@ -189,26 +197,26 @@ class Ddp(Whole):
             self.begin(-(-self.num_bytes // UNMEASURED))
             assert self._ddp is not None
         with nullcontext() if last else self._ddp.no_sync():
-            with self._precision.autocast(self._device):
+            with self.precision.autocast(self.device):
                 loss: torch.Tensor = self._ddp(*batch.tensors)
             (loss * scale).backward()  # type: ignore[no-untyped-call]
         if last:
-            self._exchange.finish(self._device)
+            self._exchange.finish(self.device)
         return loss.detach()
 
-    def join(self, *, last: bool = True) -> None:
+    def join(self, *, last: bool) -> None:
         """Add zero: one token without a target through the model."""
         assert last, "a rank without work takes part in the exchange alone"
-        self.forward_backward(empty_batch().to(self._device), scale=0.0, last=True)
+        self.forward_backward(empty_batch().to(self.device), scale=0.0, last=True)
 
     def waited_s(self) -> float:
         """From this rank's last bucket being ready to the end of the exchange."""
         return self._exchange.waited_s()
 
     def _wrap(self, bucket_bytes: int) -> DistributedDataParallel:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._loss, self._ignored)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.loss, self._ignored)
         made = DistributedDataParallel(
-            self._loss,
+            self.loss,
             process_group=self._group,
             bucket_cap_mb=max(SMALLEST_BYTES, bucket_bytes) / MIB,
             # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
@@ -228,30 +236,8 @@ class Ddp(Whole):
         """
         assert self._ddp is not None
         self._exchange.rests = True
-        self.join()
+        self.join(last=True)
         self._ddp.zero_grad(set_to_none=True)
-        self.join()
+        self.join(last=True)
         self._ddp.zero_grad(set_to_none=False)
         self._exchange.rests = False
-
-
-def agree_weights(trained: Iterable[torch.nn.Parameter], *, group: dist.ProcessGroup | None = None) -> None:
-    """Make weights equal on all ranks: compared by digest, sent from the first rank only if they differ.
-
-    Unlike machines may draw or convert weights with other last bits. group: the ranks; None: all of them.
-    """
-    parameters = [each for each in trained if not each.is_meta]
-    if not parameters:  # every rank reads its part of the same files
-        return
-    digests = torch.stack([_digest(parameter) for parameter in parameters])
-    low, high = digests.clone(), digests.clone()
-    dist.all_reduce(low, op=dist.ReduceOp.MIN, group=group)
-    dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
-    for parameter, differs in zip(parameters, (low != high).tolist(), strict=True):
-        if differs:
-            dist.broadcast(parameter.data, group=group, group_src=0)
-
-
-def _digest(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """63 bits of torch's own tensor hash (the sign bit cleared, for MIN and MAX of int64)."""
-    return torch.hash_tensor(parameter.detach()).view(torch.int64) & 0x7FFFFFFFFFFFFFFF

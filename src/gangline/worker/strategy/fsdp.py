@@ -15,7 +15,7 @@ Gradients are summed, not averaged, because the loss is already divided by the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -32,113 +32,79 @@ from torch.distributed.tensor import Shard
 
 from gangline.errors import UsageError
 from gangline.runs.sharding import shard_dimension
-from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.batch import Batch
 from gangline.worker.in_ram import RAM
 from gangline.worker.loss import CausalLoss
-from gangline.worker.lots import in_lots, joined, spread
+from gangline.worker.lots import sum_gradients
 from gangline.worker.mesh import sum_over
 from gangline.worker.model import base_of, layers_of, trainable
-from gangline.worker.optimizer import gradients_of
-from gangline.worker.precision import Precision
-from gangline.worker.strategy.base import put_together
+from gangline.worker.strategy.base import Strategy, StrategySetup, backward_of_nothing, gather_shards
 from gangline.worker.stream import materialise
 from gangline.worker.world import World
 
 
-class Fsdp:
-    """One rank's part of a model that lies on several; collective to make."""
+class Fsdp(Strategy):
+    """One rank's part of a model that lies on several."""
 
-    keeps_gradients = False
-    in_step = True
-    has_loss = True
-    clips = False
+    layout = "sharded"
+    keeps_ties = False  # a table that is divided twice would not be one any more
+    lockstep = True
 
-    def __init__(
-        self,
-        loss: CausalLoss,
-        *,
-        precision: Precision,
-        world: World,
-        sent_as: torch.dtype | None = None,
-        offload: bool = False,
-    ) -> None:
-        """sent_as: the format that gradients travel in, where they are wider than that; None: as they are.
-        offload: whether parts lie in the machine's memory.
+    def __init__(self, setup: StrategySetup) -> None:
+        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
+        super().__init__(setup)
+        kind, offload = setup.world.gang.strategy, "parameters" in setup.job.strategy.offload
+        if setup.job.method.kind == "full" and setup.precision.scaled:
+            raise _needs_scale(kind)
+        if setup.world.gang.shares_gpus:
+            raise _shares_gpus(kind)
+        self._offload = _offload(self.device) if offload else OffloadPolicy()
+        self._parts_in = RAM if offload else None
+        self._mesh = _mesh(setup.world)
+        self._whole: list[nn.Parameter] = []
+        """Adapters, which every rank has."""
+        self._divided: list[FSDPModule] = []
 
-        Raises ModelError for a model whose layers cannot be found; UsageError for a precision that needs a loss scale,
-        and where ranks share a GPU.
-        """
-        self._loss = loss
-        self._precision = precision
-        self._device = world.device
-        trained = list(trainable(loss).values())
+    def wrap(self, loss: CausalLoss) -> None:
+        """Divide the model layer by layer. Raises ModelError for one whose layers cannot be found."""
+        super().wrap(loss)
         self.replicated = any(not each.requires_grad for each in loss.parameters())
-        self._whole = trained if self.replicated else []
-        self._sent_as = sent_as if sent_as is not None and sent_as.itemsize < trained[0].element_size() else None
-        if not self.replicated and precision.scaled:
-            raise _needs_scale(world.gang.strategy)
-        if world.gang.shares_gpus:
-            raise _shares_gpus(world.gang.strategy)
-        self._mesh = _mesh(world)
-        self.parts = None if self.replicated else self._mesh.get_group("shard")
-        self.apart = not self.replicated and self._mesh.ndim == 1 and len(world.gang.hosts) > 1
-        self._offload = _offload(world.device) if offload else OffloadPolicy()
-        self._divided = self._shard(reshard=world.gang.reshard)
-        materialise(loss, world.device, parts=RAM if offload else None)
+        self._whole = list(trainable(loss).values()) if self.replicated else []
+        self.shard_group = None if self.replicated else self._mesh.get_group("shard")
+        self.spans_hosts = not self.replicated and self._mesh.ndim == 1 and len(self.world.gang.hosts) > 1
+        self._divided = self._shard(reshard=self.world.gang.reshard)
+        materialise(loss, self.device, parts=self._parts_in)
         for method in ("look", "logits"):  # these pass through the model as `forward` does
             register_fsdp_forward_method(loss, method)
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch, as every other rank does now; `last`: of all of them."""
-        with self._precision.autocast(self._device):
-            loss: torch.Tensor = self._loss(*batch.tensors)
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
+        loss = super().forward_backward(batch, scale=scale, last=last)
         if last and self._whole:
-            self._sum_up()
-        return loss.detach()
+            sum_gradients(self._whole, lambda row: sum_over(row, self._mesh), sent_as=self.setup.sent_as)
+        return loss
 
     def join(self, *, last: bool) -> None:
-        """Add zero while others add a micro-batch: one token without a target through the model."""
-        self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
+        """Add zero while others add a micro-batch."""
+        backward_of_nothing(self, last=last)
 
-    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-        """This rank's part of each."""
-        return gradients_of(parameters)
+    def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+        """Gather what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
+        return gather_shards(tensors, wanted=wanted)
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer are all there is."""
-        return {}
-
-    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """They are DTensors already."""
-        return dict(tensors)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
-        """Put together what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
-        return put_together(tensors, wanted=wanted)
-
-    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Every rank has a part of each."""
-        del tensors
-        return frozenset()
-
-    def put_away(self) -> None:
+    def reshard(self) -> None:
         """Without `reshard` weights wait for the backward pass, which does not come."""
         for module in self._divided:
             module.reshard()
-
-    def waited_s(self) -> float:
-        """Exchange and computation alternate in every layer: not told apart."""
-        return 0.0
 
     def _shard(self, *, reshard: bool) -> list[FSDPModule]:
         """Divide layer by layer, so that no more than one of them is whole on the device."""
         ignored = set(self._whole)
         parts = self._mesh.size(self._mesh.ndim - 1)
         for parameter in ignored:
-            parameter.data = parameter.data.to(self._device)
+            parameter.data = parameter.data.to(self.device)
         made: list[FSDPModule] = []
-        for module in [*layers_of(base_of(self._loss.model)), self._loss]:
+        for module in [*layers_of(base_of(self.loss.model)), self.loss]:
             divided = fully_shard(
                 module,
                 mesh=self._mesh,
@@ -154,26 +120,15 @@ class Fsdp:
             made.append(divided)
         return made
 
-    @torch.no_grad()
-    def _sum_up(self) -> None:
-        """Add up the adapters' gradients of all ranks."""
-        for parameter in self._whole:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        for lot in in_lots(parameter.grad for parameter in self._whole if parameter.grad is not None):
-            row = joined(lot)
-            sent = row if self._sent_as is None else row.to(self._sent_as)
-            sum_over(sent, self._mesh)
-            spread(sent, lot)
-
     def _policy(self) -> MixedPrecisionPolicy:
         """Weights travel in the format of computation, gradients as they are kept unless the job says otherwise."""
-        if self.replicated or not self._precision.mixed:
-            return MixedPrecisionPolicy(reduce_dtype=self._sent_as, cast_forward_inputs=False)
-        reduced = self._sent_as or self._precision.parameters
-        return MixedPrecisionPolicy(
-            param_dtype=self._precision.compute, reduce_dtype=reduced, cast_forward_inputs=False
-        )
+        sent_as = self.setup.sent_as
+        if sent_as is not None and sent_as.itemsize >= next(iter(trainable(self.loss).values())).element_size():
+            sent_as = None
+        if self.replicated or not self.precision.mixed:
+            return MixedPrecisionPolicy(reduce_dtype=sent_as, cast_forward_inputs=False)
+        reduced = sent_as or self.precision.parameters
+        return MixedPrecisionPolicy(param_dtype=self.precision.compute, reduce_dtype=reduced, cast_forward_inputs=False)
 
 
 def _offload(device: torch.device) -> CPUOffloadPolicy:

@@ -10,14 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from gangline.worker.agree import gather_text
-from gangline.worker.lots import in_lots, joined, pieces, spread
-from gangline.worker.strategy.ddp import agree_weights
+from gangline.worker.lots import sum_gradients
+from gangline.worker.strategy.base import agree_weights
 from gangline.worker.world import World
 
 
@@ -76,18 +77,7 @@ class Holders:
         counted = [each.grad for each in parameters if each.grad is not None and id(each) in self._own]
         return counted or [torch.zeros(1, dtype=parameters[0].dtype, device=parameters[0].device)]
 
-    @torch.no_grad()
     def sum(self) -> None:
         """Add up the gradients of weights that several ranks have, in place; collective."""
         for each in self._shared:
-            gradients = []
-            for parameter in each.parameters:
-                if parameter.grad is None:  # no work in this step
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-            for lot in in_lots(piece for gradient in gradients for piece in pieces(gradient)):
-                row = joined(lot)
-                narrow = self._sent_as is not None and self._sent_as.itemsize < row.dtype.itemsize
-                sent = row.to(self._sent_as) if narrow else row
-                dist.all_reduce(sent, group=each.group)
-                spread(sent, lot)
+            sum_gradients(each.parameters, partial(dist.all_reduce, group=each.group), sent_as=self._sent_as)

@@ -9,22 +9,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from gangline.errors import RunFailed
-from gangline.runs.job import StrategyJob
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
-from gangline.worker.precision import Precision
-from gangline.worker.strategy.base import Whole
+from gangline.worker.strategy.base import Strategy, StrategySetup
 from gangline.worker.strategy.ddp import Ddp
 from gangline.worker.strategy.outer import Hosts, Outer
 from gangline.worker.strategy.roll import ANSWER_S, Roll
-from gangline.worker.strategy.single import Single
 from gangline.worker.world import World
+
+if TYPE_CHECKING:
+    from gangline.worker.loop import Stepper, TrainingRun
 
 LOOK_S = 0.01
 """How often a rank that waits for slower hosts looks whether they have come."""
@@ -32,36 +33,45 @@ LATE = 4.0
 """Rounds that a host may take while another takes one, before it counts as hung."""
 
 
-class LocalSgd(Whole):
+class LocalSgd(Strategy):
     """The gradient of a host's own batch, and the exchange of hosts.
 
-    A `Strategy` for the ranks of one host: what `forward_backward` leaves is the sum over these only.
+    For the ranks of one host it is as any strategy: what `forward_backward` leaves is the sum over these only.
     """
 
+    min_ranks = 1
     replicated = False
     """Within a round hosts have moved apart."""
 
-    def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: StrategyJob) -> None:
-        self._world = world
-        self._patience_s = LATE * world.gang.collective_timeout_s * job.inner_steps
+    def __init__(self, setup: StrategySetup) -> None:
+        super().__init__(setup)
+        world = setup.world
+        self._patience_s = LATE * world.gang.collective_timeout_s * setup.job.strategy.inner_steps
         self._everyone = _everyone(world, patience_s=self._patience_s)
         self._roll = Roll(world, self._everyone) if self._everyone else None
-        hosts = _hosts(world)
-        self._inside = hosts.inside
-        self._inner: Single | Ddp = (
-            Single(loss, precision=precision, device=world.device)
-            if hosts.inside is None
-            else Ddp(loss, precision=precision, device=world.device, group=hosts.inside)
-        )
+        self._hosts = _hosts(world)
+        self._inside = self._hosts.inside
+        self._inner = Strategy(setup) if self._inside is None else Ddp(setup, group=self._inside, narrows=False)
         self.keeps_gradients = self._inner.keeps_gradients
-        self.outer = Outer(trainable(loss.model), job=job, hosts=hosts)
-        """Collective over hosts: see there."""
+        self.outer: Outer
+
+    def wrap(self, loss: CausalLoss) -> None:
+        """Wrap for the ranks of a host, and make room for what hosts agree on."""
+        super().wrap(loss)
+        self._inner.wrap(loss)
+        self.outer = Outer(trainable(loss.model), job=self.job.strategy, hosts=self._hosts)
+
+    def stepper(self, run: TrainingRun) -> Stepper:
+        """Rounds of inner steps."""
+        from gangline.worker.rounds import Rounds
+
+        return Rounds(run, self)
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; `last` of a rank completes the exchange inside its host."""
         return self._inner.forward_backward(batch, scale=scale, last=last)
 
-    def join(self, *, last: bool = True) -> None:
+    def join(self, *, last: bool) -> None:
         """Take part in a step of this host without any work of one's own."""
         self._inner.join(last=last)
 
@@ -93,8 +103,8 @@ class LocalSgd(Whole):
             return [list(row)]
         self._roll.come()
         limit_s = min(limit_s, self._patience_s)
-        table = torch.zeros(self._world.size, len(row), dtype=torch.float64)
-        table[self._world.rank] = torch.tensor(row, dtype=torch.float64)
+        table = torch.zeros(self.world.size, len(row), dtype=torch.float64)
+        table[self.world.rank] = torch.tensor(row, dtype=torch.float64)
         work = dist.all_reduce(table, group=self._everyone, async_op=True)
         started = time.monotonic()
         while not work.is_completed():

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import repeat
@@ -38,10 +38,10 @@ from gangline.worker.batch import Batch
 from gangline.worker.draws import begin_draws
 from gangline.worker.loss import CausalLoss
 from gangline.worker.lots import in_lots, joined, spread
-from gangline.worker.model import base_of, trainable
+from gangline.worker.model import base_of, trainable, weights_dtype
 from gangline.worker.pieces import of_host, send
-from gangline.worker.precision import Precision
-from gangline.worker.stage import Stage
+from gangline.worker.stage import Stage, cut
+from gangline.worker.strategy.base import Strategy, StrategySetup
 from gangline.worker.strategy.holders import Holders
 from gangline.worker.world import World
 
@@ -118,50 +118,53 @@ class _Links:
         self.flying.clear()
 
 
-class Pipeline:
-    """One rank's layers; collective to make.
+class Pipeline(Strategy):
+    """One rank's layers."""
 
-    beat: called before every pass, so that a step which takes long is not taken for a hang.
-    """
-
-    keeps_gradients = False
-    in_step = False  # micro-batches wait for the last one of the step
+    layout = "split"
+    expects_of_layers = "take hidden states and give hidden states"
     replicated = False
-    clips = False
+    finds_stragglers = False  # a slow stage makes all of them wait: the plan's layers tell which takes how long
 
-    def __init__(
-        self,
-        loss: CausalLoss,
-        stage: Stage,
-        *,
-        precision: Precision,
-        world: World,
-        sent_as: torch.dtype | None = None,
-    ) -> None:
-        """sent_as: the format that gradients travel in between pipelines, where they are wider.
-
-        Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU.
-        """
-        if precision.scaled:
+    def __init__(self, setup: StrategySetup) -> None:
+        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
+        super().__init__(setup)
+        world = setup.world
+        if setup.precision.scaled:
             raise _needs_scale()
         if world.gang.shares_gpus:
             raise _shares_gpus()
-        self._loss = loss
-        self._stage = stage
-        self._precision = precision
-        self._world = world
+        self.shard_group = dist.group.WORLD
+        self.spans_hosts = bool(held_by(world.gang))
         self._links = _Links.of(world)
-        self._holders = Holders.of(trainable(loss), world, sent_as=sent_as)
-        if not loss.is_hollow or base_of(loss.model) is not loss.model:
+        self._queue: list[_Waiting] = []
+        self._before, self._behind = world.rank - 1, world.rank + 1
+        self._stage: Stage
+        self._holders: Holders
+
+    def split(self, model: nn.Module) -> None:
+        """Leave this rank's layers."""
+        row = self.world.gang.row_of(self.world.rank)
+        self.use_stage(
+            cut(
+                model,
+                number=self.world.rank - row.start,
+                stages=self.world.gang.stages[row.start : row.stop],
+                stream=weights_dtype(self.job, self.precision.compute),
+            )
+        )
+
+    def use_stage(self, stage: Stage) -> None:
+        """Train these layers, which are all that the model has."""
+        self._stage = stage
+        self.counts_loss = stage.is_last
+
+    def agree(self, loss: CausalLoss) -> None:
+        """Among the ranks that have a weight in common."""
+        self._holders = Holders.of(trainable(loss), self.world, sent_as=self.setup.sent_as)
+        if not loss.is_meta or base_of(loss.model) is not loss.model:
             self._holders.agree()
         # else every rank reads its part of the same files, and of a model without adapters nothing is there yet
-        self._queue: list[_Waiting] = []
-        self.beat: Callable[[], None] = lambda: None
-        self.exchanges = self._holders.exchanges
-        self.parts = dist.group.WORLD
-        self.apart = bool(held_by(world.gang))
-        self.has_loss = stage.is_last
-        self._before, self._behind = world.rank - 1, world.rank + 1
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Take a micro-batch of the step; with the `last` one all of them are done, and their loss is told.
@@ -169,7 +172,7 @@ class Pipeline:
         Then gradients are those of all pipelines.
         """
         self._queue.append(_Waiting(batch, scale, torch.initial_seed()))
-        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         return total + self._run() if last else total
 
     def join(self, *, last: bool) -> None:
@@ -178,24 +181,24 @@ class Pipeline:
         self._sum_up()
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> torch.Tensor:
+    def evaluate(self, batch: Batch) -> torch.Tensor:
         """The summed loss of a micro-batch in the last stage, 0 in the others; collective."""
         given = next(self._given([batch]))
         made = self._pass(given, batch)
         self._hand_on(made)
         self._links.finish()
-        return made if self._stage.is_last else torch.zeros((), device=self._world.device)
+        return made if self._stage.is_last else torch.zeros((), device=self.world.device)
 
     @torch.no_grad()
-    def through(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    def probe(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Hidden states or logits of this stage alone: [m, t, *]; later stages begin with hidden states at random."""
         entered = None
         if not self._stage.is_first:
             generator = torch.Generator().manual_seed(1)
             table = torch.randn(int(input_ids.max()) + 1, self._stage.width, generator=generator)
-            entered = table.to(self._world.device, self._stage.stream)[input_ids]
+            entered = table.to(self.world.device, self._stage.stream)[input_ids]
         if self._stage.is_last:
-            logits = self._loss.logits(input_ids, position_ids, entered=entered)
+            logits = self.loss.logits(input_ids, position_ids, entered=entered)
             if entered is not None:
                 self._stage.require_plain(entered)
             return logits
@@ -205,34 +208,26 @@ class Pipeline:
         """Those of the weights that no rank before this one has; a zero where there is none."""
         return self._holders.own(parameters)
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer are all there is."""
-        return {}
-
-    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Every tensor is whole on the rank that has it."""
-        return dict(tensors)
-
-    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    def remote_names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Names of what other ranks have; `tensors`: what this one has. Collective."""
-        told = gather_text(json.dumps(list(tensors)), self._world)
+        told = gather_text(json.dumps(list(tensors)), self.world)
         return frozenset(name for text in told for name in json.loads(text)) - set(tensors)
 
     @torch.no_grad()
-    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+    def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """What all ranks have, in this machine's memory; collective.
 
         Where each of several hosts has all of it, nothing passes between them, and the first rank of a host alone may
         want it.
         """
-        if not self.apart and len(self._world.gang.hosts) > 1:
+        if not self.spans_hosts and len(self.world.gang.hosts) > 1:
             return self._of_host(tensors, wanted=wanted)
         listing = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
         found: dict[str, torch.Tensor] = {}
-        told = gather_text(json.dumps(listing), self._world)
-        for rank, text in enumerate(told[: len(self._world.gang.rows[0])]):  # the first pipeline has everything
+        told = gather_text(json.dumps(listing), self.world)
+        for rank, text in enumerate(told[: len(self.world.gang.rows[0])]):  # the first pipeline has everything
             theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in json.loads(text)}
-            is_own = rank == self._world.rank
+            is_own = rank == self.world.rank
             for lot in in_lots(tensors.values() if is_own else theirs.values()):
                 row = joined(lot).cpu()
                 dist.broadcast(row, src=rank)
@@ -242,8 +237,9 @@ class Pipeline:
                 found |= {name: each.detach() for name, each in tensors.items()} if is_own else theirs
         return found
 
-    def put_away(self) -> None:
-        """Nothing is put together for a pass."""
+    def idle_exchange(self) -> str:
+        """Pipelines side by side exchange gradients, and so do two stages that share a table."""
+        return "" if self._holders.exchanges else "one pipeline"
 
     def waited_s(self) -> float:
         """For hidden states and gradients of other stages, and for other pipelines, in the last step."""
@@ -251,11 +247,11 @@ class Pipeline:
         return waited
 
     def _of_host(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
-        if not self._world.is_first_of_host:
+        if not self.world.is_first_of_host:
             assert not wanted, "the first rank of a host puts together what the host has"
-            send(tensors, self._world)
+            send(tensors, self.world)
             return {}
-        found = of_host(tensors, self._world)
+        found = of_host(tensors, self.world)
         return {piece.name: piece.tensor for piece in found if wanted}
 
     def _run(self) -> torch.Tensor:
@@ -263,9 +259,9 @@ class Pipeline:
         queue, self._queue = self._queue, []
         given = self._given([waiting.batch for waiting in queue])
         gradients = self._gradients_back([waiting.batch for waiting in queue])
-        first = ahead(self._stage.number, len(self._stage.stages), eager=self._world.gang.eager)
+        first = ahead(self._stage.number, len(self._stage.stages), eager=self.world.gang.eager)
         first = min(len(queue), first)
-        total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for waiting in queue[:first]:
             self._forward(waiting, next(given))
         for forth, back in zip(queue[first:], queue, strict=False):
@@ -283,15 +279,15 @@ class Pipeline:
         self._links.waited_s += time.perf_counter() - started
 
     def _forward(self, waiting: _Waiting, given: torch.Tensor | None) -> torch.Tensor:
-        self.beat()
-        begin_draws((waiting.seed + self._stage.number * _ODD) % _SEEDS, self._world.device)
+        self.setup.beat()
+        begin_draws((waiting.seed + self._stage.number * _ODD) % _SEEDS, self.world.device)
         waiting.given = given
         waiting.made = self._pass(given, waiting.batch)
         self._hand_on(waiting.made)
         return waiting.made.detach().double() if self._stage.is_last else torch.zeros((), dtype=torch.float64)
 
     def _backward(self, waiting: _Waiting, gradient: torch.Tensor | None) -> None:
-        self.beat()
+        self.setup.beat()
         made, given = waiting.made, waiting.given
         assert made is not None
         if gradient is None:
@@ -300,7 +296,7 @@ class Pipeline:
             made.backward(gradient.to(made.dtype))  # type: ignore[no-untyped-call]
         if given is not None:
             assert given.grad is not None
-            self._links.send(given.grad.to(self._precision.compute), self._before)
+            self._links.send(given.grad.to(self.precision.compute), self._before)
         waiting.made = waiting.given = None
 
     def _given(self, batches: Sequence[Batch]) -> Iterator[torch.Tensor | None]:
@@ -317,27 +313,27 @@ class Pipeline:
 
     def _coming(self, batches: Sequence[Batch], source: int) -> Iterator[torch.Tensor]:
         shapes = [(*batch.input_ids.shape, self._stage.width) for batch in batches]
-        return self._links.coming(shapes, dtype=self._precision.compute, source=source)
+        return self._links.coming(shapes, dtype=self.precision.compute, source=source)
 
     def _enter(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.to(self._stage.stream).requires_grad_(torch.is_grad_enabled())
 
     def _hand_on(self, made: torch.Tensor) -> None:
         if not self._stage.is_last:
-            self._links.send(made.to(self._precision.compute), self._behind)
+            self._links.send(made.to(self.precision.compute), self._behind)
 
     def _pass(self, given: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """This stage's layers: hidden states, or the loss."""
-        with self._precision.autocast(self._world.device):
+        with self.precision.autocast(self.world.device):
             if not self._stage.is_last:
                 return self._decode(given, batch.input_ids, batch.position_ids)
-            loss: torch.Tensor = self._loss(*batch.tensors, entered=given)
+            loss: torch.Tensor = self.loss(*batch.tensors, entered=given)
         if given is not None:
             self._stage.require_plain(given)
         return loss
 
     def _decode(self, given: torch.Tensor | None, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        decoder = base_of(self._loss.model).base_model
+        decoder = base_of(self.loss.model).base_model
         words = {"input_ids": input_ids} if given is None else {"inputs_embeds": given}
         decoder(**words, position_ids=position_ids, use_cache=False)  # type: ignore[operator]
         if given is not None:

@@ -18,61 +18,81 @@ from torch import nn
 
 from gangline.errors import UsageError
 from gangline.runs.job import Job
-from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
-from gangline.worker.lots import in_lots, joined, pieces, spread
-from gangline.worker.mesh import ACROSS, sum_over
+from gangline.worker.lots import sum_gradients
+from gangline.worker.mesh import ACROSS, by_host, sum_over
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
-from gangline.worker.slice import Slice
-from gangline.worker.strategy.base import put_together
-from gangline.worker.strategy.ddp import Ddp, agree_weights
-from gangline.worker.strategy.single import Single
+from gangline.worker.regions import Side
+from gangline.worker.slice import Slice, slice_up
+from gangline.worker.strategy.base import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
+from gangline.worker.strategy.ddp import Ddp
 from gangline.worker.world import World
 
 
-class TensorParallel:
-    """One rank's columns and rows of a model; collective to make."""
+class TensorParallel(Strategy):
+    """One rank's columns and rows of a model."""
 
-    clips = False
-    apart = False
-    in_step = False  # hosts do not wait for each other between two passes, and ranks of a host have as many
+    layout = "split"
+    expects_of_layers = "compute with some of their heads and columns alone"
     replicated = False
 
-    def __init__(
-        self,
-        loss: CausalLoss,
-        sliced: Slice,
-        *,
-        precision: Precision,
-        world: World,
-        sent_as: torch.dtype | None = None,
-    ) -> None:
-        """sent_as: the format that gradients travel in between hosts, where they are wider."""
-        self._sliced = sliced
-        self._mesh = mesh = sliced.mesh
-        self._device = world.device
-        self.parts = sliced.side.group
-        self.has_loss = sliced.side.index == 0
-        trained = trainable(loss.model)
-        cut = {name: each for name, each in trained.items() if name in sliced.cuts}
-        self._whole = {name: each for name, each in trained.items() if name not in sliced.cuts}
-        self._several = mesh.size(0) > 1
-        self._sent_as = sent_as if self._several and sent_as is not None else None
-        across = mesh.get_group(ACROSS)
-        if not loss.is_hollow or any(not each.requires_grad for each in loss.parameters()):
-            agree_weights(cut.values(), group=across)
-            agree_weights(self._whole.values())
+    def __init__(self, setup: StrategySetup) -> None:
+        """Raises UsageError for what cannot be trained in slices."""
+        super().__init__(setup)
+        _require_possible(setup.job, setup.precision, setup.world)
+        self._mesh = by_host(setup.world)
+        side = Side.of(self._mesh, wire=setup.precision.compute)
+        self.shard_group = side.group
+        self.counts_loss = side.index == 0
+        self._side = side
+        self._across = self._mesh.get_group(ACROSS)
+        self._several = self._mesh.size(0) > 1
+        self.sliced: Slice
+        """What this rank has of the model, once it is split."""
+        self._whole: dict[str, nn.Parameter] = {}
+        self._inner: Strategy
+
+    def split(self, model: nn.Module) -> None:
+        """Leave this rank's columns and rows of the layers."""
+        self.sliced = slice_up(model, self._side, self._mesh)
+
+    def make_loss(self, model: nn.Module, *, is_meta: bool = False) -> CausalLoss:
+        """Of this rank's share of the positions."""
+        compute = self.precision.compute
+        return CausalLoss(model, compute=compute, own_positions=self.sliced.share, is_meta=is_meta)
+
+    def agree(self, loss: CausalLoss) -> None:
+        """Parts among the ranks of the same place, what is whole among all."""
+        if not loss.is_meta or any(not each.requires_grad for each in loss.parameters()):
+            parts, whole = self._of(loss)
+            agree_weights(parts.values(), group=self._across)
+            agree_weights(whole.values())
         # else every rank reads its part of the same files, and nothing is there yet
-        self._inner: Ddp | Single
-        if self._several:
-            self._inner = Ddp(
-                loss, precision=precision, device=world.device, group=across, sent_as=sent_as, only=cut.values()
-            )
-        else:
-            self._inner = Single(loss, precision=precision, device=world.device)
-        self.keeps_gradients = self._inner.keeps_gradients
+
+    def wrap(self, loss: CausalLoss) -> None:
+        """Exchange parts among hosts by DDP."""
+        super().wrap(loss)
+        parts, self._whole = self._of(loss)
+        inner = Ddp(self.setup, group=self._across, only=parts.values()) if self._several else Strategy(self.setup)
+        inner.wrap(loss)
+        self._inner = inner
+        self.keeps_gradients = inner.keeps_gradients
+
+    def read_targets(self) -> dict[str, torch.Tensor]:
+        """Rows and columns of the whole weights."""
+        named = self.loss.model.named_parameters()
+        return {name: self.sliced.placed(name, each.detach()) for name, each in named if name in self.sliced.cuts}
+
+    def remote_weights(self) -> int:
+        """Those of the other ranks of this host."""
+        return self.sliced.elsewhere(self.loss.model)
+
+    def idle_exchange(self) -> str:
+        """Gradients travel between hosts in the job's format, and inside one in that of products."""
+        return "" if self._several else "one host under tp"
 
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch, as all ranks of the host do now; returns the loss of this rank's share of positions."""
@@ -81,58 +101,43 @@ class TensorParallel:
             self._sum_up()
         return loss
 
-    def join(self, *, last: bool = True) -> None:
+    def join(self, *, last: bool) -> None:
         """Add zero, as all ranks of the host do: one token without a target through the model."""
-        self.forward_backward(empty_batch().to(self._device), scale=0.0, last=last)
+        backward_of_nothing(self, last=last)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """This rank's parts; those of what is whole are the first rank's of a host alone."""
-        whole = set() if self.has_loss else {id(each) for each in self._whole.values()}
+        whole = set() if self.counts_loss else {id(each) for each in self._whole.values()}
         return gradients_of(each for each in parameters if id(each) not in whole)
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer are all there is."""
-        return {}
-
-    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def as_shards(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Parts with the shape that they have in the whole model."""
-        return {name: self._sliced.placed(_weight_of(name), tensor) for name, tensor in tensors.items()}
+        return {name: self.sliced.placed(_weight_of(name), tensor) for name, tensor in tensors.items()}
 
-    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+    def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective inside a host."""
-        return put_together(self.placed(tensors), wanted=wanted)
-
-    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Every rank of a host has a part of each."""
-        del tensors
-        return frozenset()
-
-    def put_away(self) -> None:
-        """Nothing is put together for a pass."""
+        return gather_shards(self.as_shards(tensors), wanted=wanted)
 
     def waited_s(self) -> float:
         """For the other hosts; exchanges inside a layer are not told apart from computing."""
         return self._inner.waited_s()
 
-    @torch.no_grad()
+    def _of(self, loss: CausalLoss) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+        """The trained weights of which this rank has a part, and those that it has whole."""
+        trained = trainable(loss.model)
+        parts = {name: each for name, each in trained.items() if name in self.sliced.cuts}
+        return parts, {name: each for name, each in trained.items() if name not in parts}
+
     def _sum_up(self) -> None:
         """Add up the gradients of what is whole; one that all ranks of a host have computed counts once."""
-        gradients = []
         for name, parameter in self._whole.items():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif name in self._sliced.alike and not self.has_loss:
+            if parameter.grad is not None and name in self.sliced.alike and not self.counts_loss:
                 parameter.grad.zero_()
-            gradients.append(parameter.grad)
-        for lot in in_lots(piece for each in gradients for piece in pieces(each)):
-            row = joined(lot)
-            narrow = self._sent_as is not None and self._sent_as.itemsize < row.dtype.itemsize
-            sent = row.to(self._sent_as) if narrow else row
-            sum_over(sent, self._mesh)
-            spread(sent, lot)
+        sent_as = self.setup.sent_as if self._several else None
+        sum_gradients(self._whole.values(), lambda row: sum_over(row, self._mesh), sent_as=sent_as)
 
 
-def require_slices(job: Job, precision: Precision, world: World) -> None:
+def _require_possible(job: Job, precision: Precision, world: World) -> None:
     """Raises UsageError for what cannot be trained in slices."""
     kind, counts = job.method.kind, [world.gang.num_ranks(host) for host in world.gang.hosts]
     if len(set(counts)) > 1:
@@ -149,7 +154,7 @@ def require_slices(job: Job, precision: Precision, world: World) -> None:
         )
     if kind == "qlora":
         raise _refused(
-            f"cannot cut weights of {job.method.bits} bits",
+            f"cannot split weights of {job.method.bits} bits",
             seen="method: qlora, whose numbers share their scales; expected weights as they are",
             fix="write method: lora, or strategy: hsdp (or fsdp)",
         )

@@ -14,21 +14,20 @@ are divided by, the learning rate, when a step is skipped, what is saved. So a r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from gangline.runs.job import Job
-from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.memory import return_freed
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import adamw, empty_state
-from gangline.worker.precision import Precision
-from gangline.worker.strategy.zero_disk import require_operator, require_room
+from gangline.worker.strategy.base import Strategy, StrategySetup, backward_of_nothing
+from gangline.worker.strategy.zero_disk import clear, require_operator, require_room
 from gangline.worker.strategy.zero_engine import (
     configuration,
     divide,
@@ -37,9 +36,9 @@ from gangline.worker.strategy.zero_engine import (
     require_valid,
     stage_of,
     start,
+    takes_parts,
 )
 from gangline.worker.stream import Stretch, is_empty, shade
-from gangline.worker.world import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _NOTHING = torch.zeros(())
@@ -47,30 +46,38 @@ ROW = 4096
 """Numbers of a flat gradient whose squares are summed in fp32; rows are added in fp64."""
 
 
-class Zero:
-    """One rank of a DeepSpeed engine; collective to make. `optimizer` is what moves its weights."""
+class Zero(Strategy):
+    """One rank of a DeepSpeed engine. `optimizer` is what moves its weights."""
 
-    keeps_gradients = False
+    layout = "sharded"
     replicated = False
-    apart = False
-    has_loss = True
     clips = True
 
-    def __init__(self, loss: CausalLoss, *, precision: Precision, world: World, job: Job) -> None:
+    def __init__(self, setup: StrategySetup) -> None:
         """Raises UsageError for what DeepSpeed does not do of the job, and where it is not installed."""
-        require_possible(job, precision, world)
-        deepspeed = load_deepspeed(world.device)
-        require_operator(deepspeed, job)
-        self.stage = stage_of(world)
-        self.in_step = self.stage > 1
-        self.parts = dist.group.WORLD
-        self._world = world
-        self._precision = precision
+        super().__init__(setup)
+        require_possible(setup.job, setup.precision, setup.world)
+        self._deepspeed = load_deepspeed(setup.world.device)
+        require_operator(self._deepspeed, setup.job)
+        self.stage = stage_of(setup.world)
+        self.lockstep = self.stage > 1
+        self.shard_group = dist.group.WORLD
+        self._trained: dict[str, nn.Parameter] = {}
+        self.optimizer: ZeroOptimizer
+
+    @property
+    def meta_init(self) -> bool:
+        """Under 3 ranks read the parts of weights that they keep, unless DeepSpeed packs these, or cuts them twice."""
+        return takes_parts(self.job, self.world)
+
+    def wrap(self, loss: CausalLoss) -> None:
+        """Start the engine. Raises UsageError where a disk has no room, or DeepSpeed refuses its keys."""
+        super().wrap(loss)
+        job, world, precision, deepspeed = self.job, self.world, self.precision, self._deepspeed
         shade(loss)
         self._trained = trainable(loss.model)
         require_room(job, world, num_trained=sum(each.numel() for each in self._trained.values()))
         self._shapes = {name: parameter.shape for name, parameter in self._trained.items()}
-        self._frozen = [parameter for parameter in loss.parameters() if not parameter.requires_grad]
         there = {name: parameter.data for name, parameter in self._trained.items() if not is_empty(parameter)}
         first = there if precision.mixed else {}
         inner = adamw(list(self._trained.values()), job.optimizer)
@@ -86,18 +93,30 @@ class Zero:
             self._parts.put(self._trained[name], "", weight.float())
         self._parts.spread()
 
+    def read_targets(self) -> dict[str, Stretch]:
+        """This rank's part of every weight, under 3."""
+        return {name: self._parts.stretch(each) for name, each in self.loss.model.named_parameters()}
+
+    def loaded(self) -> None:
+        """What is computed with follows from what has been read."""
+        self._parts.spread()
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """DeepSpeed's, which has the weights, too."""
+        return self.optimizer  # type: ignore[return-value]
+
     def forward_backward(self, batch: Batch, *, scale: float, last: bool) -> torch.Tensor:
         """Add one micro-batch; under 2 and 3 as every other rank does now, and `last` is the last of all of them."""
         self.engine.set_gradient_accumulation_boundary(last)
-        with self._precision.autocast(self._world.device):
+        with self.precision.autocast(self.world.device):
             loss: torch.Tensor = self.engine(*batch.tensors)
-        self.engine.backward(loss * (scale * self._world.size), scale_wrt_gas=False)
+        self.engine.backward(loss * (scale * self.world.size), scale_wrt_gas=False)
         self.optimizer.holds_gradients = True
         return loss.detach()
 
     def join(self, *, last: bool) -> None:
         """Add zero: one token without a target through the model."""
-        self.forward_backward(empty_batch().to(self._world.device), scale=0.0, last=last)
+        backward_of_nothing(self, last=last)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """This rank's part of each, in rows as `norm_of` sums them; it may be padded with zeros."""
@@ -110,7 +129,7 @@ class Zero:
         return found
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Names, shapes and formats of what is saved; the numbers are in parts, and `whole` and `fill` know where."""
+        """Names, shapes and formats of what is saved; `full_state` and `state_loader` know where the numbers lie."""
         found: dict[str, torch.Tensor] = {}
         for name, shape in self._shapes.items():
             found[f"model.{name}"] = torch.empty(shape, device="meta")
@@ -119,11 +138,7 @@ class Zero:
                 found[f"optimizer.{name}.{key}"] = torch.empty(shape, device="meta")
         return found
 
-    def placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """They are only what these are like."""
-        return dict(tensors)
-
-    def whole(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
+    def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Put together what is in parts, tensor by tensor, in this machine's memory; collective."""
         found = {}
         for name in tensors:
@@ -134,34 +149,21 @@ class Zero:
         self._parts.put_back()
         return found
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take this rank's part of some whole tensors, by the names of `state_tensors`."""
+    def state_loader(self) -> Callable[[Mapping[str, torch.Tensor]], None]:
+        """Takes this rank's part of whole tensors, by the names of `state_tensors`."""
+        return self._fill
+
+    def finish(self) -> None:
+        """Delete what lies on a disk."""
+        clear(self.job, self.world)
+
+    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             parameter, key = self._place(name)
             if key == "step":
                 self.optimizer.step_count = float(tensor)
             else:
                 self._parts.put(parameter, key, tensor)
-
-    def stretches(self) -> dict[nn.Parameter, Stretch]:
-        """This rank's part of every weight, as files of the model are read, under 3; `filled` when they have been."""
-        return {parameter: self._parts.stretch(parameter) for parameter in [*self._trained.values(), *self._frozen]}
-
-    def filled(self) -> None:
-        """All of them have come: what is computed with follows from them; collective."""
-        self._parts.spread()
-
-    def elsewhere(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-        """Every rank has a part of each."""
-        del tensors
-        return frozenset()
-
-    def put_away(self) -> None:
-        """Whatever a pass has put together DeepSpeed lets go of at its end."""
-
-    def waited_s(self) -> float:
-        """Exchange and computation alternate: not told apart."""
-        return 0.0
 
     def _place(self, name: str) -> tuple[nn.Parameter, str]:
         kind, _, rest = name.partition(".")

@@ -26,8 +26,7 @@ from gangline.worker.optimizer import make_optimizer
 from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.session import Session, _make_scaler
-from gangline.worker.strategy.base import Strategy
-from gangline.worker.strategy.single import Single
+from gangline.worker.strategy.base import Strategy, StrategySetup
 from gangline.worker.trace.order import TraceOrder
 from gangline.worker.world import World
 
@@ -88,14 +87,14 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
     )
     with _maps_by_shape(job):
         optimizer = make_optimizer(loss.model, job.optimizer)
-    strategy: Strategy = Single(loss, precision=precision, device=CPU)
+    world = World(
+        gang=Gang(run_id="trace", attempt=1, ranks=(GangRank(host="trace", share=order.passes),)), rank=0, device=CPU
+    )
+    strategy = Strategy(StrategySetup(job=job, world=world, precision=precision))
+    strategy.wrap(loss)
     return Session(
         job=job,
-        world=World(
-            gang=Gang(run_id="trace", attempt=1, ranks=(GangRank(host="trace", share=order.passes),)),
-            rank=0,
-            device=CPU,
-        ),
+        world=world,
         precision=precision,
         loss=loss,
         strategy=strategy,

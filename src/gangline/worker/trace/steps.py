@@ -18,7 +18,7 @@ from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import Strategy, Whole
+from gangline.worker.strategy.base import Strategy
 from gangline.worker.trace.buckets import fill_buckets
 from gangline.worker.trace.build import build_model, build_session
 from gangline.worker.trace.configs import at_depth
@@ -80,10 +80,11 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
     )
 
 
-class _Marked(Whole):
+class _Marked(Strategy):
     """A strategy that tells the tracker where a step stands."""
 
     def __init__(self, inner: Strategy, *, tracker: ByteTracker, buckets: bool, as_on_gpu: bool) -> None:
+        super().__init__(inner.setup)
         self._inner = inner
         self._tracker = tracker
         self.keeps_gradients = buckets
@@ -98,9 +99,6 @@ class _Marked(Whole):
         if last:
             self._tracker.instant("clip")
         return loss
-
-    def join(self, *, last: bool) -> None:
-        """A traced rank always has work."""
 
 
 def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
