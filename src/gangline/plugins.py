@@ -148,14 +148,14 @@ class Table(Generic[_T]):
         return self._row(plugin)
 
     @contextlib.contextmanager
-    def guard(self, name: str) -> Iterator[None]:
+    def guard(self, name: str, *, passing: type[Exception] = GanglineError) -> Iterator[None]:
         """Run a function of the row; whatever a plug-in's function raises becomes a PluginError that names it.
 
-        gangline's own errors pass, and so does everything from a built-in row.
+        gangline's own errors and `passing` pass, and so does everything from a built-in row.
         """
         try:
             yield
-        except GanglineError:
+        except (GanglineError, passing):
             raise
         except Exception as error:
             plugin = self.plugin(name)

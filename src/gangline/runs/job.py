@@ -68,9 +68,8 @@ class DataJob:
     """None: no evaluation set, unless `evaluation_fraction` cuts one off the training rows."""
     evaluation_fraction: float = 0.0
     """This part of the training rows, chosen by a hash of (seed, row content), is set apart for evaluation."""
-    format: Literal["text", "instruction", "completion", "chat"] = "text"
-    """text: loss on every token. instruction (instruction, input, output), completion (prompt, completion) and
-    chat (messages, through the tokenizer's template): loss on the answers only."""
+    format: str = "text"
+    """A row of `gangline.formats.FORMATS`, or a plug-in's."""
     fields: dict[str, str] = dataclasses.field(default_factory=dict)
     """Renames: role of the format -> name of the column, such as {"prompt": "question"}."""
     sequence_length: int = 1024

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from gangline.plugins import Table
 from gangline.units import DURATION as A_DURATION
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -28,6 +29,7 @@ HOST_PROGRAM = r"^((/|~/)[\w .+@%=,/-]*[\w+]|[A-Za-z0-9_][A-Za-z0-9_.+-]*)$"
 ROOT_PATH = r"^/[\w .+@%=,/-]*$"
 LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.+/-]*$"
 PORTS = r"^[1-9][0-9]{2,4}-[1-9][0-9]{2,4}$"
+PLUGIN = r"^[A-Za-z][A-Za-z0-9_.-]{0,62}$"
 DURATION = f"^{A_DURATION.pattern}$"
 
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)($|_)|(API|ACCESS|PRIVATE)_?KEY", re.IGNORECASE)
@@ -44,6 +46,7 @@ PATTERNS = {
     ROOT_PATH: "a path that begins with `/`",
     LOADABLE: "a module of the host, such as cuda/12.8",
     PORTS: "a range of ports, such as 29500-29599",
+    PLUGIN: "the name of a plug-in",
     DURATION: "a time with its unit, such as 30s, 5m or 2h",
 }
 """What a pattern means, for messages and for the reference."""
@@ -123,6 +126,26 @@ class OrWord:
         whole = handler(schema)
         kinds = whole.get("anyOf", [whole])
         return {"anyOf": [*kinds, {"const": self.word}]}
+
+
+@dataclass(frozen=True, slots=True)
+class RowOf:
+    """The name of a row of a table, a built-in one or a plug-in's."""
+
+    table: Table[Any]
+
+    def check(self, name: str) -> str:
+        """The name; raises for one that the table lacks."""
+        if name not in self.table:
+            raise PydanticCustomError("unknown_row", "unknown name")
+        return name
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # all that is installed, for messages; `schema.py` takes the plug-ins of this computer out again
+        return {"type": "string", "enum": list(self.table), "x-built-in": list(self.table.built_in)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gangline.formats import FORMATS
 from gangline.runs.deal import nearby, whole_counts
 from gangline.runs.job import (
     CheckpointJob,
@@ -30,14 +31,6 @@ from gangline.spec.precision import check_precision
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
 from gangline.spec.zero import check_zero, resolve_deepspeed
-
-ROLES = {
-    "text": ("text",),
-    "instruction": ("instruction", "input", "output"),
-    "completion": ("prompt", "completion"),
-    "chat": ("messages",),
-}
-"""The columns of each format."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -384,7 +377,8 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
     train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
     evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
     _check_fields(checked)
-    if words.format != "text" and words.overlong == "split":
+    whole = FORMATS[words.format].whole
+    if not whole and words.overlong == "split":
         checked.report(
             ("data", "overlong"),
             seen=f"split with format: {words.format}",
@@ -400,18 +394,18 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
         fields=dict(words.fields),
         sequence_length=words.sequence_length,
         packing=words.packing,
-        overlong=words.overlong or ("split" if words.format == "text" else "truncate"),
+        overlong=words.overlong or ("split" if whole else "truncate"),
         skip_bad_rows=words.skip_bad_rows,
     )
 
 
 def _check_fields(checked: Checked[JobWords]) -> None:
     words = checked.words.data
-    roles = ROLES[words.format]
+    roles = FORMATS[words.format].roles
     for role in words.fields:
         if role in roles:
             continue
-        owners = [name for name, known in ROLES.items() if role in known]
+        owners = [name for name, known in FORMATS.built_in.items() if role in known.roles]
         meant = nearest(role, roles)
         fix = f"did you mean {quote(meant)}?" if meant else "write role: column, such as {" + roles[0] + ": my_column}"
         if owners:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gangline.formats import FORMATS
 from gangline.spec.fields import (
     DURATION,
     Count,
@@ -16,6 +17,7 @@ from gangline.spec.fields import (
     OrNone,
     OrWord,
     Positive,
+    RowOf,
     Section,
     Shorthand,
     Text,
@@ -97,7 +99,7 @@ class DataWords(Section):
         Field(examples=[0.05]),
     ] = None
     """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
-    format: Literal["text", "instruction", "completion", "chat"] = "text"
+    format: Annotated[str, RowOf(FORMATS)] = "text"
     """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion)
     and `chat` (messages, through the tokenizer's template): loss on the answers only."""
     fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})

@@ -8,27 +8,29 @@ rows gets its lines in that form; any other goes on with the text as it is.
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import torch
 from transformers import TextStreamer
 
 from gangline.errors import ModelError, UsageError
+from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
-from gangline.worker.data.formats import instruction_prompt
 from gangline.worker.export import NOTE_FILE
 from gangline.worker.model import load_tokenizer
 from gangline.worker.trained import hush_libraries, load_trained
 
-Form = Literal["chat", "instruction", "plain"]
 Message = dict[str, str]
+
+log = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 # What could steer a terminal, line breaks and tabs excepted.
@@ -54,7 +56,8 @@ class Speaker:
 
     model: Any
     tokenizer: Any
-    form: Form
+    form: str
+    """`chat`: by the tokenizer's chat template. `plain`: the text as it is. Else a data format, by its prompt."""
 
     def answer(self, messages: Sequence[Message], sampling: Sampling, write: Callable[[str], None]) -> str:
         """Answer the last of `messages`, giving words to `write` as they come; the whole answer.
@@ -106,8 +109,9 @@ class Speaker:
             )
             return encoded["input_ids"]
         text = messages[-1]["content"]
-        if self.form == "instruction":
-            text = instruction_prompt(text)
+        if self.form != "plain" and (prompt := FORMATS[self.form].prompt) is not None:
+            with FORMATS.guard(self.form):
+                text = prompt(text)
         tokens = self.tokenizer(text, return_tensors="pt")["input_ids"]
         # Some tokenizers end every text; a prompt that has ended has no answer.
         ended = tokens.shape[1] > 1 and tokens[0, -1] == self.tokenizer.eos_token_id
@@ -219,13 +223,19 @@ def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
 
 
 def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Speaker:
-    form: Form = "plain"
-    if not plain and data_format == "instruction":
-        form = "instruction"
-    elif not plain and data_format in {"text", "chat"} and tokenizer.chat_template:
-        form = "chat"
+    form = "plain" if plain else _form(data_format, has_template=bool(tokenizer.chat_template))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Speaker(model=model.to(device).eval(), tokenizer=tokenizer, form=form)
+
+
+def _form(data_format: str, *, has_template: bool) -> str:
+    if data_format not in FORMATS:
+        log.warning("%s: no such data format here, so lines go to the model as they are", data_format)
+        return "plain"
+    rules = FORMATS[data_format]
+    if rules.prompt is not None:
+        return data_format
+    return "chat" if has_template and (rules.whole or rules.messages is not None) else "plain"
 
 
 def _base_of_adapter(folder: Path) -> ModelJob:

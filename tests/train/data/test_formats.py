@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gangline.errors import DataError
+from gangline.formats import instruction_prompt
 from gangline.worker.data import NO_TARGET
-from gangline.worker.data.formats import instruction_prompt
 
 
 def learned(sample, tokenizer):

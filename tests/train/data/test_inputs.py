@@ -10,11 +10,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from gangline.errors import DataError, ModelError, UsageError
+from gangline.formats import Segment
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
 from gangline.worker.data.build import Tooling, _batches, ensure_set
 from gangline.worker.data.digests import DigestCache
-from gangline.worker.data.formats import Document, Format, Part
+from gangline.worker.data.formats import Document, Format
 from gangline.worker.data.hub import HuggingFace
 from gangline.worker.data.inputs import inputs_main, prepare_inputs
 from gangline.worker.data.requests import plan_sets
@@ -335,7 +336,7 @@ class TestProcesses:
 
     def test_a_batch_is_bounded_in_characters_too(self):
         row = Row(file="book.txt", number=1, values={})
-        documents = (Document(row=row, parts=(Part("x" * 100_000, learned=True),)) for _ in range(100))
+        documents = (Document(row=row, segments=(Segment("x" * 100_000, learned=True),)) for _ in range(100))
         assert max(len(batch) for batch in _batches(documents)) * 100_000 < 2_000_000
 
     def test_memory_does_not_grow_with_the_rows(self, zygote, make_job, tmp_path):

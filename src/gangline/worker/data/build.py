@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import DataError, GanglineError
+from gangline.formats import FORMATS, RowError
 from gangline.worker.data.fit import Fitter
-from gangline.worker.data.formats import Document, Format, RowError
+from gangline.worker.data.formats import Document, Format
 from gangline.worker.data.hub import Hub
 from gangline.worker.data.requests import SetRequest
 from gangline.worker.data.rows import BadRow, BadRows, Position, Row
@@ -110,7 +111,7 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         folder,
         vocab_size=tooling.vocab_size,
         sequence_length=data.sequence_length,
-        masked=data.format != "text",
+        masked=not FORMATS[data.format].whole,
     )
     with writer:
         fitter = Fitter(writer, data)
@@ -153,7 +154,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     chars = 0
     for document in documents:
         batch.append(document)
-        chars += sum(len(part.text) for part in document.parts)
+        chars += sum(len(part.text) for part in document.segments)
         if len(batch) >= BATCH_DOCUMENTS or chars >= BATCH_CHARS:
             yield batch
             batch, chars = [], 0

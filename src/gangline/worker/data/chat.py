@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gangline.errors import DataError
-from gangline.worker.data.formats import Part, Render, RowError
+from gangline.formats import RowError, Segment
+from gangline.worker.data.formats import Render
 
 _GENERATION_TAG = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 
@@ -30,7 +31,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, *, model: str) -> Render:
     """The function that renders conversations; raises DataError if the tokenizer has no template."""
     if not tokenizer.chat_template:
         raise DataError(
-            f"{model}: the tokenizer has no chat template, which data.format chat needs",
+            f"{model}: the tokenizer has no chat template, which rows of messages need",
             seen="expected chat_template.jinja in the model folder, or chat_template in tokenizer_config.json",
             fix="take the tokenizer of the chat version of the model, add a chat_template.jinja, "
             "or write the rows as prompt and completion (data.format: completion)",
@@ -38,7 +39,7 @@ def chat_renderer(tokenizer: PreTrainedTokenizerBase, *, model: str) -> Render:
     template = tokenizer.get_chat_template()
     tagged = _GENERATION_TAG.search(template) is not None
 
-    def render(messages: list[dict[str, Any]]) -> tuple[Part, ...]:
+    def render(messages: list[dict[str, Any]]) -> tuple[Segment, ...]:
         try:
             text, spans = (_tagged if tagged else _by_prefix)(tokenizer, template, messages)
         except FAULTS as error:
@@ -89,10 +90,10 @@ def _with_end(text: str, spans: Spans, eos: str | None) -> Spans:
     return [(start, end + len(eos) if text.startswith(eos, end) else end) for start, end in spans]
 
 
-def _parts(text: str, spans: Spans) -> tuple[Part, ...]:
+def _parts(text: str, spans: Spans) -> tuple[Segment, ...]:
     parts, done = [], 0
     for start, end in spans:
-        parts += [Part(text[done:start], False), Part(text[start:end], True)]
+        parts += [Segment(text[done:start], learned=False), Segment(text[start:end], learned=True)]
         done = end
-    parts.append(Part(text[done:], False))
+    parts.append(Segment(text[done:], learned=False))
     return tuple(part for part in parts if part.text)

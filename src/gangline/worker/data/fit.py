@@ -8,8 +8,8 @@ fail       the row cannot be used
 
 from __future__ import annotations
 
+from gangline.formats import FORMATS, RowError
 from gangline.runs.job import DataJob
-from gangline.worker.data.formats import RowError
 from gangline.worker.data.tokenise import Encoded
 from gangline.worker.data.writer import SetWriter
 
@@ -21,7 +21,7 @@ class Fitter:
         self._writer = writer
         self._limit = data.sequence_length
         self._rule = data.overlong
-        self._splits = data.format == "text" and data.overlong == "split"
+        self._splits = FORMATS[data.format].whole and data.overlong == "split"
         self._pending: list[int] = []
         self._pending_learned = bytearray()
         self.num_truncated = 0

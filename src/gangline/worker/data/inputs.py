@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import UsageError
+from gangline.formats import FORMATS
 from gangline.runs.job import Job
 from gangline.worker.data.build import Tooling, ensure_set, sweep
 from gangline.worker.data.digests import DigestCache
@@ -127,7 +128,7 @@ def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has
     model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
     tokenizer = load_tokenizer(model)
-    render = chat_renderer(tokenizer, model=folder.name) if job.data.format == "chat" else None
+    render = chat_renderer(tokenizer, model=folder.name) if FORMATS[job.data.format].messages is not None else None
     return Tooling(
         encoder=Encoder(tokenizer),
         format=Format.of(job.data, render),

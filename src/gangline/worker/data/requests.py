@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gangline.errors import DataError
+from gangline.formats import FORMATS
 from gangline.runs.job import DataJob, Job, SourceJob
 from gangline.worker.data.digests import DigestCache, combine
 from gangline.worker.data.formats import Format
@@ -127,7 +128,7 @@ def _check(data: DataJob) -> None:
         for file in source.files if source else ():
             if not Path(file).is_file():
                 missing.append(f"data.{name}: {file}")
-            elif data.format != "text" and file_kind(file) == "text":
+            elif not FORMATS[data.format].whole and file_kind(file) == "text":
                 raise DataError(
                     f"data.{name}: {file} is plain text, data.format is {data.format}",
                     seen="expected rows with fields: .jsonl, .jsonl.gz or .parquet",

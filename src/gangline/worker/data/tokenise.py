@@ -43,15 +43,15 @@ class Encoder:
 
     def encode(self, documents: Sequence[Document]) -> list[Encoded]:
         """The documents as tokens, in order."""
-        texts = [part.text for document in documents for part in document.parts]
-        goes_on = [index > 0 or document.follows for document in documents for index in range(len(document.parts))]
+        texts = [part.text for document in documents for part in document.segments]
+        goes_on = [index > 0 or document.follows for document in documents for index in range(len(document.segments))]
         ids = iter(self._continued(texts, goes_on))
-        return [self._assemble(document, [next(ids) for _ in document.parts]) for document in documents]
+        return [self._assemble(document, [next(ids) for _ in document.segments]) for document in documents]
 
     def _assemble(self, document: Document, parts: list[list[int]]) -> Encoded:
         ids: list[int] = []
         learned = bytearray()
-        for part, tokens in zip(document.parts, parts, strict=True):
+        for part, tokens in zip(document.segments, parts, strict=True):
             ids += tokens
             learned += (b"\1" if part.learned else b"\0") * len(tokens)
         if document.templated:
@@ -64,7 +64,7 @@ class Encoder:
 
     def _ends_open(self, document: Document, parts: list[list[int]]) -> bool:
         """Whether a conversation ends with an answer after which the template wrote no mark of the end."""
-        for part, tokens in zip(reversed(document.parts), reversed(parts), strict=True):
+        for part, tokens in zip(reversed(document.segments), reversed(parts), strict=True):
             if part.learned:
                 return self._eos not in tokens
             if part.text.strip():
