@@ -43,7 +43,7 @@ def write_run(folder: str, *, steps: int, every_steps: int | None = None):
     write_json(layout.inputs, {"train": "toys", "evaluation": None, "model": "m"})
     job = make_job(steps=steps, dropout=0.0)
     model = ModelJob(path=str(root / "model"), start="random")
-    job = replace(job, model=model, report=ReportJob(tensorboard=False))
+    job = replace(job, model=model, report=ReportJob(exporters={}))
     checkpoint, rounds = replace(job.checkpoint, every_steps=every_steps), StrategyJob(inner_steps=2)
     replace(job, checkpoint=checkpoint, strategy=rounds).save(layout.job)
 

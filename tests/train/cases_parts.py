@@ -128,21 +128,30 @@ def enum_members():
 
 
 class _FullDisk:
-    """A reporter on a disk without room."""
+    """A stream, and an exporter, on a disk without room."""
 
-    def scalars(self, values, *, step):
+    def write(self, line):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+    def step(self, step, values):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    evaluation = step
 
     def close(self):
         """Nothing to flush."""
 
 
-def figures_without_room(*, on_failure: str):
-    """What becomes of a run whose figures cannot be written."""
-    job = make_job(checkpoint=CheckpointJob(on_failure=on_failure), report=ReportJob(tensorboard=False))
+def figures_without_room(*, on_failure: str, exporter: bool = False):
+    """What becomes of a run whose figures cannot be written, by metrics.jsonl or by an exporter."""
+    job = make_job(checkpoint=CheckpointJob(on_failure=on_failure), report=ReportJob(exporters={}))
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(job, RunLayout(Path(folder), "calm-otter-7"), make_world([1], rank=0))
-        recorder._reporters = [_FullDisk()]
+        stream = recorder._metrics._stream
+        if exporter:
+            recorder._exporters._open["tensorboard"] = _FullDisk()
+        else:
+            recorder._metrics._stream = _FullDisk()
         times = (RankTimes(data_s=0.0, compute_s=1.0, wait_s=0.0, memory_bytes=1),)
         figures = {"loss": 1.0, "learning_rate": 1.0, "grad_norm": 1.0, "tokens_per_s": 1.0}
         try:
@@ -150,6 +159,8 @@ def figures_without_room(*, on_failure: str):
             recorder.evaluation(Evaluation(loss=1.0, label_tokens=1, duration_s=0.1), step=1)
         except GanglineError as error:
             return {"error": error.to_json()}
+        recorder._metrics._stream = stream
+        recorder.close()
         metrics = (Path(folder) / "runs" / "calm-otter-7" / "metrics.jsonl").read_text()
         return {"kinds": [json.loads(line)["kind"] for line in metrics.splitlines()]}
 

@@ -73,6 +73,8 @@ def test_figures_that_cannot_be_written_end_the_run_unless_the_job_goes_on(pool)
     assert error["kind"] == "RunFailed"
     assert "No space left" in error["seen"]
     assert pool(1).run(f"{CASES}:figures_without_room", on_failure="continue") == [{"kinds": ["step", "evaluation"]}]
+    found = pool(1).run(f"{CASES}:figures_without_room", on_failure="stop", exporter=True)
+    assert found == [{"kinds": ["step", "evaluation"]}]
 
 
 def test_random_weights_do_not_depend_on_the_dtype_they_are_drawn_for(pool):

@@ -155,8 +155,8 @@ class FailureJob:
 class ReportJob:
     """Where figures go besides metrics.jsonl."""
 
-    tensorboard: bool = True
-    wandb_project: str | None = None
+    exporters: dict[str, dict[str, Any]] = dataclasses.field(default_factory=lambda: {"tensorboard": {}})
+    """Rows of `gangline.exporters.EXPORTERS`, or a plug-in's, each with its options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from gangline.runs.job import (
     ModelJob,
     OptimizerJob,
     OuterJob,
-    ReportJob,
     ScheduleJob,
     SourceJob,
     StrategyJob,
@@ -28,6 +27,7 @@ from gangline.spec.mistakes import KeyPath, listed, nearest, quote
 from gangline.spec.offload import check_offload
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.precision import check_precision
+from gangline.spec.report import resolve_report
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
 from gangline.spec.validate import Checked
 from gangline.spec.zero import check_zero, resolve_deepspeed
@@ -56,6 +56,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     data = _data(checked, folder=folder)
     optimizer = _optimizer(checked)
     failures = resolve_failures(checked)
+    report = resolve_report(checked)
     strategy = _strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
     checked.document.mistakes.raise_if_any()
     return Job(
@@ -90,7 +91,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         evaluation=EvaluationJob(**words.evaluation.model_dump()),
         checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
         failures=failures,
-        report=ReportJob(tensorboard=words.report.tensorboard, wandb_project=words.report.wandb),
+        report=report,
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),
     )

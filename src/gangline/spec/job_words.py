@@ -22,6 +22,7 @@ from gangline.spec.fields import (
     Shorthand,
     Text,
 )
+from gangline.spec.report import ReportWords
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
@@ -267,15 +268,6 @@ class FailureWords(Section):
     smaller_micro_batch: bool = False
     """Where memory does not suffice, go on with a smaller `micro_batch` by itself: more of them make up the same batch,
     with the same samples in the same order."""
-
-
-class ReportWords(Section):
-    """Where figures go besides the run's own metrics.jsonl."""
-
-    tensorboard: bool = True
-    """Write TensorBoard files into the run's folder."""
-    wandb: Annotated[Name | None, NONE, Field(examples=["my-project"])] = None
-    """Project on Weights & Biases to report to; `none`: do not."""
 
 
 class JobWords(Section):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from gangline.exporters import EXPORTERS
 from gangline.runs.job import Job
 
 log = logging.getLogger(__name__)
@@ -65,9 +66,10 @@ def _import_of_job(job: Job) -> None:
     # code that comes with a model, or a talk with the hub, is for the rank
     if Path(job.model.path).is_dir() and not job.model.trust_remote_code:
         MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(job.model))]
-    if job.report.tensorboard and os.environ.get("LOCAL_RANK", "0") == "0":
-        # the first rank of the head writes
-        importlib.import_module("torch.utils.tensorboard")
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of the head writes
+        for name in job.report.exporters:
+            for module in EXPORTERS[name].modules:
+                importlib.import_module(module)
 
 
 @contextlib.contextmanager

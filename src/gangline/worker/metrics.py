@@ -1,4 +1,4 @@
-"""Figures of a run: JSON lines always, TensorBoard and W&B where the job asks for them. Rank 0 only."""
+"""The figures and events of a run as JSON lines, written by rank 0."""
 
 from __future__ import annotations
 
@@ -7,29 +7,13 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from gangline.errors import UsageError
 from gangline.runs.events import now_iso
-from gangline.runs.job import Job
-from gangline.runs.layout import RunLayout
 
 MOST_WAITING = 4096
 """Lines that are kept in memory while a disk is full."""
-
-
-class Reporter(Protocol):
-    """Somewhere that figures go."""
-
-    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
-        """Figures of one step, by slashed name."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is buffered."""
-        ...
 
 
 class Lines:
@@ -73,76 +57,6 @@ class Lines:
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
-
-
-class TensorBoard:
-    """TensorBoard event files: another one after a disk was full, for a writer that has failed fails for ever."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer: Any = None
-        self._open()
-
-    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
-        """One scalar per name."""
-        try:
-            if self._writer is None:
-                self._open()
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
-        except OSError:
-            self._writer = None
-            raise
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def _open(self) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(self._folder))  # type: ignore[no-untyped-call]
-
-
-class Wandb:
-    """Weights & Biases, as an extra."""
-
-    def __init__(self, job: Job, layout: RunLayout) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UsageError(
-                "report.wandb: the package wandb is not installed on the head",
-                seen=f"expected it beside torch; {error}",
-                fix="pip install 'gangline[wandb]' there, or remove report.wandb",
-            ) from error
-        self._run = wandb.init(
-            project=job.report.wandb_project,
-            id=layout.run_id,
-            name=layout.run_id,
-            config=job.to_json(),
-            dir=str(layout.folder),
-            resume="allow",
-        )
-
-    def scalars(self, values: Mapping[str, float], *, step: int) -> None:
-        """One logged row."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Finish the W&B run."""
-        self._run.finish()
-
-
-def make_reporters(job: Job, layout: RunLayout) -> list[Reporter]:
-    """The reporters that the job asks for. Raises UsageError for one that is not installed."""
-    reporters: list[Reporter] = []
-    if job.report.wandb_project is not None:
-        reporters.append(Wandb(job, layout))
-    if job.report.tensorboard:
-        reporters.append(TensorBoard(layout.tensorboard))
-    return reporters
 
 
 def _finite(value: Any) -> Any:

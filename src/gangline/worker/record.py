@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from gangline.errors import RunFailed
+from gangline.exporters import ExportedRun, Exporters
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.agree import StepReport
 from gangline.worker.evaluate import Evaluation
-from gangline.worker.metrics import Lines, make_reporters
+from gangline.worker.metrics import Lines
 from gangline.worker.world import World
 
 log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes metrics.jsonl, events.jsonl and the job's other reporters.
+    """Writes metrics.jsonl and events.jsonl, and feeds the job's exporters.
 
     What cannot be written (a full disk) ends the run with RunFailed, or waits for room where the job goes on without
     what cannot be saved (`checkpoint.on_failure: continue`).
@@ -31,8 +32,9 @@ class Recorder:
         self._world = world
         self._metrics = Lines(layout.metrics)
         self._events = Lines(layout.events)
-        self._reporters = make_reporters(job, layout)
         self._waits = ""
+        run = ExportedRun(run_id=layout.run_id, attempt=world.gang.attempt, folder=layout.folder, job=job.to_json())
+        self._exporters = Exporters(job.report.exporters, run, on_failure=self._exporter_failed)
 
     def event(self, event: str, **details: Any) -> None:
         """Note something that happened."""
@@ -75,7 +77,7 @@ class Recorder:
         for row in ranks:
             for name in ("micro_batches", "data_s", "compute_s", "wait_s", "wait_others_s", "memory_bytes"):
                 named[f"rank{row['rank']}/{name}"] = row[name]
-        self._scalars(named, step)
+        self._exporters.step(step, named)
 
     def evaluation(self, evaluation: Evaluation, *, step: int) -> None:
         """Note one evaluation."""
@@ -89,23 +91,20 @@ class Recorder:
                 label_tokens=evaluation.label_tokens,
                 duration_s=round(evaluation.duration_s, 4),
             )
-        self._scalars({"evaluation/loss": evaluation.loss, "evaluation/perplexity": evaluation.perplexity}, step)
+        named = {"evaluation/loss": evaluation.loss, "evaluation/perplexity": evaluation.perplexity}
+        self._exporters.evaluation(step, named)
 
     def close(self) -> None:
-        """Flush every reporter."""
-        for reporter in self._reporters:
-            with self._tolerance():
-                reporter.close()
+        """Flush everything."""
+        self._exporters.close()
         with self._tolerance():
             self._metrics.flush()
             self._events.flush()
         self._metrics.close()
         self._events.close()
 
-    def _scalars(self, values: dict[str, float], step: int) -> None:
-        with self._tolerance():
-            for reporter in self._reporters:
-                reporter.scalars(values, step=step)
+    def _exporter_failed(self, name: str, error: str) -> None:
+        self.event("exporter-failed", exporter=name, error=error)
 
     @contextmanager
     def _tolerance(self) -> Iterator[None]:
