@@ -34,7 +34,7 @@ from gangline.runs.job import (
 )
 from gangline.worker.precision import Precision
 from gangline.worker.session import Session, assemble, make_strategy
-from gangline.worker.strategy.base import StrategySetup
+from gangline.worker.strategy import StrategySetup
 from gangline.worker.world import World
 
 FACTORS = (1.0, 1 / 0.55, 1 / 0.45)

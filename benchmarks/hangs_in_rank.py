@@ -129,9 +129,9 @@ def put(owner: Any, name: str, first: Callable[[], None]) -> None:
 
 def lay() -> None:
     """In a rank that was just forked from a process that has imported the trainer."""
+    from gangline.strategies.ddp import train as ddp
     from gangline.worker import checkpoint, evaluate, loop
     from gangline.worker.loss import CausalLoss
-    from gangline.worker.strategy import ddp
 
     put(loop, "pick", hanging("data", wait_for_rows))
     put(CausalLoss, "forward", hanging("busy", compute_for_ever))

@@ -293,9 +293,9 @@ def _rank(order: dict[str, Any]) -> int:
 
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+    from gangline.strategies.zero.engine import load_deepspeed
     from gangline.worker import session as building
     from gangline.worker.made_up import MadeUpSet
-    from gangline.worker.strategy.zero_engine import load_deepspeed
     from gangline.worker.world import join
 
     read_parts = building.read_parts

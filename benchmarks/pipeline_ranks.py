@@ -22,12 +22,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.plan_ranks import CPU, Device, Work, sent_bytes, setup_of, tell, timed
 from gangline.runs.gang import Gang, GangRank
+from gangline.strategies.fsdp.train import Fsdp
+from gangline.strategies.pipeline.stages import Elsewhere, Stage
+from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
 from gangline.worker.model import layers_of
-from gangline.worker.stage import Elsewhere, Stage
-from gangline.worker.strategy.fsdp import Fsdp
-from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.world import World
 
 Order = dict[str, Any]

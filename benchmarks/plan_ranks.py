@@ -26,11 +26,11 @@ from torch import nn
 from gangline.runs.buckets import Window, choose_buckets
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
+from gangline.strategies.ddp.train import Ddp
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
 from gangline.worker.precision import Precision
-from gangline.worker.strategy.base import StrategySetup
-from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.strategy import StrategySetup
 from gangline.worker.wire import measure_wire
 from gangline.worker.world import World
 

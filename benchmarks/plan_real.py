@@ -137,10 +137,10 @@ def rank(order: Line) -> int:
     import torch.distributed as dist
 
     from benchmarks.plan_ranks import setup_of
+    from gangline.strategies.ddp.train import Ddp
     from gangline.worker import bench, calibrate
     from gangline.worker.model import trainable
     from gangline.worker.optimizer import clip, gradient_norm
-    from gangline.worker.strategy.ddp import Ddp
     from gangline.worker.world import World
 
     torch.set_num_threads(1)

@@ -13,12 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
+from gangline.strategies.pipeline.stages import cut
+from gangline.strategies.pipeline.train import Pipeline
+from gangline.strategies.tensor_parallel.split import COLUMNS, NARROW_NORM, ROWS
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import layers_of
 from gangline.worker.quantised import quantise
-from gangline.worker.slice import COLUMNS, NARROW_NORM, ROWS
-from gangline.worker.stage import cut
-from gangline.worker.strategy.pipeline import Pipeline
 
 
 def counts(configs: list[dict], *, rank: int, targets: list[list[str]]):

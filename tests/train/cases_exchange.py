@@ -124,7 +124,7 @@ def piece(
         mock.patch.object(exchange, "measure_wire", return_value=AllReduce(latency_s=1e-5, per_byte_s=per_byte_s)),
         mock.patch.object(exchange, "_time_passes", return_value=(0.15, 0.1)),
         mock.patch("gangline.runs.buckets.SMALLEST_BYTES", 4 << 10),
-        mock.patch("gangline.worker.strategy.ddp.SMALLEST_BYTES", 4 << 10),
+        mock.patch("gangline.strategies.ddp.train.SMALLEST_BYTES", 4 << 10),
     ):
         _, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)
     saver.wait()
@@ -148,7 +148,7 @@ def ready_order(*, checkpointing: bool):
     strategy = session.strategy
     names = {id(parameter): name for name, parameter in trainable(session.model).items()}
     buckets: list[list[str]] = []
-    with mock.patch("gangline.worker.strategy.ddp.SMALLEST_BYTES", 1 << 10):
+    with mock.patch("gangline.strategies.ddp.train.SMALLEST_BYTES", 1 << 10):
         strategy.begin(2 << 10)
     plain = type(strategy._exchange).send
 

@@ -14,17 +14,17 @@ from gangline.errors import GanglineError
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
+from gangline.strategies.local_sgd import outer as quantise
+from gangline.strategies.local_sgd.outer import CHUNK, Hosts, Outer
+from gangline.strategies.local_sgd.rounds import Inner, MicroBatch
+from gangline.strategies.local_sgd.work_split import InnerBatch
 from gangline.worker.checkpoint import Saver
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress, restore
-from gangline.worker.round_deal import InnerBatch
-from gangline.worker.rounds import Inner, MicroBatch
 from gangline.worker.schedule import learning_rate
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy import quantise
-from gangline.worker.strategy.outer import CHUNK, Hosts, Outer
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)
@@ -203,7 +203,7 @@ def widths():
 
 def exchanged(*, payload: str, weights, chunk: int):
     """One exchange of made-up changes without momentum: error against the weighted mean, and equality of replicas."""
-    import gangline.worker.strategy.outer as module
+    import gangline.strategies.local_sgd.outer as module
 
     before, module.CHUNK = module.CHUNK, chunk
     try:
@@ -416,7 +416,7 @@ def beats(*, hosts, chunk: int):
 
     Ranks that are not the first of their host take themselves for ones with a GPU.
     """
-    import gangline.worker.strategy.outer as module
+    import gangline.strategies.local_sgd.outer as module
 
     shares = [1] * len(hosts)
     job = local_job(precision="fp32", steps=4, inner_steps=4, batch=len(hosts))
@@ -436,7 +436,7 @@ def beats(*, hosts, chunk: int):
 
 def hung(shares, *, head_answers: bool):
     """The last host does not end its first round: how the others fail, and whether they said that they wait."""
-    import gangline.worker.strategy.roll as module
+    import gangline.strategies.local_sgd.train as module
 
     world = local_world(shares)
     world = replace(world, gang=replace(world.gang, collective_timeout_s=1.0))

@@ -15,7 +15,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm
 from gangline.worker.precision import agree_precision
-from gangline.worker.strategy.base import agree_weights
+from gangline.worker.strategy import agree_weights
 from tests.train.small import MemorySet, made, make_job, make_session, make_world, mixture_folder, run_loop
 
 

@@ -13,6 +13,7 @@ from torch.nn import Linear
 
 from gangline.errors import GanglineError
 from gangline.runs.job import StrategyJob
+from gangline.strategies.fsdp.train import Fsdp
 from gangline.worker import in_ram
 from gangline.worker.batch import collate
 from gangline.worker.loss import CausalLoss
@@ -20,8 +21,7 @@ from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import gradient_norm, make_optimizer
 from gangline.worker.precision import agree_precision
 from gangline.worker.session import build_session
-from gangline.worker.strategy.base import StrategySetup
-from gangline.worker.strategy.fsdp import Fsdp
+from gangline.worker.strategy import StrategySetup
 from tests.train.small import MemorySet, make_job, make_session, make_world, model_folder, run_loop
 
 

@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
+from gangline.strategies.pipeline.stages import Elsewhere
+from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.evaluate import evaluate
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
@@ -17,8 +19,6 @@ from gangline.worker.optimizer import norm_of
 from gangline.worker.order import deal
 from gangline.worker.progress import Progress
 from gangline.worker.signals import StopFlag
-from gangline.worker.stage import Elsewhere
-from gangline.worker.strategy.pipeline import Pipeline
 from gangline.worker.stream import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder

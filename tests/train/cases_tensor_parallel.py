@@ -17,6 +17,8 @@ from gangline.planning.config import read_architecture
 from gangline.planning.traffic import traffic
 from gangline.planning.training import Strategy, Training
 from gangline.runs.job import ModelJob
+from gangline.strategies.tensor_parallel.split import Side
+from gangline.strategies.tensor_parallel.train import TensorParallel
 from gangline.worker.evaluate import evaluate
 from gangline.worker.flops import step_flops
 from gangline.worker.keep import Outlets
@@ -24,9 +26,7 @@ from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
-from gangline.worker.regions import Side
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.tensor_parallel import TensorParallel
 from gangline.worker.stream import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder

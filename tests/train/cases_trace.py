@@ -23,14 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gangline.errors import GanglineError
+from gangline.strategies.tensor_parallel.split import Side, slice_up
 from gangline.worker import loss
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import Progress
-from gangline.worker.regions import Side
 from gangline.worker.session import build_session
 from gangline.worker.signals import StopFlag
-from gangline.worker.slice import slice_up
 from gangline.worker.trace import build, line, steps
 from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths

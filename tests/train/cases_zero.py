@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob, StrategyJob
+from gangline.strategies.zero.engine import clear, load_deepspeed, require_room
 from gangline.worker import session as building
 from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
@@ -22,8 +23,6 @@ from gangline.worker.progress import Progress
 from gangline.worker.quantised import num_weights
 from gangline.worker.signals import StopFlag
 from gangline.worker.spikes import Spike, Spikes
-from gangline.worker.strategy.zero_disk import clear, require_room
-from gangline.worker.strategy.zero_engine import load_deepspeed
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 

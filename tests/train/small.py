@@ -29,7 +29,7 @@ from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session, build_session, make_strategy
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import StrategySetup
+from gangline.worker.strategy import StrategySetup
 from gangline.worker.world import World
 
 VOCABULARY = 96

@@ -313,5 +313,5 @@ STAGED = frozenset(
     }
 )
 """Those whose decoder in transformers (5.23) hands embeddings to its first layer as they are, and from layer to layer
-nothing but hidden states, so that worker/stage.py can cut it between any two; tests/train/test_architecture.py tries
-each."""
+nothing but hidden states, so that strategies/pipeline/stages.py can cut it between any two;
+tests/train/test_architecture.py tries each."""

@@ -1,9 +1,9 @@
 """A model cut by columns and rows: the shape of what one rank of a host has of it under tp. Pure.
 
-What is cut where says transformers' plan for the family (worker/slice.py): queries, keys and values, and what makes a
-feed-forward layer wide, by columns; what comes after them by rows. So a rank has some of the heads and some of the
-width. Where one matrix makes several of these at once, or norms see all heads at once, what comes out is put together
-and is whole on every rank; of such a part only the weights are cut.
+transformers' plan for the family says which linears are cut (strategies/tensor_parallel/split.py): queries, keys and
+values, and what makes a feed-forward layer wide, by columns; what comes after them by rows. So a rank has some of the
+heads and some of the width. Where one matrix makes several of these at once, or norms see all heads at once, what comes
+out is put together and is whole on every rank; of such a part only the weights are cut.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from gangline.planning.families import FAMILIES, STAGED
 
 
 def unstageable(architecture: Architecture) -> str:
-    """Why no rank can begin in the middle of the model, in words; empty where one can, or has to try (worker/stage.py).
+    """Why no rank can begin in the middle of the model, in words; empty where one can, or has to try.
 
     Families that transformers has no class for bring code of their own, whose layers give more than hidden states.
     """

@@ -15,7 +15,7 @@ from gangline.worker.model import base_of, trainable
 from gangline.worker.order import Indices
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
-from gangline.worker.strategy.base import GradientBuckets
+from gangline.worker.strategy import GradientBuckets
 from gangline.worker.wire import measure_wire
 
 log = logging.getLogger(__name__)

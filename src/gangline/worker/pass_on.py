@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangline.worker.lots import in_lots, joined, spread
+from gangline.worker.buckets import in_lots, joined, spread
 from gangline.worker.world import World
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from gangline.worker.lots import in_lots
+from gangline.worker.buckets import in_lots
 from gangline.worker.world import World
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gangline.runs.checkpoints import find_parts
-from gangline.worker.lots import named_lots
+from gangline.worker.buckets import named_lots
 from gangline.worker.pass_on import give, give_lot, lacks_state, receive, receive_lot
 from gangline.worker.restore import load_parts
 from gangline.worker.session import Session

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
+from gangline.worker.buckets import named_lots
 from gangline.worker.checkpoint import STATE_FILE
-from gangline.worker.lots import named_lots
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5

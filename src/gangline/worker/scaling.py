@@ -50,7 +50,7 @@ from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session, assemble, make_strategy
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import Strategy, StrategySetup
+from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.world import World, join, leave
 
 TURNS = (("alone", "together", "even"), *[("alone", "together")] * 4, ("even",), ("even",))

@@ -150,7 +150,7 @@ Current thread 0x00007f351ce9eb80{name} (most recent call first):
   File "/opt/lib/python3/site-packages/torch/autograd/graph.py", line 12 in _engine_run_backward
 another line
   File "/home/ann/my torch/in (two) parts.py", line ??? in <lambda>
-  File "/home/ann/code/gangline/worker/strategy/ddp.py", line 61 in forward_backward
+  File "/home/ann/code/gangline/strategies/ddp/train.py", line 61 in forward_backward
   ...
 """
     frames, num_threads = main_stack(text)

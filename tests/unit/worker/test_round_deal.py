@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.runs.gang import Gang, GangRank
-from gangline.worker.round_deal import RoundDealer
+from gangline.strategies.local_sgd.work_split import RoundDealer
 
 
 def gang(shares, hosts=None, *, moving=False):

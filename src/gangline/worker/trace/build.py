@@ -26,7 +26,7 @@ from gangline.worker.optimizer import make_optimizer
 from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.session import Session, _make_scaler
-from gangline.worker.strategy.base import Strategy, StrategySetup
+from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.trace.order import TraceOrder
 from gangline.worker.world import World
 

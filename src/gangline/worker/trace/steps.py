@@ -18,7 +18,7 @@ from gangline.worker.model import base_of, layers_of, trainable
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.signals import StopFlag
-from gangline.worker.strategy.base import Strategy
+from gangline.worker.strategy import Strategy
 from gangline.worker.trace.buckets import fill_buckets
 from gangline.worker.trace.build import build_model, build_session
 from gangline.worker.trace.configs import at_depth

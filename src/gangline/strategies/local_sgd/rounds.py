@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from gangline.errors import RunFailed
+from gangline.strategies.local_sgd.train import LATE, LocalSgd
+from gangline.strategies.local_sgd.work_split import InnerBatch, RoundDealer
 from gangline.worker.agree import StepReport, agree
 from gangline.worker.dealer import Moved
 from gangline.worker.loop import Tally, TrainingRun
 from gangline.worker.order import Indices
 from gangline.worker.replicas import Replicas
-from gangline.worker.round_deal import InnerBatch, RoundDealer
 from gangline.worker.spikes import Spikes
-from gangline.worker.strategy.local_sgd import LATE, LocalSgd
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """One rank, no exchange. Also the reference that other strategies are compared with."""
 
-from gangline.worker.strategy.base import Strategy
+from gangline.worker.strategy import Strategy
 
 
 class Single(Strategy):

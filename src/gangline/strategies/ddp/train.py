@@ -18,7 +18,7 @@ from gangline.runs.buckets import SMALLEST_BYTES
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
-from gangline.worker.strategy.base import GradientBuckets, Strategy, StrategySetup
+from gangline.worker.strategy import GradientBuckets, Strategy, StrategySetup
 
 MIB = 1 << 20
 # torch 2.13 renamed the option and warns of the old name; earlier ones know only that.

@@ -15,6 +15,11 @@ between two passes, and a rank sums when all that it sends within its pipeline h
 the other.
 
 Other trained weights and the optimizer's states are a stage's own. They are put together for a checkpoint only.
+
+Which ranks train the same weights, and the sums of their gradients.
+
+Every set of ranks that has some weights in common has a group of its own. All ranks go through their sets in the same
+order, so that whoever waits in one of them waits for ranks that are on their way to it.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -33,16 +39,15 @@ from torch import nn
 from gangline.errors import UsageError
 from gangline.runs.held import held_by
 from gangline.runs.schedule import ahead
+from gangline.strategies.pipeline.stages import Stage, cut
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch
+from gangline.worker.buckets import in_lots, joined, spread, sum_gradients
 from gangline.worker.draws import begin_draws
 from gangline.worker.loss import CausalLoss
-from gangline.worker.lots import in_lots, joined, spread
 from gangline.worker.model import base_of, trainable, weights_dtype
 from gangline.worker.pieces import of_host, send
-from gangline.worker.stage import Stage, cut
-from gangline.worker.strategy.base import Strategy, StrategySetup
-from gangline.worker.strategy.holders import Holders
+from gangline.worker.strategy import Strategy, StrategySetup, agree_weights
 from gangline.worker.world import World
 
 _ODD, _SEEDS = 0x9E3779B97F4A7C15, 1 << 63
@@ -356,3 +361,64 @@ def _shares_gpus() -> UsageError:
         seen="several ranks on one GPU",
         fix="set slots of every host to the number of its GPUs",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What some ranks have in common."""
+
+    group: dist.ProcessGroup
+    parameters: tuple[nn.Parameter, ...]
+
+
+class Holders:
+    """One rank's trained weights, and who else has them."""
+
+    def __init__(
+        self,
+        trained: Mapping[str, nn.Parameter],
+        shared: Sequence[_Shared],
+        *,
+        own: set[str],
+        among: bool,
+        sent_as: torch.dtype | None,
+    ) -> None:
+        """own: names of those that no rank before this one has. among: see `exchanges`. sent_as: see `Pipeline`."""
+        self.exchanges = among
+        """Whether any ranks have weights in common."""
+        self._shared = shared
+        self._own = {id(each) for name, each in trained.items() if name in own}
+        self._sent_as = sent_as
+
+    @staticmethod
+    def of(trained: Mapping[str, nn.Parameter], world: World, *, sent_as: torch.dtype | None = None) -> Holders:
+        """Collective."""
+        ranks_of: dict[str, tuple[int, ...]] = {}
+        for rank, text in enumerate(gather_text(json.dumps(list(trained)), world)):
+            for name in json.loads(text):
+                ranks_of[name] = (*ranks_of.get(name, ()), rank)
+        timeout = timedelta(seconds=world.gang.collective_timeout_s)
+        shared = []
+        for ranks in (each for each in dict.fromkeys(ranks_of.values()) if len(each) > 1):
+            group = dist.new_group(list(ranks), timeout=timeout)
+            if world.rank in ranks:
+                parameters = tuple(each for name, each in trained.items() if ranks_of[name] == ranks)
+                shared.append(_Shared(group, parameters))
+        own = {name for name in trained if ranks_of[name][0] == world.rank}
+        among = any(len(ranks) > 1 for ranks in ranks_of.values())
+        return Holders(trained, shared, own=own, among=among, sent_as=sent_as)
+
+    def agree(self) -> None:
+        """Make weights equal that ranks have in common; collective."""
+        for each in self._shared:
+            agree_weights(each.parameters, group=each.group)
+
+    def own(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+        """Gradients that are this rank's to count: those of each weight are one rank's. A zero where there are none."""
+        counted = [each.grad for each in parameters if each.grad is not None and id(each) in self._own]
+        return counted or [torch.zeros(1, dtype=parameters[0].dtype, device=parameters[0].device)]
+
+    def sum(self) -> None:
+        """Add up the gradients of weights that several ranks have, in place; collective."""
+        for each in self._shared:
+            sum_gradients(each.parameters, partial(dist.all_reduce, group=each.group), sent_as=self._sent_as)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from gangline.worker.strategy.base import Strategy
+from gangline.worker.strategy import Strategy
 
 _HALVES = {
     "single": "single:Single",
@@ -23,5 +23,5 @@ _HALVES = {
 def train_half(kind: str) -> type[Strategy]:
     """The torch half of a strategy."""
     module, _, name = _HALVES[kind].partition(":")
-    half: type[Strategy] = getattr(importlib.import_module(f"gangline.worker.strategy.{module}"), name)
+    half: type[Strategy] = getattr(importlib.import_module(f"gangline.strategies.{module}.train"), name)
     return half

@@ -1,6 +1,6 @@
 """Tensor parallelism inside a host, data parallelism across hosts.
 
-The ranks of a host have one copy of the model between them, cut by columns and rows (worker/slice.py), and all of them
+The ranks of a host have one copy of the model between them, cut by columns and rows (split.py), and all of them
 do the same micro-batches. Hidden states are summed over them twice in every layer, forward and back, so they want the
 links between GPUs of one machine; hosts do other micro-batches, as ranks do under DDP.
 
@@ -18,17 +18,15 @@ from torch import nn
 
 from gangline.errors import UsageError
 from gangline.runs.job import Job
+from gangline.strategies.ddp.train import Ddp
+from gangline.strategies.tensor_parallel.split import Side, Slice, slice_up
 from gangline.worker.batch import Batch
+from gangline.worker.buckets import ACROSS, by_host, sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss
-from gangline.worker.lots import sum_gradients
-from gangline.worker.mesh import ACROSS, by_host, sum_over
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
-from gangline.worker.regions import Side
-from gangline.worker.slice import Slice, slice_up
-from gangline.worker.strategy.base import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
-from gangline.worker.strategy.ddp import Ddp
+from gangline.worker.strategy import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
 from gangline.worker.world import World
 
 

@@ -1,11 +1,14 @@
 """Hosts that train apart for a round: inside a host gradients are exchanged in every step, between hosts once a round.
 
-What moves hosts apart and together again is `worker/rounds.py`; this is who talks to whom, and what is kept.
+`rounds.py` moves hosts apart and together again; this file has the groups that talk to each other, and the state.
+A collective that waits does not say which ranks are missing: `Roll` does, by a key of every rank in the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,13 +18,12 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import RunFailed
+from gangline.strategies.ddp.train import Ddp
+from gangline.strategies.local_sgd.outer import Hosts, Outer
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
-from gangline.worker.strategy.base import Strategy, StrategySetup
-from gangline.worker.strategy.ddp import Ddp
-from gangline.worker.strategy.outer import Hosts, Outer
-from gangline.worker.strategy.roll import ANSWER_S, Roll
+from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.world import World
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class LocalSgd(Strategy):
 
     def stepper(self, run: TrainingRun) -> Stepper:
         """Rounds of inner steps."""
-        from gangline.worker.rounds import Rounds
+        from gangline.strategies.local_sgd.rounds import Rounds
 
         return Rounds(run, self)
 
@@ -156,3 +158,40 @@ def _hosts(world: World) -> Hosts:
         among_leaders=among if world.is_first_of_host else None,
         inside=groups.get(world.host),
     )
+
+
+ANSWER_S = 5.0
+"""How long the store, which lies on the head, may take to answer; it may be the head that hangs."""
+
+
+class Roll:
+    """One key of every rank in the store of the process group: how many meetings it has come to."""
+
+    def __init__(self, world: World, group: dist.ProcessGroup) -> None:
+        """Every rank makes one for the same group. group: all ranks."""
+        self._world = world
+        # no other call gives the store that the process group was made with (torch 2.13)
+        self._store = dist.PrefixStore(f"roll/{group.group_name}", dist.distributed_c10d._get_default_store())
+        self._meeting = 0
+
+    def come(self) -> None:
+        """To the next meeting. Not worth a failure: without a store nobody can be named, and that is all."""
+        self._meeting += 1
+        with contextlib.suppress(RuntimeError):
+            self._store.set(str(self._world.rank), str(self._meeting))
+
+    def missing(self) -> list[str] | None:
+        """Hosts with a rank that has not come to this meeting; None: the store does not answer."""
+        found: list[list[str]] = []
+        asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
+        asking.start()
+        asking.join(ANSWER_S)
+        return found[0] if found else None
+
+    def _ask(self) -> list[str]:
+        ranks = self._world.gang.ranks
+        return list(dict.fromkeys(each.host for rank, each in enumerate(ranks) if not self._has_come(rank)))
+
+    def _has_come(self, rank: int) -> bool:
+        key = str(rank)
+        return self._store.check([key]) and int(self._store.get(key)) >= self._meeting

@@ -21,23 +21,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gangline.worker.batch import Batch
-from gangline.worker.loss import CausalLoss
-from gangline.worker.memory import return_freed
-from gangline.worker.model import trainable
-from gangline.worker.optimizer import adamw, empty_state
-from gangline.worker.strategy.base import Strategy, StrategySetup, backward_of_nothing
-from gangline.worker.strategy.zero_disk import clear, require_operator, require_room
-from gangline.worker.strategy.zero_engine import (
+from gangline.strategies.zero.engine import (
+    clear,
     configuration,
     divide,
     load_deepspeed,
+    require_operator,
     require_possible,
+    require_room,
     require_valid,
     stage_of,
     start,
     takes_parts,
 )
+from gangline.worker.batch import Batch
+from gangline.worker.loss import CausalLoss
+from gangline.worker.memory import return_freed
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import adamw, empty_state
+from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing
 from gangline.worker.stream import Stretch, is_empty, shade
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,0 +1,1 @@
+"""Every rank has the whole model, and gradients are summed."""

@@ -1,0 +1,1 @@
+"""Hosts train apart for some steps, then move to the mean."""

@@ -1,0 +1,1 @@
+"""Every rank has some of the layers."""

@@ -1,0 +1,1 @@
+"""The ranks of a host have the columns and rows of every layer between them."""
