@@ -1,0 +1,150 @@
+"""What the ranks do in test_contract: the same for every strategy, through the protocol alone."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import UsageError
+from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.held import held_by
+from gangline.runs.job import OuterJob, StrategyJob
+from gangline.runs.manifest import PART_FILE, commit_record
+from gangline.worker.batch import pick
+from gangline.worker.checkpoint import Saver
+from gangline.worker.draws import begin_draws
+from gangline.worker.model import trainable
+from gangline.worker.optimizer import norm_of
+from gangline.worker.order import deal, micro_batch_seed
+from gangline.worker.precision import agree_precision
+from gangline.worker.progress import Progress, restore
+from gangline.worker.session import make_strategy
+from gangline.worker.strategy import StrategySetup
+from tests.train.small import make_job, make_session, make_world, run_loop
+
+OUTER = StrategyJob(inner_steps=1, payload="fp32", outer=OuterJob(learning_rate=1.0, momentum=0.0))
+"""Rounds that move one host to where its own steps have got."""
+
+
+def _job(**changes):
+    return make_job(dropout=0.0, strategy=OUTER, **changes)
+
+
+def _alone(job, **more):
+    return make_session(job, make_world([10], rank=0, strategy="single"), **more)
+
+
+def _accumulate(session, step: int) -> float:
+    """One step's passes, as the protocol has them; this rank's part of the summed loss."""
+    world, strategy = session.world, session.strategy
+    micro_batches = session.order.micro_batches(step)
+    dealt = deal(len(micro_batches), world.shares, world.gang.crews)
+    mine = dealt[world.rank]
+    empty = max(map(len, dealt)) - len(mine) if strategy.lockstep else int(not mine)
+    loss = 0.0
+    for index in mine:
+        batch = pick(micro_batches[index], session.train_set)
+        begin_draws(micro_batch_seed(session.job.seed, step, index), world.device)
+        loss += float(strategy.forward_backward(batch, scale=0.25, last=index == mine[-1] and not empty))
+    for number in range(empty):
+        strategy.join(last=number == empty - 1)
+    return loss
+
+
+def gradient(gang: dict, precision: str):
+    """Of two steps after each other, to see what the first leaves behind: errors of the second against one process."""
+    job = _job(precision=precision)
+    split, alone = make_session(job, make_world(rank=dist.get_rank(), **gang)), _alone(job)
+    for step in (0, 3):
+        alone.optimizer.zero_grad()
+        split.optimizer.zero_grad(set_to_none=not split.strategy.keeps_gradients)
+        loss, wanted_loss = torch.tensor(_accumulate(split, step), dtype=torch.float64), _accumulate(alone, step)
+    dist.all_reduce(loss)
+    wanted = {name: each.grad for name, each in trainable(alone.model).items()}
+    wanted_norm = torch.cat([each.flatten() for each in wanted.values()]).norm()
+    parameters = trainable(split.model)
+    norm = norm_of(split.strategy.gradients(list(parameters.values())), parts=split.strategy.shard_group)
+    found = {"loss": abs(float(loss) / wanted_loss - 1), "norm": abs(float(norm / wanted_norm) - 1)}
+    if split.strategy.state_loader() is None:  # else `.grad` is not where the gradient is
+        gradients = {f"model.{name}": each.grad for name, each in parameters.items()}
+        whole = split.strategy.full_state(gradients, wanted=True)
+        found["error"] = max(
+            float((whole[f"model.{name}"] - each).norm() / wanted_norm) for name, each in wanted.items()
+        )
+    return found
+
+
+def steps(gang: dict, method: str, precision: str):
+    """Losses, norms and evaluations of 20 packed steps, and of one process."""
+    world = make_world(rank=dist.get_rank(), **gang)
+    _, split = run_loop(make_session(_steps_job(method, precision), world, packed=True, num_evaluation=7))
+    return {"split": [split.steps, split.evaluations], "alone": list(_steps_alone(method, precision))}
+
+
+def _steps_job(method: str, precision: str):
+    job = _job(method=method, precision=precision, steps=20, activation_checkpointing=True)
+    job = replace(job, schedule=replace(job.schedule, warmup_steps=50 if precision == "fp32" else 5))
+    return replace(job, evaluation=replace(job.evaluation, every_steps=10))
+
+
+@functools.cache
+def _steps_alone(method: str, precision: str):
+    _, alone = run_loop(_alone(_steps_job(method, precision), packed=True, num_evaluation=7))
+    return alone.steps, alone.evaluations
+
+
+def _resumed_job(method: str):
+    job = _job(method=method, precision="fp32", steps=8)
+    return replace(job, schedule=replace(job.schedule, warmup_steps=50))
+
+
+def save(gang: dict, folder: str, method: str):
+    """The first 6 of 8 steps, and a checkpoint of them."""
+    world, job = make_world(rank=dist.get_rank(), **gang), _resumed_job(method)
+    session = make_session(job, world, num_evaluation=0)
+    description = {"attempt": 1, "hosts": world.gang.hosts, "num_ranks": world.size, "fingerprints": {}}
+    description["held"] = held_by(world.gang)
+    saver = Saver(Path(folder), host=world.host, job=job.checkpoint, description=description)
+    progress = Progress()
+    result, captured = run_loop(
+        session, saver=saver if world.is_first_of_host else None, progress=progress, stop_after=6
+    )
+    saver.wait()
+    dist.barrier()
+    if world.is_head:
+        parts = {host: (part_folder(Path(folder), 6, host) / PART_FILE).read_bytes() for host in world.gang.hosts}
+        place_commit(Path(folder), commit_record(parts))
+    dist.barrier()
+    return {"result": result, "step": progress.step, "losses": captured.steps}
+
+
+def resume(gang: dict, folder: str, method: str):
+    """The last two steps, from a checkpoint; and those of one process that was never stopped."""
+    session = make_session(
+        _resumed_job(method), make_world(rank=dist.get_rank(), resume_step=6, **gang), num_evaluation=0
+    )
+    _, captured = run_loop(session, progress=restore(session, Path(folder)))
+    return {"split": captured.steps, "alone": _resumed_alone(method)[6:]}
+
+
+@functools.cache
+def _resumed_alone(method: str):
+    _, captured = run_loop(_alone(_resumed_job(method), num_evaluation=0))
+    return captured.steps
+
+
+def refusal(gang: dict, changes: dict, shares_gpus: bool):
+    """What the strategy says to a job that it does not train; None: it takes it."""
+    world = make_world(rank=dist.get_rank(), **gang)
+    world = replace(world, gang=replace(world.gang, shares_gpus=shares_gpus))
+    job = make_job(**changes)
+    precision = agree_precision(job, world.device, world_size=world.size)
+    try:
+        make_strategy(StrategySetup(job=job, world=world, precision=precision))
+    except UsageError as error:
+        return error.to_json()
+    return None

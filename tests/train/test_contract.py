@@ -1,0 +1,118 @@
+"""The contract of every strategy, through the protocol alone: what one process computes, on any split of the work.
+
+Every kind is there, with ranks of unequal shares. What a kind promises besides stands in a file of its own.
+"""
+
+import pytest
+
+CASES = "tests.train.cases_contract"
+GANGS = {
+    "single": {"shares": [10]},
+    "ddp": {"shares": [5, 3, 2]},
+    "fsdp": {"shares": [7, 3]},
+    "hsdp": {"shares": [1, 2, 3, 4]},
+    "tp": {"shares": [6, 4]},
+    "pipeline": {"shares": [1, 1, 1, 1], "rows": [7, 3]},
+    "zero-1": {"shares": [7, 3]},
+    "zero-2": {"shares": [3, 7]},
+    "zero-3": {"shares": [7, 3]},
+    "local-sgd": {"shares": [7, 3], "hosts": ["pc0", "pc0"]},
+}
+"""Shares of ranks; of tp those of hosts with two ranks each, of pipelines layers (and shares of two of them)."""
+DEEPSPEED = ("zero-1", "zero-2", "zero-3")
+"""They have no fp64, so they are compared in fp32."""
+
+
+def run(pool, case: str, kind: str, **words):
+    """The results by rank."""
+    gang = {**GANGS[kind], "strategy": kind}
+    size = (2 if kind == "tp" else 1) * len(gang["shares"])
+    return pool(size).run(f"{CASES}:{case}", gang=gang, **words)
+
+
+def precision_of(kind: str) -> tuple[str, float]:
+    """What a kind computes in at most, and how far two ways to add up are apart in it after 20 steps."""
+    return ("fp32", 1e-4) if kind in DEEPSPEED else ("fp64", 1e-9)
+
+
+def test_every_strategy_is_here():
+    from gangline.worker.halves import _HALVES
+
+    assert GANGS.keys() == _HALVES.keys()
+
+
+@pytest.mark.parametrize("kind", GANGS)
+def test_the_gradient_is_that_of_one_process(pool, kind):
+    precision, _ = precision_of(kind)
+    for result in run(pool, "gradient", kind, precision=precision):
+        assert ("error" in result) == (kind not in DEEPSPEED)
+        assert max(result.values()) < (1e-9 if precision == "fp64" else 1e-5), result
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("kind", GANGS)
+def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, kind, method):
+    precision, tolerance = precision_of(kind)
+    result = run(pool, "steps", kind, method=method, precision=precision)[0]
+    (steps, evaluations), (expected, expected_evaluations) = result["split"], result["alone"]
+    assert [step for step, _, _ in steps] == list(range(1, 21))
+    assert [step for step, _ in evaluations] == [0, 10, 20]
+    for (_, loss, norm), (_, expected_loss, expected_norm) in zip(steps, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=tolerance)
+        assert norm == pytest.approx(expected_norm, rel=10 * tolerance)
+    for (_, loss), (_, expected_loss) in zip(evaluations, expected_evaluations, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def saved(_session_zygote, tmp_path_factory):
+    """Of a kind and a method the folder of a checkpoint of step 6: written once."""
+    folders = {}
+
+    def of(kind: str, method: str):
+        if (kind, method) not in folders:
+            folder = tmp_path_factory.mktemp(f"{kind}-{method}")
+            for rank in run(_session_zygote.pool, "save", kind, folder=str(folder), method=method):
+                assert (rank["result"], rank["step"]) == ("stopped", 6)
+            folders[kind, method] = folder
+        return folders[kind, method]
+
+    return of
+
+
+@pytest.mark.parametrize("after", GANGS)
+@pytest.mark.parametrize(("before", "method"), [*((kind, "full") for kind in GANGS), ("ddp", "lora"), ("tp", "lora")])
+def test_saved_under_one_a_run_goes_on_under_every_other(pool, saved, before, after, method):
+    result = run(pool, "resume", after, folder=str(saved(before, method)), method=method)[0]
+    assert [step for step, _, _ in result["split"]] == [7, 8]
+    for (_, loss, _), (_, expected, _) in zip(result["split"], result["alone"], strict=True):
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
+BY_ZERO = [
+    *({"precision": "fp16"}, {"method": "qlora", "precision": "fp32"}, {"optimizer": "adamw-8bit"}),
+    {"precision": "bf16", "parameters": "compute"},
+]
+REFUSED = {
+    "fsdp": [{"precision": "fp16"}],
+    "hsdp": [{"precision": "fp16"}],
+    "tp": BY_ZERO[:3],
+    "pipeline": [{"precision": "fp16"}],
+    **dict.fromkeys(DEEPSPEED, BY_ZERO),
+}
+"""What a strategy does not train: it says so before a model is loaded."""
+
+
+@pytest.mark.parametrize("kind", GANGS)
+def test_what_it_does_not_train_is_refused_before_a_model_is_loaded(pool, kind):
+    for changes in REFUSED.get(kind, []):
+        for error in run(pool, "refusal", kind, changes=changes, shares_gpus=False):
+            assert f"strategy: {kind} " in error["what"], changes
+            assert error["seen"]
+            assert error["fix"]
+    shared = run(pool, "refusal", kind, changes={"precision": "fp32"}, shares_gpus=True)
+    wants_own = kind not in {"single", "ddp", "local-sgd"}
+    for error in shared:
+        assert (error is not None) == wants_own
+        assert not error or "wants a GPU for every rank" in error["what"]
+    assert run(pool, "refusal", kind, changes={"precision": "fp32"}, shares_gpus=False)[0] is None
