@@ -47,7 +47,7 @@ from gangline.steps.foretell import Foretold, WhatIf, foretell
 from gangline.steps.keep import Listed, Opened, all_records
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
-from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached
+from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached, starting
 from gangline.steps.seams import REAL, Means, Seams, Talk, default_home
 from gangline.steps.told import plan_json, plan_lines, require_fit
 from gangline.steps.traced import Traced
@@ -100,7 +100,7 @@ __all__ = [
 def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
     job, cluster = load(start)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+    with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
         require_startable(decision.job, decision.outlook)
@@ -122,7 +122,7 @@ def run(order: Command, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     """Start the user's own command on every host; as `train`, without a plan and without data."""
     record = draft(order)
     cluster = load_cluster(order.cluster, order.home)
-    with reached(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
+    with starting(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, OWN_PROGRAM, means)
         require(sight.findings)
         claim(cluster, means)
@@ -145,7 +145,7 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
     with prepare_lock(layout), opened(layout.run_id, home=home, seams=seams) as run:
         ended = resumable(run, seams)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
+        with starting(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
             if (record := CommandRecord.load(layout)) is not None:
                 _resume_command(run, ended, record, cluster, means)
             else:
@@ -192,7 +192,7 @@ def _resume_command(run: Opened, ended: RunState, record: CommandRecord, cluster
 def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+    with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
         require_startable(decision.job, decision.outlook)
@@ -205,7 +205,7 @@ def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
     record = foresee_project_of(draft(order), talk=talk)
     cluster = load_cluster(order.cluster, order.home)
-    with reached(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
+    with starting(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, OWN_PROGRAM, means)
         require(sight.findings)
         gang = command_gang(cluster, new_id(run_ids(order.home)), 1)
@@ -219,7 +219,7 @@ def rehearse_resume(
     with opened(prefix, home=home, seams=seams) as run:
         ended = resumable(run, seams)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
+        with starting(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
             if (record := CommandRecord.load(run.layout)) is not None:
                 return _rehearse_command_again(run, ended, record, cluster, means)
             decision = decide(Job.load(run.layout.job), cluster, means)

@@ -18,6 +18,7 @@ MODULES = {
     "disk": "gangline.agent.disk",
     "environment": "gangline.agent.environment",
     "facts": "gangline.agent.facts",
+    "foreground": "gangline.agent.foreground",
     "guard": "gangline.agent.guard",
     "lay": "gangline.agent.lay",
     "left": "gangline.agent.left",

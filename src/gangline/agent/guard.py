@@ -49,7 +49,9 @@ LEAVE_S = 1.0
 class Guard:
     """One host's part of one attempt, and of later ones that it takes over."""
 
-    def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases) -> None:
+    def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases, parent: Optional[int] = None) -> None:
+        self._parent = parent
+        """The process whose end means that the launcher above us has ended; None: nothing is above us."""
         self.told: Optional[str] = None
         """What a signal to this process asks for."""
         self.exits: Dict[int, int] = {}
@@ -113,6 +115,9 @@ class Guard:
         """Wait for a moment, or until a child has ended; see to it that the run has a supervisor."""
         self._wake.wait(seconds)
         self.exits.update(processes.reap())
+        if self._parent is not None and os.getppid() != self._parent:
+            self._parent, self.told = None, "stop"
+            self.part.lose_launcher()
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SUPERVISOR_S
             self._revive.look()
@@ -225,10 +230,10 @@ def main(argv: List[str]) -> int:
     asked = json.loads(sys.stdin.buffer.read())
     request = asked["request"]
     if argv == ["reap"]:
-        return _reap(request)
+        return reap(request)
     if rest.hand_over(request, epoch=int(asked.get("epoch", 0))):
         return 0
-    said = detach(Path(request["folder"]), lambda tell: _stand(asked, tell))
+    said = detach(Path(request["folder"]), lambda tell: stand(asked, tell))
     return _refuse(said) if said else 0
 
 
@@ -237,12 +242,14 @@ def _refuse(words: Dict[str, str]) -> int:
     return 1
 
 
-def _stand(asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None]) -> None:
-    """Be the guard."""
+def stand(
+    asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None], *, parent: Optional[int] = None
+) -> None:
+    """Be the guard. parent: as for `Guard`."""
     request = asked["request"]
     folders = [request["folder"]]
     try:
-        guard = Guard(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request))
+        guard = Guard(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request), parent=parent)
         # The machine shuts down: save and leave, as if ordered.
         signal.signal(signal.SIGTERM, lambda *_: setattr(guard, "told", "stop"))
         guard.start(asked.pop("secrets", {}))
@@ -280,7 +287,7 @@ def _belongings(folders: Iterable[str]) -> List[processes.Process]:
     return list(found.values())
 
 
-def _reap(request: Dict[str, Any]) -> int:
+def reap(request: Dict[str, Any]) -> int:
     """End what carries the tag of a part, unless it serves another one now; exit code 1 if something is left."""
     folder = Path(request["folder"])
     if rest.is_handed(folder):

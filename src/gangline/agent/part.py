@@ -54,6 +54,7 @@ class Part:
         self.leaving = Leaving(request, self.ranks, seats=seats)
         self.is_unjoined = False
         """Its ranks were ended because they had not joined in time."""
+        self._is_unlaunched = False
         self._seats = seats
         self._kills = kills
         kills.begin()
@@ -86,6 +87,10 @@ class Part:
             self._silence.look()
             self._expire()
         self._status.tell(self._facts())
+
+    def lose_launcher(self) -> None:
+        """The launcher above the guard has ended, and nothing was ordered before that."""
+        self._is_unlaunched = self.leaving.order is None
 
     def look_last(self) -> None:
         """See how its ranks have ended, before whatever is left of them is ended."""
@@ -172,11 +177,14 @@ class Part:
 
     def _reason(self, code: int, *, by_launcher: bool) -> str:
         """finished: by itself, well or badly. stopped: by order, in order. killed: by order. broken: by order, because
-        the gang had failed elsewhere. signalled: by others. late: its ranks had not joined in time.
+        the gang had failed elsewhere. signalled: by others. late: its ranks had not joined in time. unlaunched: the
+        launcher above its guard has ended.
         """
         order = self.leaving.order
         if self.is_unjoined:
             return "late"
+        if self._is_unlaunched and order == "stop":
+            return "unlaunched"
         if order in ("stop", "yield"):
             return "killed" if self.leaving.is_late else "stopped"
         if order is not None:

@@ -14,8 +14,8 @@ from gangline.bench.network import Hosts
 from gangline.inventory.pairs import Skipped
 from gangline.inventory.probe import now
 from gangline.inventory.profiles import save_profile
-from gangline.launch.env import rank_env
 from gangline.launch.port import free_port
+from gangline.launch.render import rank_env
 from gangline.planning.architecture import Architecture
 from gangline.planning.calibrate import (
     Point,

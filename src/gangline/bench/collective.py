@@ -15,7 +15,7 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.network import Collective
 from gangline.inventory.pairs import Skipped
 from gangline.launch.backend import Networks
-from gangline.launch.env import rank_env
+from gangline.launch.render import rank_env
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes

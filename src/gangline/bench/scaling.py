@@ -16,8 +16,8 @@ from gangline.bench.network import Hosts, busy_cards, versions
 from gangline.bench.scaled import HostSpeed, Scaling, Turn, batch_s, others_note
 from gangline.errors import GanglineError, RunFailed
 from gangline.inventory.probe import now
-from gangline.launch.env import rank_env
 from gangline.launch.port import free_port
+from gangline.launch.render import rank_env
 from gangline.remote.said import understood
 from gangline.runs.gang import Gang as Ranks
 from gangline.runs.job import Job

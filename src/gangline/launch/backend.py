@@ -1,4 +1,9 @@
-"""The seam to whatever starts ranks on hosts."""
+"""The seam between a run and the launcher that starts it: what a backend does, promises, and is told.
+
+A backend owns five things: the hosts (a list from the cluster file, or an allocation), the way of the host agent to
+each of them, the end of the gang, the signs of that end, and the promises that it keeps. It is named in `cluster.yaml`
+(`backend:`), and in the request of every attempt. `launch.registry` has the table of backends.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,41 @@ from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
 from gangline.runs.job import build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a run may count on under a backend. Data: the planner, the checks and the screens read it."""
+
+    outlives_client: bool = True
+    """Once started, the gang needs neither the computer nor the connection that started it."""
+    survives_lost_host: bool = True
+    """Host agents on the other hosts stay when one host is lost: they end their ranks in good order."""
+    warm_restart: bool = True
+    """Processes that have imported torch wait for the next attempt, which starts within seconds."""
+    fewer_hosts: bool = True
+    """After the loss of a host the next attempt can do without it."""
+    resumes_supervisor: bool = True
+    """Host agents start the supervisor again where it was killed."""
+    leases: bool = True
+    """No slot is given to two runs."""
+    orderly_queue: bool = True
+    """Of several starts at the same moment that want the same slots, one succeeds."""
+
+    def broken(self) -> tuple[str, ...]:
+        """What a run cannot count on, in words; () if all is kept."""
+        return tuple(words for name, words in NOT_PROMISED.items() if not getattr(self, name))
+
+
+NOT_PROMISED: Mapping[str, str] = {
+    "outlives_client": "the run ends with the connection that started it",
+    "survives_lost_host": "the loss of one host ends the ranks on all hosts",
+    "warm_restart": "every restart imports torch anew",
+    "fewer_hosts": "a restart needs every host",
+    "resumes_supervisor": "a killed supervisor is not started again",
+    "leases": "another run may take the same slots",
+    "orderly_queue": "of two starts at the same moment on the same slots, both may fail",
+}
 
 Networks = Mapping[str, Mapping[str, str]]
 """Variables that name the network interfaces of each host."""
@@ -88,6 +128,16 @@ class HostRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobLauncher:
+    """One command on one host that starts the host agents of all hosts, and runs as long as they do."""
+
+    host: str
+    folder: str
+    """A folder of its own there, for its log and its exit code."""
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Exactly what will be started, printable before anything is."""
 
@@ -98,6 +148,10 @@ class Request:
     """Ranks that the plan says; None: as many as the hosts have."""
     stall: StallWatch | None = None
     """What is done once no rank prints any more; None: nobody looks."""
+    backend: str = "direct"
+    """The backend that rendered it, and starts, follows and ends it."""
+    launcher: JobLauncher | None = None
+    """None: every host agent is started by itself."""
 
     def on(self, names: Collection[str]) -> Request:
         """The part of it that is for some hosts."""
@@ -192,7 +246,7 @@ class HostStatus:
     """`GanglineError.to_json` of the first rank of this host that failed with one."""
     reason: str | None = None
     """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join), broken
-    (the gang had failed elsewhere)."""
+    (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""
     rests: bool = False
     """Ended, and its guard holds the host's slots and its processes ready for a next attempt."""
     failures: tuple[dict[str, Any], ...] = ()
@@ -225,10 +279,17 @@ class Leftover:
 
 
 class Backend(Protocol):
-    """Renders, starts, watches and stops the gang of one attempt.
+    """Finds the hosts of a run; renders, starts, watches and stops the gang of each attempt.
 
     `epoch` says who gives an order (see gangline.agent.orders): of two that look after a run, the higher one counts.
     """
+
+    def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
+        """The cluster with the hosts on which a run starts: those of the cluster file, or of an allocation.
+
+        variables: the user's environment. Raises UsageError where this backend cannot start anything.
+        """
+        ...
 
     def render(
         self,
@@ -284,4 +345,18 @@ class Backend(Protocol):
 
     def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
         """What of it is still on its hosts, by looking. What a guard that rests holds ready is not left."""
+        ...
+
+
+class NamedBackend(Backend, Protocol):
+    """One backend of the table (`launch.registry`)."""
+
+    @property
+    def name(self) -> str:
+        """What `backend:` in a cluster file calls it."""
+        ...
+
+    @property
+    def promises(self) -> Promises:
+        """What runs may count on."""
         ...

@@ -1,245 +1,27 @@
-"""The backend of hosts that we start ourselves, here or over ssh: one guard and one torchrun each."""
+"""The backend `direct`: every host agent is started by itself, on this computer or over ssh."""
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
-from pathlib import PurePath
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request
-from gangline.launch.look import Looks, look
-from gangline.launch.program import WORKER, Program
-from gangline.launch.render import render
-from gangline.remote.fanout import Outcome, fan_out
-from gangline.remote.said import NONSENSE
-from gangline.remote.transport import AGENT, Transport
-from gangline.runs.cluster import Cluster
-from gangline.runs.gang import Gang
-
-START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 30.0
-VERIFY_TIMEOUT_S = 30.0
-MARGIN_S = 30.0
-"""How much later than its command a host counts as not answering: connecting takes time, too."""
-PAUSE_S = 0.05
-UNUSABLE = (GanglineError, OSError, *NONSENSE)
-"""No answer of a host, or one that cannot be understood."""
-
-ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
-"""What guards are told: whether at once, and whether they rest afterwards (gangline.agent.orders)."""
-
-UNSAID = {
-    "what": "the guard did not start",
-    "seen": "expected a guard that stands and holds its slots",
-    "fix": "put that right on this host, then start again; gangline check looks at its disk and its slots",
-}
-"""What is said in the place of a guard that does not say it."""
-
-Value = TypeVar("Value")
+from gangline.launch.agents import AgentBackend, Begun, start_agent
+from gangline.launch.backend import Promises, Request
+from gangline.remote.transport import Transport
 
 
-class DirectBackend:
-    """torchrun on every host, under a guard.
+class DirectBackend(AgentBackend):
+    """One connection per host starts the host agent there; then the agent needs nobody."""
 
-    num_cpus: cores of this computer, dealt to the ranks if all hosts are on it.
-    """
+    name: ClassVar[str] = "direct"
+    promises: ClassVar[Promises] = Promises()
 
-    def __init__(self, *, num_cpus: int | None = None) -> None:
-        self._num_cpus = num_cpus if num_cpus is not None else os.cpu_count()
-        self._looks = Looks()
-
-    def render(
-        self,
-        cluster: Cluster,
-        gang: Gang,
-        *,
-        port: int,
-        networks: Networks | None = None,
-        program: Program | None = None,
-    ) -> Request:
-        """See `Backend.render`; `port` is free on the head."""
-        return render(
-            cluster, gang, port=port, networks=networks or {}, program=program or WORKER, num_cpus=self._num_cpus
-        )
-
-    def start(
-        self,
-        request: Request,
-        transports: Mapping[str, Transport],
-        *,
-        epoch: int = 1,
-        secrets: Mapping[str, str] | None = None,
+    def start_agents(
+        self, request: Request, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
     ) -> None:
-        """See `Backend.start`.
+        """See `AgentBackend.start_agents`.
 
-        The head is first and alone: of many who want the same hosts one gets the head's slots, and then all others.
+        The head is first and alone: of many runs that want the same hosts, one gets the head's slots, then all others.
         """
-        request.require_whole()
-        asked = {"epoch": epoch, "secrets": dict(secrets or {})}
-        begun: list[str] = []
-        silent: set[str] = set()
-        try:
-            for names in (request.names[:1], request.names[1:]):
-                begun += names
-                outcomes = _on_each(
-                    request.on(names), lambda part: _start_guard(part, transports[part.host], asked), START_TIMEOUT_S
-                )
-                if problems := _problems(outcomes):
-                    silent = {host for host, problem in problems.items() if _is_silence(problem)}
-                    for part in request.on(silent).hosts:
-                        self._looks.lost(part)
-                    raise _as_one(problems)
-        except BaseException as error:  # all or nothing
-            left = self._end(request.on(begun), transports, epoch=epoch, silent=silent)
-            if left and isinstance(error, GanglineError):
-                error.seen = _lines(error.seen, *(f"left on {each.host}: {each.what}" for each in left))
-            raise
-
-    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
-        """See `Backend.poll`. Costs a few small reads per host, all hosts at once."""
-        return self._looks.at(request, transports)
-
-    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
-        """See `Backend.announce`."""
-        return _give(request, transports, {"epoch": epoch, "order": None})
-
-    def stop(
-        self,
-        request: Request,
-        transports: Mapping[str, Transport],
-        *,
-        now: bool,
-        epoch: int = 1,
-        resting: bool = False,
-    ) -> list[str]:
-        """See `Backend.stop`. Where the guard is gone, what it left is ended here and at once."""
-        return _give(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
-
-    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
-        """See `Backend.verify`."""
-        outcomes = _on_each(request, lambda part: _left(part, transports[part.host]), VERIFY_TIMEOUT_S)
-        found: list[Leftover] = []
-        for host, outcome in outcomes.items():
-            if isinstance(outcome.error, UNUSABLE):
-                what = next(iter(str(outcome.error).splitlines()), type(outcome.error).__name__)
-                found.append(Leftover(host=host, kind="unknown", what=what))
-            else:
-                found += outcome.get()
-        return found
-
-    def _end(
-        self, request: Request, transports: Mapping[str, Transport], *, epoch: int, silent: Collection[str]
-    ) -> list[Leftover]:
-        """Kill what was started and wait until it is gone; what is not. silent: nobody waits for these hosts again."""
-        deadline = time.monotonic() + END_TIMEOUT_S
-        request = request.on(set(request.names) - set(silent))
-        missed = self.stop(request, transports, now=True, epoch=epoch)
-        told = request.on(set(request.names) - set(missed))
-        while time.monotonic() < deadline:
-            if all(status.phase != "running" for status in self.poll(told, transports)):
-                break
-            time.sleep(PAUSE_S)
-        self.stop(told, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
-        unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in sorted(silent)]
-        return [*self.verify(request, transports), *unknown]
-
-
-def _on_each(request: Request, work: Callable[[HostRequest], Value], timeout_s: float) -> dict[str, Outcome[Value]]:
-    """What `work` gives or raises for each part, all at once. The transport's own time limit comes first."""
-    return fan_out(work, {part.host: part for part in request.hosts}, timeout_s=timeout_s + MARGIN_S)
-
-
-def _is_silence(problem: Exception) -> bool:
-    """Whether a host has just been waited for in vain; one that is slow is another matter."""
-    return isinstance(problem, HostUnreachable) and not isinstance(problem.__cause__, TimeoutError)
-
-
-def _problems(outcomes: Mapping[str, Outcome[Value]]) -> dict[str, Exception]:
-    return {host: outcome.error for host, outcome in outcomes.items() if outcome.error is not None}
-
-
-def _start_guard(part: HostRequest, transport: Transport, asked: Mapping[str, Any]) -> None:
-    stdin = json.dumps({"request": asdict(part), **asked}).encode()
-    try:
-        result = transport.run(part.guard_argv, stdin=stdin, timeout_s=START_TIMEOUT_S)
-    except TimeoutError as error:
-        raise HostUnreachable(
-            f"{part.host}: the guard did not start",
-            seen=str(error),
-            fix="look at the load of that host, try again",
-        ) from error
-    if result.returncode:
-        words = _words(result.stdout)
-        tail = "\n".join(result.stderr.splitlines()[-40:])
-        raise RunFailed(
-            f"{part.host}: {words['what']}" if words else f"{part.host}: the guard did not start",
-            seen=words["seen"] if words else f"{' '.join(part.guard_argv)} ended with {result.returncode}: {tail}",
-            fix=words["fix"] if words else f"its log, if there is one: {part.folder}/guard.log",
-        )
-
-
-def _words(stdout: str) -> dict[str, str] | None:
-    """What the guard itself says of why it does not stand."""
-    try:
-        words = json.loads(stdout.strip().splitlines()[-1])
-        return {name: str(words[name]) or unsaid for name, unsaid in UNSAID.items()}
-    except NONSENSE:
-        return None
-
-
-def _as_one(problems: Mapping[str, Exception]) -> Exception:
-    """One error for all hosts on which it failed: the first, with what the others say."""
-    first, *others = [
-        HostUnreachable(f"{host}: the guard did not start", seen=str(problem), fix="look at that host, try again")
-        if isinstance(problem, OSError)
-        else problem
-        for host, problem in problems.items()
-    ]
-    if others and isinstance(first, GanglineError):
-        first.seen = _lines(first.seen, *(str(other).splitlines()[0] for other in others))
-    return first
-
-
-def _lines(*texts: str) -> str:
-    return "\n".join(filter(None, texts))
-
-
-def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
-    """Give an order to every guard; the hosts that could not be told."""
-    outcomes = _on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
-    problems = _problems(outcomes)
-    for problem in problems.values():
-        if not isinstance(problem, UNUSABLE):
-            raise problem
-    return list(problems)
-
-
-def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
-    status = look(part, transport)
-    if status.phase in {"starting", "running"} or status.rests:
-        transport.write(PurePath(part.folder) / f"order-{order['epoch']}.json", json.dumps(order).encode())
-    elif order["order"] is not None and (status.phase == "lost" or order["order"] in {"kill", "break"}):
-        stdin = json.dumps({"request": asdict(part)}).encode()
-        transport.run((*part.guard_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)
-
-
-def _left(part: HostRequest, transport: Transport) -> list[Leftover]:
-    # Where rank 0 is not, whoever listens at the same port is a stranger.
-    asked = {"requests": [asdict(part)], "port": part.meet[1] if part.meet and 0 in part.ranks else None}
-    result = transport.run((AGENT, "left"), stdin=json.dumps(asked).encode(), timeout_s=VERIFY_TIMEOUT_S)
-    try:
-        found = json.loads(result.stdout)
-    except ValueError:
-        raise HostUnreachable(f"{part.host}: cannot look for what is left", seen=result.stderr[-2000:]) from None
-    rows = [
-        *(("process", f"process {each['pid']} ({each['why']}): {each['command']}") for each in found["processes"]),
-        *(("port", f"port {each}") for each in found["ports"]),
-        *(("lease", f"slot {each}") for each in found["leases"]),
-        *(("gpu", f"{each['memory_mib']} MiB on a GPU, process {each['pid']}") for each in found["gpus"]),
-    ]
-    return [Leftover(host=part.host, kind=kind, what=what) for kind, what in rows]  # type: ignore[arg-type]
+        for names in (request.names[:1], request.names[1:]):
+            self.all_stand(request.on(names), begun, lambda part: start_agent(part, transports[part.host], asked))

@@ -93,17 +93,17 @@ class Looks:
 def look(part: HostRequest, transport: Transport) -> HostStatus:
     """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a guard does."""
     folder = PurePath(part.folder)
-    record = _read(transport, folder / "exit.json")
+    record = read_record(transport, folder / "exit.json")
     if record is None:
-        said = _read(transport, folder / "status.json")
+        said = read_record(transport, folder / "status.json")
         if said is None:
-            said = _read(transport, folder / "guard.json")
+            said = read_record(transport, folder / "guard.json")
         if said is None:
             return HostStatus(host=part.host, phase="starting")
-        if _runs(transport, said):
+        if process_runs(transport, said):
             return _running(part, said)
         # It may have ended between the two looks.
-        record = _read(transport, folder / "exit.json")
+        record = read_record(transport, folder / "exit.json")
         if record is None:
             return replace(_running(part, said), phase="lost")
     return HostStatus(
@@ -121,8 +121,8 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
 
 def _rests(folder: PurePath, transport: Transport) -> bool:
     """Whether a guard rests there. The file goes once nothing is held ready any more, or all is handed on."""
-    record = _read(transport, folder / "resting.json")
-    return record is not None and _runs(transport, record)
+    record = read_record(transport, folder / "resting.json")
+    return record is not None and process_runs(transport, record)
 
 
 def outlives_guard(part: HostRequest, transport: Transport) -> bool:
@@ -137,15 +137,15 @@ def outlives_guard(part: HostRequest, transport: Transport) -> bool:
 def _outlives_guard(part: HostRequest, transport: Transport) -> bool:
     if look(part, transport).phase != "lost":
         return False
-    guard = _read(transport, PurePath(part.folder) / "guard.json")
+    guard = read_record(transport, PurePath(part.folder) / "guard.json")
     guard = {} if guard is None else guard
     pid, ticks = guard.get("torchrun_pid"), guard.get("torchrun_start_ticks")
     torchrun = [] if pid is None else [{"pid": pid, "start_ticks": ticks}]
     folder = PurePath(part.rank_files)
     wanted = {f"rank-{rank}.pid" for rank in part.ranks}
     names = [name for name in transport.names(folder) if name in wanted or (not wanted and RANK_PID.fullmatch(name))]
-    ranks = [record for name in names if (record := _read(transport, folder / name)) is not None]
-    return any(_runs(transport, record) for record in [*torchrun, *ranks])
+    ranks = [record for name in names if (record := read_record(transport, folder / name)) is not None]
+    return any(process_runs(transport, record) for record in [*torchrun, *ranks])
 
 
 def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
@@ -251,7 +251,7 @@ def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilenc
     return RankSilence(rank=number, silent_s=silent_s, age_s=age_s, has_printed=has_printed, line=line)
 
 
-def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
+def process_runs(transport: Transport, record: Mapping[str, Any]) -> bool:
     """Whether the process of a record with "pid" and "start_ticks" runs there."""
     pid, start_ticks = whole(record["pid"]), whole(record["start_ticks"])
     try:
@@ -262,7 +262,7 @@ def _runs(transport: Transport, record: Mapping[str, Any]) -> bool:
     return process is not None and process.start_ticks == start_ticks
 
 
-def _read(transport: Transport, path: PurePath) -> Any:
+def read_record(transport: Transport, path: PurePath) -> Any:
     """A JSON document; None where it is not there, or damaged as after a power cut."""
     try:
         return json.loads(transport.read(path))

@@ -84,6 +84,8 @@ class Cluster:
     """First and last port that the ranks may meet on; None: any free one."""
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
+    backend: str = "direct"
+    """What starts the host agents (`gangline.launch.registry`)."""
 
     @property
     def head(self) -> Host:

@@ -9,17 +9,23 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.spec.cluster_words import ClusterWords
 from gangline.spec.environment import refuse_parents, resolve_environment
 from gangline.spec.host import Surroundings, address_of, resolve_host
-from gangline.spec.mistakes import listed, printable, quote
+from gangline.spec.mistakes import listed, nearest, printable, quote
 from gangline.spec.validate import Checked
 
 
 def resolve_cluster(
-    checked: Checked[ClusterWords], *, folder: Path, home: Path, default_name: str, complete: bool = True
+    checked: Checked[ClusterWords],
+    *,
+    folder: Path,
+    home: Path,
+    default_name: str,
+    complete: bool = True,
+    backends: Sequence[str] | None = None,
 ) -> Cluster:
     """The cluster that the words mean. Raises SpecError with all mistakes of the file.
 
     folder: where relative paths of the file begin; home: the controller's own folder; complete: whether it has to say
-    where its hosts reach each other.
+    where its hosts reach each other; backends: the names that `backend` may have, None: any.
     """
     words = checked.words
     given = words.environment
@@ -34,6 +40,7 @@ def resolve_cluster(
     _check_destinations(checked, hosts)
     _check_workdirs(checked, hosts)
     _check_shares(checked)
+    _check_backend(checked, backends)
     ports = _ports(checked)
     for index, shared in enumerate(words.shared):
         refuse_parents(checked, ("shared", index), shared)
@@ -44,6 +51,7 @@ def resolve_cluster(
         shared=tuple(words.shared),
         ports=ports,
         supervisor=words.supervisor,
+        backend=words.backend,
     )
 
 
@@ -59,6 +67,19 @@ def _ports(checked: Checked[ClusterWords]) -> tuple[int, int] | None:
             fix="write, for example, `ports: 29500-29599`",
         )
     return low, high
+
+
+def _check_backend(checked: Checked[ClusterWords], backends: Sequence[str] | None) -> None:
+    name = checked.words.backend
+    if backends is None or name in backends or checked.is_faulty("backend"):
+        return
+    close = nearest(name, backends)
+    checked.report(
+        ("backend",),
+        seen=quote(name),
+        expected=f"one of {listed(backends)}",
+        fix=f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it",
+    )
 
 
 def _known(checked: Checked[ClusterWords], *keys: str) -> list[int]:

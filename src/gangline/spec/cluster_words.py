@@ -119,3 +119,6 @@ class ClusterWords(Section):
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the process lives that looks after a run: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
+    backend: Annotated[Name, Field(examples=["direct", "mpirun"])] = "direct"
+    """What starts gangline on the hosts. `direct`: one ssh connection per host. `mpirun`: one OpenMPI `mpirun` on the
+    head. Other packages may add more."""

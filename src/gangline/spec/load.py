@@ -51,24 +51,30 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = Tr
     return resolve_job(checked, folder=path.absolute().parent, default_name=_name(path, otherwise="job"))
 
 
-def load_cluster(path: Path | None, overrides: Sequence[str] = (), *, home: Path) -> Cluster:
+def load_cluster(
+    path: Path | None, overrides: Sequence[str] = (), *, home: Path, backends: Sequence[str] | None = None
+) -> Cluster:
     """The cluster that a cluster file or a hostfile means; None: this computer alone, with `home` to work in.
 
-    home: the controller's own folder; a host without a work folder gets `<home>/hosts/<name>`.
+    home: the controller's own folder; a host without a work folder gets `<home>/hosts/<name>`. backends: the names that
+    `backend` may have; None: any.
     Raises SpecError with all mistakes at once.
     """
     if path is None:
         return _this_computer(overrides, home=home)
-    return read_cluster_text(read_text(path, kind="cluster"), path, overrides, home=home)
+    return read_cluster_text(read_text(path, kind="cluster"), path, overrides, home=home, backends=backends)
 
 
-def read_cluster_text(text: str, path: Path, overrides: Sequence[str] = (), *, home: Path) -> Cluster:
+def read_cluster_text(
+    text: str, path: Path, overrides: Sequence[str] = (), *, home: Path, backends: Sequence[str] | None = None
+) -> Cluster:
     """The cluster that the text of a file means, whether it has been written yet or not; see `load_cluster`."""
     name = _name(path, otherwise="cluster")
     document = parse_hostfile(text, str(path)) if _is_hostfile(path, text) else read_document(text, str(path))
     apply_overrides(document, overrides, ClusterWords)
     checked = check(ClusterWords, document)
-    return resolve_cluster(checked, folder=path.absolute().parent, home=home.absolute(), default_name=name)
+    folder = path.absolute().parent
+    return resolve_cluster(checked, folder=folder, home=home.absolute(), default_name=name, backends=backends)
 
 
 def require_name(name: str | None) -> None:

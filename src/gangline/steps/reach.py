@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.errors import HostUnreachable, UsageError
+from gangline.launch.registry import backend, backend_names
 from gangline.remote.transport import Transport, below_home
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
@@ -61,7 +62,7 @@ def load_cluster(path: Path | None, home: Path) -> Cluster:
     """The cluster of a file; None: this computer."""
     from gangline.spec.load import load_cluster as from_file
 
-    return from_file(path, home=home)
+    return from_file(path, home=home, backends=backend_names())
 
 
 @contextlib.contextmanager
@@ -80,7 +81,19 @@ def reached(cluster: Cluster, *, home: Path, talk: Talk, seams: Seams) -> Iterat
     """The cluster with the folders that are meant on each host, and what the steps work with."""
     with reach(cluster, seams) as transports:
         means = Means(transports=transports, home=home, talk=talk, seams=seams)
+        if broken := backend(cluster.backend).promises.broken():
+            talk.say(f"backend    {cluster.backend}: {'; '.join(broken)}")
         yield located(cluster, transports), means
+
+
+@contextlib.contextmanager
+def starting(cluster: Cluster, *, home: Path, talk: Talk, seams: Seams) -> Iterator[tuple[Cluster, Means]]:
+    """As `reached`, for verbs that start something: on the hosts that the backend gives. Raises UsageError where it
+    cannot start anything.
+    """
+    cluster = seams.backend().hosts(cluster, seams.variables)
+    with reached(cluster, home=home, talk=talk, seams=seams) as found:
+        yield found
 
 
 def located(cluster: Cluster, transports: Transports) -> Cluster:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gangline.launch.backend import Backend
 from gangline.launch.port import free_port
-from gangline.launch.registry import backend
+from gangline.launch.registry import Backends
 from gangline.remote.connect import connect_all
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
@@ -90,7 +90,7 @@ class Seams:
     """What touches the world; tests put fakes here."""
 
     connect: Callable[[Cluster], Transports] = connect_all
-    backend: Callable[[], Backend] = backend
+    backend: Callable[[], Backend] = Backends
     spawn: Spawn = spawn
     spawn_there: SpawnThere = spawn_there
     cannot_supervise: Callable[[Cluster, Transport], list[str]] = cannot_supervise

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.launch.registry import backend
+from gangline.launch.registry import Backends
 from gangline.remote.connect import connect_all
 from gangline.runs.cluster import Cluster
 from gangline.runs.full_disk import full_disk
@@ -96,7 +96,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
 def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
     try:
         with supervisor_lock(layout, timeout_s=Pace().lock_s) as beat:
-            attempts = Attempts(layout, attempt, backend=backend(), connect=connect_all, beat=beat)
+            attempts = Attempts(layout, attempt, backend=Backends(), connect=connect_all, beat=beat)
             attempts.begin(secrets)
             _say(ready, STARTED)
             ready = None

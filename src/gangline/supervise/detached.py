@@ -14,7 +14,7 @@ from typing import Any
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.look import outlives_guard
-from gangline.launch.registry import backend
+from gangline.launch.registry import Backends
 from gangline.remote.connect import connect_all
 from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.said import NONSENSE, understood
@@ -127,13 +127,13 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
     elif has_supervisor(layout):
         return
     if state.phase == "restarting":
-        end_between(layout, backend=backend(), connect=connect_all)
+        end_between(layout, backend=Backends(), connect=connect_all)
         return
     if state.phase not in {"running", "stopping"}:
-        earlier.finish_all(layout, backend=backend(), connect=connect_all)
+        earlier.finish_all(layout, backend=Backends(), connect=connect_all)
         return
     with _attempt_at_hand(layout, state.attempt) as (request, transports):
-        backend().stop(request, transports, now=now, epoch=state.epoch)
+        Backends().stop(request, transports, now=now, epoch=state.epoch)
     with suppress(RunFailed):  # somebody else's came first
         spawn(layout.folder, state.attempt)
 
@@ -234,7 +234,7 @@ def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
 
 def _runs_somewhere(layout: RunLayout) -> bool:
     with _attempt_at_hand(layout, RunState.load(layout).attempt) as (request, transports):
-        statuses = backend().poll(request, transports)
+        statuses = Backends().poll(request, transports)
         if any(status.phase == "running" for status in statuses):
             return True
         lost = [status.host for status in statuses if status.phase == "lost"]

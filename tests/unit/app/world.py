@@ -10,7 +10,6 @@ from typing import Any
 
 from gangline.app import Seams, Start
 from gangline.errors import DataError, GanglineError, HostUnreachable
-from gangline.launch.fake import FakeBackend
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.checkpoints import place_commit, step_folder, survey
@@ -20,6 +19,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
 from gangline.runs.retention import set_aside
 from gangline.runs.state import RunState
+from tests.fakes.backend import FakeBackend
 
 JOB = """
 model: {path: ./model, start: random}

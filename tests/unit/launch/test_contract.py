@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import sys
 from pathlib import Path, PurePath
 
@@ -10,12 +11,13 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.direct import DirectBackend
-from gangline.launch.fake import FakeBackend
+from gangline.launch.mpirun import MpirunBackend, job_launcher
 from gangline.launch.program import Program
 from gangline.remote.fake import FakeTransport
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
+from tests.fakes.backend import FakeBackend
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,
@@ -106,6 +108,23 @@ class DirectGang:
         kill_left(*self.begun)
 
 
+class MpirunGang(DirectGang):
+    """The same, below an mpirun on this computer."""
+
+    def __init__(self, folder, modes, broken, stands_by):
+        if shutil.which("mpirun") is None:
+            pytest.skip("no mpirun on this computer")
+        super().__init__(folder, modes, broken, stands_by)
+        self.backend = MpirunBackend()
+        self.request = dataclasses.replace(
+            self.request, backend="mpirun", launcher=job_launcher(cluster(folder), self.request)
+        )
+
+    def close(self):
+        self.backend.withdraw(self.request, {host.name: LocalTransport(host) for host in cluster(self.folder).hosts})
+        super().close()
+
+
 class FakeGang:
     """Nothing but words."""
 
@@ -144,13 +163,23 @@ class FakeGang:
         pass
 
 
-@pytest.fixture(params=[DirectGang, FakeGang], ids=["direct", "fake"])
+@pytest.fixture(params=[DirectGang, MpirunGang, FakeGang], ids=["direct", "mpirun", "fake"])
 def make(request, tmp_path):
+    yield from making(request.param, tmp_path)
+
+
+@pytest.fixture(params=[DirectGang, FakeGang], ids=["direct", "fake"])
+def make_warm(request, tmp_path):
+    """Of backends that promise a warm restart."""
+    yield from making(request.param, tmp_path)
+
+
+def making(kind, tmp_path):
     made = []
 
     def _make(modes=None, broken=(), *, stands_by=False):
         modes = dict.fromkeys(HOSTS, "orderly") | (modes or {})
-        made.append(request.param(tmp_path, modes, broken, stands_by))
+        made.append(kind(tmp_path, modes, broken, stands_by))
         return made[-1]
 
     yield _make
@@ -351,8 +380,8 @@ def begun(make, modes=None):
     return gang
 
 
-def test_a_gang_that_yields_saves_and_rests(make):
-    gang = begun(make, {"pc3": "stubborn"})
+def test_a_gang_that_yields_saves_and_rests(make_warm):
+    gang = begun(make_warm, {"pc3": "stubborn"})
     assert gang.backend.stop(gang.request, gang.transports, now=False, resting=True) == []
     now = until_rest(gang, "pc1", "pc2")
     assert [(now[host].phase, now[host].reason, now[host].returncode) for host in ("pc1", "pc2")] == [
@@ -362,24 +391,24 @@ def test_a_gang_that_yields_saves_and_rests(make):
     assert gang.backend.verify(gang.request.on({"pc1", "pc2"}), gang.transports) == []
 
 
-def test_a_gang_that_is_broken_leaves_at_once_and_rests(make):
-    gang = begun(make, {"pc3": "stubborn"})
+def test_a_gang_that_is_broken_leaves_at_once_and_rests(make_warm):
+    gang = begun(make_warm, {"pc3": "stubborn"})
     gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
     now = until_rest(gang, *HOSTS)
     assert {(status.phase, status.reason, status.returncode) for status in now.values()} == {("ended", "broken", 0)}
     assert gang.backend.verify(gang.request, gang.transports) == []
 
 
-def test_an_order_that_lets_guards_rest_does_not_end_those_that_do(make):
-    gang = begun(make)
+def test_an_order_that_lets_guards_rest_does_not_end_those_that_do(make_warm):
+    gang = begun(make_warm)
     for now in (True, False, True):
         gang.backend.stop(gang.request, gang.transports, now=now, resting=True)
         until_rest(gang, *HOSTS)
 
 
 @pytest.mark.parametrize("now", [True, False])
-def test_an_order_to_end_ends_those_that_rest_and_nothing_is_left(make, now):
-    gang = begun(make)
+def test_an_order_to_end_ends_those_that_rest_and_nothing_is_left(make_warm, now):
+    gang = begun(make_warm)
     gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
     until_rest(gang, *HOSTS)
     assert gang.backend.stop(gang.request, gang.transports, now=now) == []
@@ -388,8 +417,8 @@ def test_an_order_to_end_ends_those_that_rest_and_nothing_is_left(make, now):
     wait_until(lambda: not gang.left() and not gang.backend.verify(gang.request, gang.transports), "nothing is left")
 
 
-def test_the_next_attempt_takes_over_what_rests_and_the_one_before_has_nothing_any_more(make):
-    gang = begun(make)
+def test_the_next_attempt_takes_over_what_rests_and_the_one_before_has_nothing_any_more(make_warm):
+    gang = begun(make_warm)
     gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
     until_rest(gang, *HOSTS)
     before, after = gang.request, gang.next(2, ("pc1", "pc2"))
@@ -411,8 +440,8 @@ def test_the_next_attempt_takes_over_what_rests_and_the_one_before_has_nothing_a
     wait_until(lambda: not gang.left() and not gang.backend.verify(after, gang.transports), "nothing is left")
 
 
-def test_a_host_that_is_new_in_an_attempt_starts_beside_those_that_rested(make):
-    gang = begun(make)
+def test_a_host_that_is_new_in_an_attempt_starts_beside_those_that_rested(make_warm):
+    gang = begun(make_warm)
     gang.backend.stop(gang.request, gang.transports, now=True, resting=True)
     until_rest(gang, *HOSTS)
     gang.lose("pc2")

@@ -8,7 +8,6 @@ import pytest
 
 from gangline import app
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
-from gangline.launch.fake import FakeBackend
 from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
@@ -22,6 +21,7 @@ from gangline.steps.equip import Ready
 from gangline.steps.keep import Keeping
 from gangline.steps.prepare import preparing, told_if_kept
 from gangline.steps.seams import Means, Seams
+from tests.fakes.backend import FakeBackend
 
 THERE = ProcessId(pid=4711, start_ticks=99)
 LOST = HostUnreachable("pc1 does not answer any more", seen="the connection ended", fix="look at the network")

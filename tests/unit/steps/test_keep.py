@@ -8,7 +8,6 @@ import pytest
 
 from gangline import app
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.fake import FakeBackend
 from gangline.planning.spent import spent
 from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
@@ -22,6 +21,7 @@ from gangline.runs.state import Outcome, RunState
 from gangline.steps.keep import Keeping, copy_records
 from gangline.steps.keeper import who_keeps
 from gangline.steps.seams import Means, Seams
+from tests.fakes.backend import FakeBackend
 from tests.unit.planning.outcomes import line, outcome, plan
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.backend import RankSigns, Request, StartSigns
-from gangline.launch.fake import FakeBackend
 from gangline.launch.program import Again, Program
 from gangline.remote.local import LocalTransport
 from gangline.runs import checkpoints as disk
@@ -33,6 +32,7 @@ from gangline.supervise.attempts import Attempts
 from gangline.supervise.next_attempt import Base, failures_of
 from gangline.supervise.pace import Pace
 from gangline.supervise.reach import Cut
+from tests.fakes.backend import FakeBackend
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import RUN_ID, create_run
 

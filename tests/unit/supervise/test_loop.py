@@ -11,7 +11,6 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
-from gangline.launch.fake import FakeBackend
 from gangline.planning.outcome import Comparison
 from gangline.planning.spent import TimeReport
 from gangline.remote.fake import FakeTransport
@@ -27,6 +26,7 @@ from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
 from gangline.supervise.loop import Supervisor
 from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
+from tests.fakes.backend import FakeBackend
 from tests.unit.launch.gang import wait_until
 from tests.unit.planning.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part

@@ -48,6 +48,11 @@ class FakeBackend:
         """Of every start, announcement and order."""
         self.secrets: dict[str, str] = {}
 
+    def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
+        """Those of the cluster file."""
+        del variables
+        return cluster
+
     def render(
         self,
         cluster: Cluster,
@@ -79,7 +84,9 @@ class FakeBackend:
             for name in gang.hosts
         )
         size, stall = gang.world_size, (program or WORKER).stall
-        return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=size, stall=stall)
+        return Request(
+            run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=size, stall=stall, backend=cluster.backend
+        )
 
     def start(
         self,
