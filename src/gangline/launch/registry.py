@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gangline.errors import UsageError
 from gangline.launch.backend import HostStatus, Leftover, NamedBackend, Networks, Request
 from gangline.launch.program import Program
+from gangline.plugins import Table, shown_type
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
 
-BACKENDS: Mapping[str, str] = {
+MODULES: Mapping[str, str] = {
     "direct": "gangline.launch.direct:DirectBackend",
     "mpirun": "gangline.launch.mpirun:MpirunBackend",
 }
 """Name -> module:class. A module is imported once its backend is used."""
-GROUP = "gangline.backends"
-"""Entry points of other packages: name = module:class, as in the table. gangline's own names come first."""
 
 
-def backend_names() -> tuple[str, ...]:
-    """What `backend:` in a cluster file may be."""
-    return tuple(sorted({*BACKENDS, *(point.name for point in importlib.metadata.entry_points(group=GROUP))}))
+def _later(path: str) -> Callable[[], NamedBackend]:
+    """What imports `module:class` and makes one, once it is called."""
+
+    def make() -> NamedBackend:
+        module, _, name = path.partition(":")
+        made: NamedBackend = getattr(importlib.import_module(module), name)()
+        return made
+
+    return make
+
+
+def _maker(_name: str, found: Any) -> Callable[[], NamedBackend]:
+    if not callable(found):
+        raise TypeError(f"expected a class of backends, found {shown_type(found)}")
+    make: Callable[[], NamedBackend] = found
+    return make
+
+
+BACKENDS: Table[Callable[[], NamedBackend]] = Table(
+    "gangline.backends", {name: _later(path) for name, path in MODULES.items()}, read=_maker
+)
+"""What `backend:` in a cluster file may be, with those of other packages."""
 
 
 def backend(name: str) -> NamedBackend:
-    """The backend of that name; raises UsageError for one that is not there or cannot be loaded."""
-    path = BACKENDS.get(name)
-    if path is None:
-        found = [point.value for point in importlib.metadata.entry_points(group=GROUP) if point.name == name]
-        if not found:
-            raise UsageError(
-                f"no backend is called {name!r}",
-                seen=f"known: {', '.join(backend_names())}",
-                fix="write one of them as `backend:` in the cluster file, or install the package that has it",
-            )
-        path = found[0]
-    module, _, attribute = path.partition(":")
-    try:
-        made: NamedBackend = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:
-        raise UsageError(
-            f"the backend {name!r} cannot be loaded",
-            seen=f"{path}: {type(error).__name__}: {error}",
-            fix="install its package anew, or write another `backend:` in the cluster file",
-        ) from error
-    return made
+    """The backend of that name; raises UsageError for one that is not there or cannot be used."""
+    with BACKENDS.guard(name):
+        return BACKENDS[name]()
 
 
 class Backends:

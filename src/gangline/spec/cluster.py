@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from gangline.plugins import Table
 from gangline.runs.cluster import Cluster, Host
 from gangline.spec.cluster_words import ClusterWords
 from gangline.spec.environment import refuse_parents, resolve_environment
@@ -20,12 +22,12 @@ def resolve_cluster(
     home: Path,
     default_name: str,
     complete: bool = True,
-    backends: Sequence[str] | None = None,
+    backends: Table[Any] | None = None,
 ) -> Cluster:
     """The cluster that the words mean. Raises SpecError with all mistakes of the file.
 
     folder: where relative paths of the file begin; home: the controller's own folder; complete: whether it has to say
-    where its hosts reach each other; backends: the names that `backend` may have, None: any.
+    where its hosts reach each other; backends: the table of what `backend` may be; None: anything.
     """
     words = checked.words
     given = words.environment
@@ -69,7 +71,7 @@ def _ports(checked: Checked[ClusterWords]) -> tuple[int, int] | None:
     return low, high
 
 
-def _check_backend(checked: Checked[ClusterWords], backends: Sequence[str] | None) -> None:
+def _check_backend(checked: Checked[ClusterWords], backends: Table[Any] | None) -> None:
     name = checked.words.backend
     if backends is None or name in backends or checked.is_faulty("backend"):
         return
@@ -77,7 +79,7 @@ def _check_backend(checked: Checked[ClusterWords], backends: Sequence[str] | Non
     checked.report(
         ("backend",),
         seen=quote(name),
-        expected=f"one of {listed(backends)}",
+        expected=f"one of {listed(list(backends))}",
         fix=f"did you mean {quote(close)}?" if close else "write one of them, or install the package that has it",
     )
 

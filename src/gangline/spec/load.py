@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gangline.errors import SpecError, UsageError
+from gangline.plugins import Table
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.spec.cluster import resolve_cluster
@@ -52,13 +54,12 @@ def load_job(path: Path, overrides: Sequence[str] = (), *, needs_data: bool = Tr
 
 
 def load_cluster(
-    path: Path | None, overrides: Sequence[str] = (), *, home: Path, backends: Sequence[str] | None = None
+    path: Path | None, overrides: Sequence[str] = (), *, home: Path, backends: Table[Any] | None = None
 ) -> Cluster:
     """The cluster that a cluster file or a hostfile means; None: this computer alone, with `home` to work in.
 
-    home: the controller's own folder; a host without a work folder gets `<home>/hosts/<name>`. backends: the names that
-    `backend` may have; None: any.
-    Raises SpecError with all mistakes at once.
+    home: the controller's own folder; a host without a work folder gets `<home>/hosts/<name>`. backends: the table
+    of what `backend` may be; None: anything. Raises SpecError with all mistakes at once.
     """
     if path is None:
         return _this_computer(overrides, home=home)
@@ -66,7 +67,7 @@ def load_cluster(
 
 
 def read_cluster_text(
-    text: str, path: Path, overrides: Sequence[str] = (), *, home: Path, backends: Sequence[str] | None = None
+    text: str, path: Path, overrides: Sequence[str] = (), *, home: Path, backends: Table[Any] | None = None
 ) -> Cluster:
     """The cluster that the text of a file means, whether it has been written yet or not; see `load_cluster`."""
     name = _name(path, otherwise="cluster")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.errors import HostUnreachable, UsageError
-from gangline.launch.registry import backend, backend_names
+from gangline.launch.registry import BACKENDS, backend
 from gangline.remote.transport import Transport, below_home
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json
@@ -62,7 +62,7 @@ def load_cluster(path: Path | None, home: Path) -> Cluster:
     """The cluster of a file; None: this computer."""
     from gangline.spec.load import load_cluster as from_file
 
-    return from_file(path, home=home, backends=backend_names())
+    return from_file(path, home=home, backends=BACKENDS)
 
 
 @contextlib.contextmanager
