@@ -11,6 +11,7 @@ from pathlib import Path
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
+from gangline.launch.registry import Backends
 from gangline.remote.connect import connect, connect_all
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
@@ -29,13 +30,13 @@ PORT = 29500
 HOME = Path("~/home").expanduser()
 
 
-def cluster_of(hosts, *, workdir, python, code=None):
+def cluster_of(hosts, *, workdir, python, code=None, backend="direct"):
     """The cluster of `hosts`: name, address, host_key, ssh_port, slots of each."""
     made = []
     for host in hosts:
         known = {name: value for name, value in host.items() if name != "num_ranks"}
         made.append(Host(workdir=workdir, python=python, transport="ssh", code=code, **known))
-    return Cluster(name="lab", hosts=tuple(made))
+    return Cluster(name="lab", hosts=tuple(made), backend=backend)
 
 
 def gang_of(hosts, run_id, attempt=1):
@@ -45,7 +46,7 @@ def gang_of(hosts, run_id, attempt=1):
 
 def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
     """What our backend renders, with the fake gang in the place of torchrun."""
-    request = DirectBackend().render(cluster, gang, port=port, program=program)
+    request = Backends().render(cluster, gang, port=port, program=program)
     head = cluster.head
     parts = []
     for node, part in enumerate(request.hosts):
@@ -62,7 +63,7 @@ def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
 
 def torch_request(cluster, gang, *, script, port=PORT):
     """What our backend renders, with a script on the hosts in the place of our worker."""
-    request = DirectBackend().render(cluster, gang, port=port)
+    request = Backends().render(cluster, gang, port=port)
     parts = [
         dataclasses.replace(part, argv=(*part.argv[: part.argv.index("gangline.worker") - 1], script, part.rank_files))
         for part in request.hosts
@@ -71,13 +72,22 @@ def torch_request(cluster, gang, *, script, port=PORT):
 
 
 def begin(
-    hosts, run_id="calm-otter-7", keep="desk", workdir="gangline", port=PORT, script=None, python="python3", env=None
+    hosts,
+    run_id="calm-otter-7",
+    keep="desk",
+    workdir="gangline",
+    port=PORT,
+    script=None,
+    python="python3",
+    env=None,
+    backend="direct",
 ):
     """Start a gang over ssh; `keep`: who looks after it. What went wrong, and how long it took."""
     transports = connect_all(cluster_of(hosts, workdir="/", python=python))
     folder = str(transports[hosts[0]["name"]].home() / workdir)
     code = f"{folder}/code" if keep == "head" else None
-    cluster = cluster_of([{**host, "env": env or {}} for host in hosts], workdir=folder, python=python, code=code)
+    hosts = [{**host, "env": env or {}} for host in hosts]
+    cluster = cluster_of(hosts, workdir=folder, python=python, code=code, backend=backend)
     for transport in transports.values():
         with contextlib.suppress(HostUnreachable):
             transport.write(Path(folder, "fake_gang.py"), FAKE.read_bytes())

@@ -155,5 +155,5 @@ def test_a_request_with_other_ranks_than_planned_does_not_start():
 
 def test_backends_have_names():
     assert isinstance(backend("direct"), DirectBackend)
-    with pytest.raises(UsageError, match="no backend is called 'slrm'"):
+    with pytest.raises(UsageError, match="there is no launch backend 'slrm'"):
         backend("slrm")
