@@ -24,7 +24,7 @@ from gangline.runs import retention
 from gangline.runs.cluster import Host
 from gangline.sync.checkpoints import Place, bring, find_checkpoint
 from gangline.sync.place import host_layout
-from gangline.worker.pieces import Piece
+from gangline.worker.checkpoint import Piece
 from gangline.worker.restore import load_parts
 
 RUN = "calm-otter-7"

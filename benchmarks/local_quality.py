@@ -198,12 +198,12 @@ def _write_model(folder: str) -> None:
 def _rank(order: dict[str, Any]) -> int:
     """One host of one rank: train, and say what came of it."""
     from gangline.runs.gang import Gang, GangRank
-    from gangline.worker.keep import Outlets
     from gangline.worker.loop import Loop
     from gangline.worker.model import trainable
     from gangline.worker.progress import Progress
+    from gangline.worker.rank_files import StopFlag
+    from gangline.worker.run_io import Outlets
     from gangline.worker.session import build_session
-    from gangline.worker.signals import StopFlag
     from gangline.worker.trained import hush_libraries
     from gangline.worker.world import join, leave
 

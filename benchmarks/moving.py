@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.emulated import FACTORS, Setup, job
 from benchmarks.plan_time import read
 from benchmarks.scaling import SPEEDS, commit, quiet, ranks
-from gangline.worker.order import Order
+from gangline.worker.batch import Order
 
 BATCH, STEPS, MICRO_BATCH_S = 40, 200, 0.03
 SLOW = {"rank": 0, "factor": 2.0, "begin": 50, "end": 150}

@@ -29,9 +29,9 @@ from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.strategies.ddp.train import Ddp
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
+from gangline.worker.exchange import measure_wire
 from gangline.worker.precision import Precision
 from gangline.worker.strategy import StrategySetup
-from gangline.worker.wire import measure_wire
 from gangline.worker.world import World
 
 CPU = torch.device("cpu")

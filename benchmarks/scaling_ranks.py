@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.emulated import FACTORS, Clock, EmulatedLoss, Rows, Setup, Shape, build
 from gangline.runs.job import StrategyJob
 from gangline.worker.batch import pick
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 
 Order = dict[str, Any]
 Found = dict[str, Any]

@@ -95,11 +95,11 @@ def rank(side: str) -> int:
     from benchmarks.emulated import Rows, Setup, job, world
     from benchmarks.scaling_ranks import Notes
     from gangline.runs.job import ModelJob
-    from gangline.worker.keep import Outlets
     from gangline.worker.loop import Loop
     from gangline.worker.progress import Progress
+    from gangline.worker.rank_files import StopFlag
+    from gangline.worker.run_io import Outlets
     from gangline.worker.session import build_session
-    from gangline.worker.signals import StopFlag
 
     torch.set_num_threads(1)
     together, number = side in TOGETHER, int(os.environ["RANK"])

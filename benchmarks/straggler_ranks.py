@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.emulated import FACTORS, Rows, Setup, Shape, build
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 
 Case = dict[str, Any]
 

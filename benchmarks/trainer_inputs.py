@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.trainer_cases import SEED, Case, Shape
-from gangline.worker.batch import TokenSource
-from gangline.worker.data.tokens import TokenSet
-from gangline.worker.data.writer import SetWriter
-from gangline.worker.order import Order
+from gangline.worker.batch import Order, TokenSource
+from gangline.worker.data.tokens import SetWriter, TokenSet
 
 
 def model_folder(folder: Path, case: Case) -> Path:

@@ -21,8 +21,8 @@ from torch import nn
 from benchmarks.trainer_cases import CASES, SEED, Case
 from benchmarks.trainer_inputs import InOrder, open_rows, prepare, stack
 from benchmarks.trainer_sides import Clock, load_side
-from gangline.worker.flops import step_flops
-from gangline.worker.order import Order
+from gangline.worker.batch import Order
+from gangline.worker.pace import step_flops
 
 
 class Memory:

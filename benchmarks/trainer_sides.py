@@ -74,13 +74,12 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     """The worker's own loop as one rank runs it, with metrics.jsonl, TensorBoard and the phase file."""
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.layout import RunLayout
-    from gangline.worker.keep import Outlets
     from gangline.worker.loop import Loop
-    from gangline.worker.phase import PhaseFile
     from gangline.worker.progress import Progress
+    from gangline.worker.rank_files import PhaseFile, StopFlag
     from gangline.worker.record import Recorder
+    from gangline.worker.run_io import Outlets
     from gangline.worker.session import build_session
-    from gangline.worker.signals import StopFlag
     from gangline.worker.world import World
 
     losses: list[float] = []

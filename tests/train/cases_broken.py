@@ -16,10 +16,9 @@ from gangline.runs.files import write_json
 from gangline.runs.job import ModelJob, ReportJob, StrategyJob
 from gangline.runs.layout import RunLayout
 from gangline.worker.cut import Cut
-from gangline.worker.data.tokens import TokenSet
-from gangline.worker.data.writer import SetWriter
+from gangline.worker.data.tokens import SetWriter, TokenSet
 from gangline.worker.loop import Synchronous
-from gangline.worker.signals import StopFlag, hold
+from gangline.worker.rank_files import StopFlag, hold
 from gangline.worker.train import train_main
 from tests.train.small import VOCABULARY, MemorySet, make_job, model_folder, norms_in_own_dtype
 

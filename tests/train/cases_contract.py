@@ -14,12 +14,10 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.held import held_by
 from gangline.runs.job import OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
-from gangline.worker.batch import pick
+from gangline.worker.batch import begin_draws, deal, micro_batch_seed, pick
 from gangline.worker.checkpoint import Saver
-from gangline.worker.draws import begin_draws
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
-from gangline.worker.order import deal, micro_batch_seed
 from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress, restore
 from gangline.worker.session import make_strategy

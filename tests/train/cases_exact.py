@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 

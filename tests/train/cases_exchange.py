@@ -19,10 +19,10 @@ from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker import exchange
 from gangline.worker.agree import RankTimes, StepReport
 from gangline.worker.checkpoint import Saver
+from gangline.worker.exchange import measure_wire
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress, restore
 from gangline.worker.record import Recorder
-from gangline.worker.wire import measure_wire
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def made_up_wire(latency_s: float, per_byte_s: float):
         sizes.append(size)
         return sorted([latency_s + size * per_byte_s] * 4 + [1.0])
 
-    with mock.patch("gangline.worker.wire.measure", measured):
+    with mock.patch("gangline.worker.exchange.measure", measured):
         found = measure_wire(CPU)
     return {"latency_s": found.latency_s, "per_byte_s": found.per_byte_s, "largest": sizes[-1]}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.worker.agree import NO_TIMES
-from gangline.worker.foreseen import Foreseen
-from gangline.worker.keep import Outlets
-from gangline.worker.signals import StopFlag
+from gangline.worker.memory import Foreseen
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from tests.train.small import Captured, make_world
 
 

@@ -17,7 +17,7 @@ from gangline.runs.job import ModelJob
 from gangline.worker import session as building
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model
-from gangline.worker.stream import meta_model
+from gangline.worker.weights import meta_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
 
 

@@ -16,11 +16,11 @@ from gangline.runs.checkpoints import part_folder
 from gangline.runs.files import write_json
 from gangline.runs.job import CheckpointJob
 from gangline.runs.process import ProcessId
-from gangline.worker import last_step
+from gangline.worker import run_io as last_step
 from gangline.worker.checkpoint import Saver
-from gangline.worker.last_step import LastStep
-from gangline.worker.phase import PhaseFile
 from gangline.worker.progress import Progress
+from gangline.worker.rank_files import PhaseFile
+from gangline.worker.run_io import LastStep
 from tests.train.small import make_job, make_session, make_world
 
 STEP = 7

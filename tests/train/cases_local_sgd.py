@@ -19,12 +19,12 @@ from gangline.strategies.local_sgd.outer import CHUNK, Hosts, Outer
 from gangline.strategies.local_sgd.rounds import Inner, MicroBatch
 from gangline.strategies.local_sgd.work_split import InnerBatch
 from gangline.worker.checkpoint import Saver
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
+from gangline.worker.optimizer import learning_rate
 from gangline.worker.progress import Progress, restore
-from gangline.worker.schedule import learning_rate
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)

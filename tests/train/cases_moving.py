@@ -12,14 +12,14 @@ import torch.distributed as dist
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.agree import RankTimes, StepReport, agree
+from gangline.worker.balance import Dealer
 from gangline.worker.batch import pick
 from gangline.worker.checkpoint import Saver
-from gangline.worker.dealer import Dealer
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress, restore
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from tests.train.small import Captured, make_job, make_session, make_world, scratch
 
 SPEEDS = ((1.0, 0.55, 0.45), (0.4, 0.55, 0.45), (0.4, 0.55, 1.3), (1.0, 0.2, 0.45))

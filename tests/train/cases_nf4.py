@@ -12,9 +12,10 @@ from torch import nn
 
 from gangline.errors import GanglineError
 from gangline.runs.job import MethodJob
-from gangline.worker import int8, nf4
-from gangline.worker.flops import step_flops
+from gangline.worker import quantised as int8
+from gangline.worker import quantised as nf4
 from gangline.worker.model import base_of, layers_of, load_model
+from gangline.worker.pace import step_flops
 from gangline.worker.quantised import QuantisedLinear, multiplies, num_weights, quantise
 from tests.train.small import MemorySet, make_job, make_session, make_world, mixture_folder, run_loop
 

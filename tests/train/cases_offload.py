@@ -14,7 +14,7 @@ from torch.nn import Linear
 from gangline.errors import GanglineError
 from gangline.runs.job import StrategyJob
 from gangline.strategies.fsdp.train import Fsdp
-from gangline.worker import in_ram
+from gangline.worker import model as in_ram
 from gangline.worker.batch import collate
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable

@@ -11,15 +11,15 @@ from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
 from gangline.strategies.pipeline.stages import Elsewhere
 from gangline.strategies.pipeline.train import Pipeline
+from gangline.worker.batch import deal
 from gangline.worker.evaluate import evaluate
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
-from gangline.worker.order import deal
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
-from gangline.worker.stream import meta_model
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
+from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
 

@@ -12,13 +12,13 @@ from gangline.errors import GanglineError
 from gangline.runs.job import StrategyJob
 from gangline.worker import replicas
 from gangline.worker.batch import collate
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.progress import Progress
+from gangline.worker.rank_files import StopFlag
 from gangline.worker.replicas import Replicas, digest
-from gangline.worker.signals import StopFlag
+from gangline.worker.run_io import Outlets
 from tests.train.small import Captured, MemorySet, made, make_job, make_session, make_world
 
 

@@ -13,9 +13,9 @@ from gangline.errors import GanglineError
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.worker import scaling
-from gangline.worker.busy import Busy
 from gangline.worker.made_up import MadeUpSet, Warming
 from gangline.worker.model import trainable
+from gangline.worker.scaling import Busy
 from gangline.worker.world import World
 from tests.train.cases_calibrate import CONFIG
 

@@ -13,10 +13,10 @@ from gangline.errors import GanglineError
 from gangline.runs.held import held_by
 from gangline.runs.job import CheckpointJob
 from gangline.worker.checkpoint import Saver
-from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import Progress, restore
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Keeper, Outlets
 from tests.train.cases_resume import digests_of
 from tests.train.peak import Peak
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder

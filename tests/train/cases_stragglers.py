@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from benchmarks.emulated import Rows, Setup, Shape, build
-from gangline.worker import pairs
-from gangline.worker.books import Finding
-from gangline.worker.pairs import Slow, blame, pairings, probe
-from gangline.worker.stragglers import compute_words, data_words, network_words
+from gangline.worker import stragglers as pairs
+from gangline.worker.step_statistics import Finding
+from gangline.worker.stragglers import Slow, blame, compute_words, data_words, network_words, pairings, probe
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 MICRO_BATCH_S, SHARES = 0.04, (2, 2, 2)

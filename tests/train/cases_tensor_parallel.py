@@ -20,14 +20,14 @@ from gangline.runs.job import ModelJob
 from gangline.strategies.tensor_parallel.split import Side
 from gangline.strategies.tensor_parallel.train import TensorParallel
 from gangline.worker.evaluate import evaluate
-from gangline.worker.flops import step_flops
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
+from gangline.worker.pace import step_flops
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
-from gangline.worker.stream import meta_model
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
+from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
 

@@ -25,16 +25,16 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from gangline.errors import GanglineError
 from gangline.strategies.tensor_parallel.split import Side, slice_up
 from gangline.worker import loss
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import Progress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from gangline.worker.session import build_session
-from gangline.worker.signals import StopFlag
-from gangline.worker.trace import build, line, steps
+from gangline.worker.trace import line, steps
+from gangline.worker.trace import steps as build
 from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths
-from gangline.worker.trace.count import count
-from gangline.worker.trace.line import trace
+from gangline.worker.trace.line import count, trace
 from gangline.worker.trace.order import TraceOrder
 from gangline.worker.trace.steps import trace_depth
 from gangline.worker.trace.tracker import ByteTracker

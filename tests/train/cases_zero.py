@@ -14,14 +14,14 @@ from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob, StrategyJob
 from gangline.strategies.zero.engine import clear, load_deepspeed, require_room
 from gangline.worker import session as building
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.quantised import num_weights
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from gangline.worker.spikes import Spike, Spikes
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop

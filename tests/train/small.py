@@ -23,12 +23,12 @@ from gangline.runs.job import (
     SourceJob,
 )
 from gangline.runs.rows import rows_of
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Loop
 from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from gangline.worker.session import Session, build_session, make_strategy
-from gangline.worker.signals import StopFlag
 from gangline.worker.strategy import StrategySetup
 from gangline.worker.world import World
 

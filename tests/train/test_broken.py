@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.worker.phase import PHASES
+from gangline.worker.rank_files import PHASES
 from tests.train.attempts import CASES, START_S, Run
 from tests.unit.launch.gang import wait_until
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline.worker.dealer import MOVE_STEPS, SAVED_STEPS, Dealer
+from gangline.worker.balance import MOVE_STEPS, SAVED_STEPS, Dealer
 
 TRIO = (1.0, 0.55, 0.45)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from gangline.worker.draws import begin_draws
+from gangline.worker.batch import begin_draws
 
 CPU = torch.device("cpu")
 

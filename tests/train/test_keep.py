@@ -7,11 +7,11 @@ import torch
 
 from gangline.runs.cadence import FIRST_MIN, LEAST_MIN
 from gangline.runs.job import CheckpointJob
-from gangline.worker import keep
+from gangline.worker import run_io as keep
 from gangline.worker.checkpoint import Saver
-from gangline.worker.keep import Keeper, Outlets
 from gangline.worker.progress import Progress
-from gangline.worker.signals import StopFlag
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Keeper, Outlets
 
 
 class Clock:

@@ -7,7 +7,7 @@ supervisor that starts the second attempt: benchmarks/lost_host.py.
 import json
 import signal
 
-from gangline.worker.order import Order
+from gangline.worker.batch import Order
 from tests.train.attempts import START_S, Run, free_port
 
 HOSTS = ("pc1", "pc2", "pc3")

@@ -19,9 +19,8 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import CheckpointJob, DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
-from gangline.worker.checkpoint import Saver
+from gangline.worker.checkpoint import Piece, Saver
 from gangline.worker.model import load_model, trainable
-from gangline.worker.pieces import Piece
 
 VOCABULARY = 300
 

@@ -1,6 +1,6 @@
 """The processes that stand by on a host, and what their guard tells them, by files.
 
-torchrun starts them as ranks, once; a rank is a child of one of them (gangline.worker.stand_by). The files lie in
+torchrun starts them as ranks, once; a rank is a child of one of them (gangline.worker.prefork). The files lie in
 `stand-by`, in the folder of the attempt in which they were started:
 
     seat-<k>.json  who they are in their k-th attempt; where launchers meet, torchrun says that of the first

@@ -9,7 +9,7 @@ stack: of the main thread, innermost first. where: its first frame that is not i
 one of gangline itself, as where a rank waits for others. others: how many more threads there are. unheard: places that
 do not acknowledge what was sent to them, again and again.
 
-A rank writes its stacks to its log on SIGUSR1 (gangline.worker.signals). The signal goes only to ranks of our own
+A rank writes its stacks to its log on SIGUSR1 (gangline.worker.rank_files). The signal goes only to ranks of our own
 worker that have said to the kernel that they take it: any other process would end by it. One that is stopped cannot
 answer, and is not asked. X in the place of the state: the process is gone.
 
@@ -45,7 +45,7 @@ ENDED = "ZX"
 THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 TORCH = re.compile(r"/(site|dist)-packages/torch/")
-OURS = "/gangline/worker/"
+OURS = re.compile(r"/gangline/(worker|strategies)/")
 THREADING = {"threading.py", "queue.py", "selectors.py"}
 CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
@@ -105,7 +105,7 @@ class _Asked:
             "collectives": phase.get("collectives"),
             "stack": [frame.words for frame in frames[:MOST_FRAMES]],
             "where": telling.words if telling else "",
-            "is_ours": telling is not None and OURS in telling.path,
+            "is_ours": telling is not None and OURS.search(telling.path) is not None,
             "others": max(0, num_threads - 1),
             "unheard": self._unheard(),
         }

@@ -202,7 +202,7 @@ def scale_bytes(share: Share, training: Training) -> tuple[int, int]:
     """Of the scales of quantised weights: what is in parts where these are, and what every rank has.
 
     bitsandbytes keeps all of them beside the weight, where no sharding reaches them; gangline's layers only the scales
-    of scales (worker/nf4.py).
+    of scales (worker/quantised.py).
     """
     packed, scales, _ = quantised_bytes(share, training)
     if not training.stack.divides_scales:

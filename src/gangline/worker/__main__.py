@@ -7,13 +7,12 @@ import json
 import sys
 
 from gangline.errors import GanglineError
-from gangline.worker.arrival import early
-from gangline.worker.signals import hold
+from gangline.worker.rank_files import early, hold
 
 # verb -> module and function taking argv; imported on use, for each costs seconds
 VERBS = {
     "train": ("gangline.worker.train", "train_main"),
-    "stand-by": ("gangline.worker.stand_by", "stand_by_main"),
+    "stand-by": ("gangline.worker.prefork", "stand_by_main"),
     "inputs": ("gangline.worker.data.inputs", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gangline.worker.batch import empty_batch, pick
-from gangline.worker.order import deal
+from gangline.worker.batch import deal, empty_batch, pick
 from gangline.worker.session import Session
 
 

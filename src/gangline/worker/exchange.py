@@ -1,4 +1,10 @@
-"""How an attempt's gradients are exchanged: settled once, before its first step, from what links and devices do."""
+"""How an attempt's gradients are exchanged: settled once, before its first step, from what an all-reduce costs on this
+very group and what the devices do.
+
+How an attempt's gradients are exchanged: settled once, before its first step, from what links and devices do.
+
+What an all-reduce costs on this very group, on the links that it has today.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,14 @@ from typing import Any
 
 import torch
 
-from gangline.runs.buckets import Window, choose_buckets
+from gangline.runs.buckets import AllReduce, Window, choose_buckets
 from gangline.worker.agree import gather
-from gangline.worker.batch import Batch, pick
+from gangline.worker.batch import Batch, Indices, pick
+from gangline.worker.bench import measure
 from gangline.worker.model import base_of, trainable
-from gangline.worker.order import Indices
 from gangline.worker.progress import Progress
 from gangline.worker.session import Session
 from gangline.worker.strategy import GradientBuckets
-from gangline.worker.wire import measure_wire
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +113,25 @@ def _table_bytes(model: torch.nn.Module) -> int:
     find: Any = getattr(base_of(model), "get_input_embeddings", None)
     weight = None if find is None else getattr(find(), "weight", None)
     return weight.numel() * weight.element_size() if weight is not None and weight.requires_grad else 0
+
+
+SIZES = (16 << 10, 128 << 10, 1 << 20, 8 << 20)
+ENOUGH_S = 0.02
+"""An all-reduce that takes so long says how fast the links are, and the next size would take eight times as long."""
+EACH_S = 0.1
+
+
+def measure_wire(device: torch.device) -> AllReduce:
+    """A line through all-reduces of two sizes; collective, about a second.
+
+    Of several the fastest counts (each as its slowest rank saw it): what else machines do can only make one longer.
+    The smaller size is mostly latency, the larger one is the first that takes `ENOUGH_S`.
+    """
+    small, small_s = SIZES[0], measure(SIZES[0], device, EACH_S)[0]
+    large, large_s = small, small_s
+    for size in SIZES[1:]:
+        large, large_s = size, measure(size, device, EACH_S)[0]
+        if large_s > ENOUGH_S:  # the same on all ranks
+            break
+    per_byte_s = max(0.0, large_s - small_s) / (large - small)
+    return AllReduce(latency_s=max(0.0, small_s - small * per_byte_s), per_byte_s=per_byte_s)

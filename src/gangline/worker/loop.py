@@ -19,22 +19,17 @@ import torch
 
 from gangline.errors import BadState, RunFailed
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
-from gangline.worker.batch import Batch, pick
-from gangline.worker.dealer import Dealer, Moved, padded_tokens
-from gangline.worker.draws import begin_draws
+from gangline.worker.balance import Dealer, Moved, padded_tokens
+from gangline.worker.batch import Batch, Indices, begin_draws, micro_batch_seed, pick
 from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.flops import session_utilisation
-from gangline.worker.foreseen import Foreseen
-from gangline.worker.keep import Keeper, Outlets
-from gangline.worker.memory import memory_bytes
+from gangline.worker.memory import Foreseen, memory_bytes
 from gangline.worker.model import trainable
-from gangline.worker.optimizer import clip, norm_of, set_learning_rate
-from gangline.worker.order import Indices, micro_batch_seed
-from gangline.worker.pace import Pace
+from gangline.worker.optimizer import clip, learning_rate, norm_of, set_learning_rate
+from gangline.worker.pace import Pace, session_utilisation
 from gangline.worker.progress import Progress
 from gangline.worker.replicas import Replicas
-from gangline.worker.schedule import learning_rate
+from gangline.worker.run_io import Keeper, Outlets
 from gangline.worker.session import Session
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.stragglers import Stragglers

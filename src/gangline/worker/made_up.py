@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gangline.worker.order import Indices, Order
+from gangline.worker.batch import Indices, Order
 
 POOL = 64
 """Unlike samples; more would only take memory."""

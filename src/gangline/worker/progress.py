@@ -12,8 +12,7 @@ import torch
 
 from gangline.runs.checkpoints import find_parts
 from gangline.worker.buckets import named_lots
-from gangline.worker.pass_on import give, give_lot, lacks_state, receive, receive_lot
-from gangline.worker.restore import load_parts
+from gangline.worker.restore import give, give_lot, lacks_state, load_parts, receive, receive_lot
 from gangline.worker.session import Session
 from gangline.worker.world import World
 

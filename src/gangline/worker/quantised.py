@@ -1,9 +1,37 @@
-"""Frozen linears with few bits a number (`method: qlora`), whatever the format: NF4 (`nf4`) or rows of int8 (`int8`).
+"""Frozen linears with few bits a number (`method: qlora`): NF4, or rows of int8.
+
+Every `nn.Linear` inside the layers is taken, and whatever computes as one does, not the output head; what is frozen and
+no linear (norms, embeddings) stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied,
+in forward and again in backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of
+their own that are not trained, so that a strategy may divide them as it divides any other weight.
+
+4 bits: NF4 by bitsandbytes, its scales quantised in their turn (Dettmers et al., QLoRA: Efficient Finetuning of
+Quantized LLMs, 2023, section 3).
+
+8 bits: whole numbers from -127 to 127, in rows with one scale each, the numbers of bitsandbytes' int8 (Dettmers et al.,
+LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, 2022, section 2.1). Only weights are rounded.
+LLM.int8() rounds activations, too, and takes the columns of a micro-batch with an outlier out of that: a sample's
+gradient would then depend on the samples beside it (decision 0021). Packed by torch itself: bitsandbytes goes by way of
+fp16, which bf16 and fp32 weights may not fit.
+
+Frozen linears with few bits a number (`method: qlora`), whatever the format: NF4 (`nf4`) or rows of int8 (`int8`).
 
 Every `nn.Linear` inside the layers is taken, and whatever computes as one does, not the output head; what is frozen and
 no linear (norms, embeddings) stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied,
 in forward and again in backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of
 their own that nothing is trained of, so that a strategy may divide them as it divides any other weight.
+
+Weights of 4 bits (QLoRA): NF4 by bitsandbytes, its scales quantised in their turn.
+
+Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs (2023), section 3.
+
+Weights of 8 bits: whole numbers from -127 to 127, in rows with one scale each, the numbers of bitsandbytes' int8.
+
+Only weights are rounded. LLM.int8() rounds what they are multiplied with, too, and takes the columns of a micro-batch
+with an outlier out of that: a sample's gradient would then depend on which others are computed beside it (decision
+0021). Packed by torch itself: bitsandbytes goes by way of fp16, which bf16 and fp32 weights may not fit.
+
+Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale (2022), section 2.1.
 """
 
 from __future__ import annotations
@@ -17,8 +45,6 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
-from gangline.worker.int8 import Int8
-from gangline.worker.nf4 import Nf4
 
 
 class Format(Protocol):
@@ -43,10 +69,6 @@ class Format(Protocol):
     def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """The weight [out, in] that these numbers and scales stand for, in the format of the layer's products."""
         ...
-
-
-FORMATS: dict[int, Format] = {4: Nf4(), 8: Int8()}
-"""By the bits of a number, scales left out."""
 
 
 class QuantisedLinear(nn.Module):
@@ -230,3 +252,139 @@ def _refuse_experts(layers: nn.ModuleList) -> None:
             "which would stay as they are",
             fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
         )
+
+
+BLOCK = 64
+"""Weights with one scale between them."""
+SCALES_BLOCK = 256
+"""Scales with one scale between them: what bitsandbytes has."""
+PIECE = 1 << 20
+"""Weights that are packed at a time: a multiple of BLOCK."""
+
+
+class Nf4:
+    """See `worker.quantised.Format`."""
+
+    bits = 4
+
+    def require(self) -> None:
+        """Bitsandbytes is what packs and unpacks."""
+        require_library("method: qlora")
+
+    def empty(
+        self, rows: int, columns: int, device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Two numbers a byte, a byte for each scale; and the scales' own scales, their mean, and what 8 bits mean."""
+        count = rows * columns
+        num_scales = -(-count // BLOCK)
+        parameters = {
+            "weight": torch.empty((count + 1) // 2, 1, dtype=torch.uint8, device=device),
+            "scales": torch.empty(num_scales, dtype=torch.uint8, device=device),
+        }
+        outer = torch.empty(-(-num_scales // SCALES_BLOCK), dtype=torch.float32, device=device)
+        return parameters, {
+            "outer_scales": outer,
+            "mean_scale": outer.new_empty(()),
+            "scale_code": outer.new_empty(256),
+        }
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A weight [out, in] as these tensors."""
+        from bitsandbytes.functional import quantize_4bit, quantize_blockwise
+
+        numbers, largest = [], []
+        for piece in weight.reshape(-1).split(PIECE):  # bitsandbytes needs several times the memory of what it is given
+            packed, state = quantize_4bit(piece.float(), blocksize=BLOCK, quant_type="nf4")
+            numbers.append(packed)
+            largest.append(state.absmax)
+        scales = torch.cat(largest)
+        mean = scales.mean()
+        levels, outer = quantize_blockwise(scales - mean, blocksize=SCALES_BLOCK)
+        return {
+            "weight": torch.cat(numbers),
+            "scales": levels,
+            "outer_scales": outer.absmax,
+            "mean_scale": mean,
+            "scale_code": outer.code,
+        }
+
+    def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in], in the format of products."""
+        from bitsandbytes.functional import QuantState, dequantize_4bit
+
+        outer = QuantState(
+            absmax=layer.outer_scales, code=layer.scale_code, blocksize=SCALES_BLOCK, dtype=torch.float32
+        )
+        state = QuantState(
+            absmax=scales,
+            shape=torch.Size((layer.out_features, layer.in_features)),
+            dtype=torch.float32 if layer.compute is torch.float64 else layer.compute,
+            blocksize=BLOCK,
+            quant_type="nf4",
+            offset=layer.mean_scale,
+            state2=outer,
+        )
+        weight: torch.Tensor = dequantize_4bit(numbers, state)
+        return weight.to(layer.compute)
+
+
+def require_library(what: str) -> None:
+    """Raise ModelError where bitsandbytes is not installed. what: the words of the job that ask for it."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"{what} needs bitsandbytes, which is not among the packages of this Python",
+            seen=str(error)[:300],
+            fix="pip install bitsandbytes there, or set environment: {kind: locked} for the host",
+        ) from error
+
+
+LARGEST = 127
+LOT = 1 << 20
+"""Numbers that are packed at once, and that a processor unpacks at once: formats are widened in copies. A GPU unpacks
+all in one go, and without a copy.
+"""
+
+
+class Int8:
+    """See `worker.quantised.Format`."""
+
+    bits = 8
+
+    def require(self) -> None:
+        """Torch is enough."""
+
+    def empty(
+        self, rows: int, columns: int, device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """A byte for each number, and the largest absolute value of each row."""
+        return {
+            "weight": torch.empty(rows, columns, dtype=torch.int8, device=device),
+            "scales": torch.empty(rows, dtype=torch.float32, device=device),
+        }, {}
+
+    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A weight [out, in] as these tensors. No number is off by more than a 254th of the largest of its row."""
+        numbers, scales = [], []
+        for rows in weight.split(max(1, LOT // weight.shape[1])):
+            wide = rows.float()
+            largest = wide.abs().amax(dim=1)
+            inverse = torch.where(largest == 0, 0.0, LARGEST / largest)
+            numbers.append((wide * inverse[:, None]).round_().to(torch.int8))
+            scales.append(largest)
+        return {"weight": torch.cat(numbers), "scales": torch.cat(scales)}
+
+    def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in], in the format of products, each number rounded to it once."""
+        weight = torch.empty(numbers.shape, dtype=layer.compute, device=numbers.device)
+        units = (scales.to(torch.promote_types(layer.compute, torch.float32)) / LARGEST)[:, None]
+        rows = max(1, LOT // layer.in_features) if weight.device.type == "cpu" else layer.out_features
+        for start in range(0, layer.out_features, rows):
+            part = slice(start, start + rows)
+            torch.mul(numbers[part], units[part], out=weight[part])
+        return weight
+
+
+FORMATS: dict[int, Format] = {4: Nf4(), 8: Int8()}
+"""By the bits of a number, scales left out."""

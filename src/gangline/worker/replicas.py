@@ -42,9 +42,9 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import BadState
-from gangline.worker.keep import Outlets
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import state_tensors
+from gangline.worker.run_io import Outlets
 from gangline.worker.session import Session
 
 EVERY = 50

@@ -12,6 +12,8 @@ learned or written. Three ways to train take turns, so that heat and other progr
 
 A turn is as many steps as fit into its part of the time, and one at least. Rank 0 writes a JSON line for each turn.
 Each rank ends by itself at its deadline, wherever it hangs.
+
+What a machine's processors have done, and how much of it was this rank's.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import signal
 import statistics
 import sys
@@ -39,8 +42,6 @@ from gangline.runs.deal import split_whole
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job, ModelJob, ScheduleJob
 from gangline.worker.agree import StepReport, gather
-from gangline.worker.busy import Busy, boot_id
-from gangline.worker.keep import Outlets
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.made_up import MadeUpSet, Warming
@@ -48,8 +49,9 @@ from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.progress import Progress
+from gangline.worker.rank_files import StopFlag
+from gangline.worker.run_io import Outlets
 from gangline.worker.session import Session, assemble, make_strategy
-from gangline.worker.signals import StopFlag
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.world import World, join, leave
 
@@ -360,3 +362,54 @@ def _tell(world: World, **record: Any) -> None:
     """One line, in one write: ranks of a host share a pipe."""
     sys.stdout.write(json.dumps({"kind": record.pop("kind"), "rank": world.rank, **record}) + "\n")
     sys.stdout.flush()
+
+
+STAT, BOOT = Path("/proc/stat"), Path("/proc/sys/kernel/random/boot_id")
+USER, NICE, SYSTEM, IRQ, SOFTIRQ = 0, 1, 2, 5, 6
+"""Columns of the first line of /proc/stat after its name (proc(5)), in ticks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Seconds so far; of two moments the difference counts."""
+
+    clock_s: float
+    machine_s: float | None
+    """Of all processors, whoever had them; None where the machine does not say."""
+    own_s: float
+    """Of this process, all its threads."""
+
+    @staticmethod
+    def now() -> Busy:
+        """Until now."""
+        return Busy(clock_s=time.monotonic(), machine_s=_machine_s(), own_s=time.process_time())
+
+    def until_now(self) -> dict[str, float | None]:
+        """Seconds that have passed since, and how many processors on average all programs, and this rank, had."""
+        then = Busy.now()
+        passed_s = max(1e-6, then.clock_s - self.clock_s)
+        known = self.machine_s is not None and then.machine_s is not None
+        machine_s = (then.machine_s or 0.0) - (self.machine_s or 0.0) if known else None
+        return {
+            "seconds": passed_s,
+            "machine_cpus": None if machine_s is None else machine_s / passed_s,
+            "own_cpus": (then.own_s - self.own_s) / passed_s,
+            "num_cpus": os.cpu_count() or 1,
+        }
+
+
+def boot_id() -> str:
+    """Names the running kernel: hosts that have the same are one machine. "" where nobody can say."""
+    try:
+        return BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _machine_s() -> float | None:
+    try:
+        columns = STAT.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+        ticks = sum(int(columns[which]) for which in (USER, NICE, SYSTEM, IRQ, SOFTIRQ))
+    except (OSError, ValueError, IndexError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")

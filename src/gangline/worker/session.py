@@ -13,15 +13,14 @@ from gangline.runs.deal import total_steps
 from gangline.runs.files import read_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.worker.batch import TokenSource
+from gangline.worker.batch import Order, TokenSource
 from gangline.worker.halves import train_half
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
 from gangline.worker.optimizer import state_tensors
-from gangline.worker.order import Order
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.strategy import Strategy, StrategySetup
-from gangline.worker.stream import Files, is_tied, materialise, meta_model, read_parts
+from gangline.worker.weights import Files, is_tied, materialise, meta_model, read_parts
 from gangline.worker.world import World
 
 

@@ -49,7 +49,7 @@ from gangline.worker.world import World
 
 if TYPE_CHECKING:
     from gangline.worker.loop import Stepper, TrainingRun
-    from gangline.worker.stream import Target
+    from gangline.worker.weights import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

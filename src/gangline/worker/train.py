@@ -17,17 +17,14 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.held import held_by
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.worker.arrival import Arrival, arrive
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut, sever, told_to_leave
-from gangline.worker.keep import Outlets
-from gangline.worker.last_step import LastStep
-from gangline.worker.last_words import LastWords, first_line, unexpected
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress, restore
+from gangline.worker.rank_files import Arrival, LastWords, StopFlag, arrive, first_line, unexpected
 from gangline.worker.record import Recorder
+from gangline.worker.run_io import LastStep, Outlets
 from gangline.worker.session import Session, build_session, open_sets
-from gangline.worker.signals import StopFlag
 from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)

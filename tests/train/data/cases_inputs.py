@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gangline.runs.job import Job
 from gangline.worker.data import inputs as inputs_module
-from gangline.worker.data import writer
+from gangline.worker.data import tokens as writer
 from gangline.worker.data.inputs import prepare_inputs
 
 

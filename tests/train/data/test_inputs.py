@@ -14,10 +14,9 @@ from gangline.formats import Segment
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
 from gangline.worker.data.build import Tooling, _batches, ensure_set
-from gangline.worker.data.digests import DigestCache
 from gangline.worker.data.formats import Document, Format
-from gangline.worker.data.hub import HuggingFace
 from gangline.worker.data.inputs import inputs_main, prepare_inputs
+from gangline.worker.data.model_folder import DigestCache, HuggingFace
 from gangline.worker.data.requests import plan_sets
 from gangline.worker.data.rows import Row
 from gangline.worker.data.tokenise import Encoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gangline.worker.data import NO_TARGET
-from gangline.worker.data.pack import mixed, pack
+from gangline.worker.data.tokens import mixed, pack
 
 
 @pytest.mark.parametrize("seed", range(20))

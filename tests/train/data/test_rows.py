@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from gangline.errors import DataError
 from gangline.runs.job import SourceJob
 from gangline.worker.data import rows as rows_module
-from gangline.worker.data.hub import HuggingFace
+from gangline.worker.data.model_folder import HuggingFace
 from gangline.worker.data.rows import Position, Row, cut, read_files
 
 

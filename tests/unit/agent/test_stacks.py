@@ -158,7 +158,7 @@ another line
     assert [frame.words for frame in frames] == [
         "_engine_run_backward (graph.py:12)",
         "<lambda> (in (two) parts.py:???)",
-        "forward_backward (ddp.py:61)",
+        "forward_backward (train.py:61)",
     ]
     assert where(frames).words == "<lambda> (in (two) parts.py:???)"
 

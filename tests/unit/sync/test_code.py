@@ -20,9 +20,9 @@ def test_every_host_over_ssh_gets_the_source_and_runs_it(tmp_path: Path) -> None
     placed = place_code(cluster, transports)
     for host in placed.hosts:
         assert host.code == f"{host.workdir}/code/{source_tree().hash[:16]}"
-        code = "import gangline.worker.data.digests as it; print(it.__file__)"
+        code = "import gangline.worker.data.model_folder as it; print(it.__file__)"
         done = subprocess.run(host.argv("-c", code), env=host.code_env, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == f"{host.code}/gangline/worker/data/digests.py"
+        assert done.stdout.strip() == f"{host.code}/gangline/worker/data/model_folder.py"
         assert list(Path(host.workdir, "incoming").iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gangline.worker.books import Books, Finding, Work
+from gangline.worker.step_statistics import Books, Finding, Work
 
 Factor = Callable[[int, int], float]
 

@@ -12,9 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
-from gangline.worker.seat import Seat, read_seat
-from gangline.worker.signals import hold
-from gangline.worker.stand_by import StandBy
+from gangline.worker.prefork import Seat, StandBy, read_seat
+from gangline.worker.rank_files import hold
 
 
 def rank(words):

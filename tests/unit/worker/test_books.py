@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.worker.books import Books, Finding
+from gangline.worker.step_statistics import Books, Finding
 from tests.unit.worker.scripted import Gang, said
 
 FROM = 40

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from gangline.errors import RunFailed
-from gangline.worker import last_words
-from gangline.worker.last_words import LastWords
+from gangline.worker import rank_files as last_words
+from gangline.worker.rank_files import LastWords
 
 ERROR = RunFailed("the disk is full", seen="no room", fix="make room")
 

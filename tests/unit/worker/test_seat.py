@@ -4,7 +4,7 @@ import pytest
 
 from gangline.runs.files import write_json
 from gangline.runs.gang import Gang, GangRank
-from gangline.worker.seat import first_seat, read_seat
+from gangline.worker.prefork import first_seat, read_seat
 
 TOLD = {
     "words": ["train", "job.json", "gang.json", "root"],

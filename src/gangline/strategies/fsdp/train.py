@@ -34,11 +34,10 @@ from gangline.errors import UsageError
 from gangline.runs.sharding import shard_dimension
 from gangline.worker.batch import Batch
 from gangline.worker.buckets import sum_gradients, sum_over
-from gangline.worker.in_ram import RAM
 from gangline.worker.loss import CausalLoss
-from gangline.worker.model import base_of, layers_of, trainable
+from gangline.worker.model import RAM, base_of, layers_of, trainable
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing, gather_shards
-from gangline.worker.stream import materialise
+from gangline.worker.weights import materialise
 from gangline.worker.world import World
 
 

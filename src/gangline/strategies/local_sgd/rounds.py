@@ -21,9 +21,9 @@ from gangline.errors import RunFailed
 from gangline.strategies.local_sgd.train import LATE, LocalSgd
 from gangline.strategies.local_sgd.work_split import InnerBatch, RoundDealer
 from gangline.worker.agree import StepReport, agree
-from gangline.worker.dealer import Moved
+from gangline.worker.balance import Moved
+from gangline.worker.batch import Indices
 from gangline.worker.loop import Tally, TrainingRun
-from gangline.worker.order import Indices
 from gangline.worker.replicas import Replicas
 from gangline.worker.spikes import Spikes
 

@@ -41,12 +41,11 @@ from gangline.runs.held import held_by
 from gangline.runs.schedule import ahead
 from gangline.strategies.pipeline.stages import Stage, cut
 from gangline.worker.agree import gather_text
-from gangline.worker.batch import Batch
+from gangline.worker.batch import Batch, begin_draws
 from gangline.worker.buckets import in_lots, joined, spread, sum_gradients
-from gangline.worker.draws import begin_draws
+from gangline.worker.checkpoint import of_host, send
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable, weights_dtype
-from gangline.worker.pieces import of_host, send
 from gangline.worker.strategy import Strategy, StrategySetup, agree_weights
 from gangline.worker.world import World
 

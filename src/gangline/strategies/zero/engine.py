@@ -24,7 +24,7 @@ from gangline.units import format_bytes
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.precision import Precision
-from gangline.worker.stream import is_empty
+from gangline.worker.weights import is_empty
 from gangline.worker.world import World
 
 BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}

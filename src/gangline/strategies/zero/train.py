@@ -40,7 +40,7 @@ from gangline.worker.memory import return_freed
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing
-from gangline.worker.stream import Stretch, is_empty, shade
+from gangline.worker.weights import Stretch, is_empty, shade
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _NOTHING = torch.zeros(())

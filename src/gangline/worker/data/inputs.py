@@ -20,10 +20,15 @@ from gangline.errors import UsageError
 from gangline.formats import FORMATS
 from gangline.runs.job import Job
 from gangline.worker.data.build import Tooling, ensure_set, sweep
-from gangline.worker.data.digests import DigestCache
 from gangline.worker.data.formats import Format
-from gangline.worker.data.hub import Hub, HuggingFace
-from gangline.worker.data.model_folder import ModelFolder, check_sequence_length, open_model_folder
+from gangline.worker.data.model_folder import (
+    DigestCache,
+    Hub,
+    HuggingFace,
+    ModelFolder,
+    check_sequence_length,
+    open_model_folder,
+)
 from gangline.worker.data.requests import SetRequest, plan_sets
 from gangline.worker.data.tokens import TokenSet
 
@@ -121,8 +126,7 @@ def _write(line: dict[str, Any]) -> None:
 
 def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
     # these import torch and transformers, seconds that a set found by its hash does not cost
-    from gangline.worker.data.chat import chat_renderer
-    from gangline.worker.data.tokenise import Encoder
+    from gangline.worker.data.tokenise import Encoder, chat_renderer
     from gangline.worker.model import load_tokenizer
 
     # the folder itself also for a hub model, unless it needs the Python files that only the hub has

@@ -1,16 +1,25 @@
-"""What the data needs to know of a model without loading it: its limits, its tokenizer files, its fingerprint."""
+"""What the data needs to know of a model without loading it: its limits, its tokenizer files, its fingerprint.
+
+Rows of a data set on the hub, streamed; the only part that may need a network.
+
+Hashes of files, remembered by path, size and time of change, so that a second start need not read them again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gangline.errors import DataError, ModelError
-from gangline.runs.job import ModelJob
-from gangline.worker.data.digests import DigestCache, combine
+from gangline.runs.files import file_digest, read_json, write_json
+from gangline.runs.job import ModelJob, SourceJob
+from gangline.worker.data.rows import Row
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -150,3 +159,102 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _names(path: Path) -> str:
     return ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+
+
+class Hub(Protocol):
+    """What is asked of the hub; tests give a fake."""
+
+    def revision(self, source: SourceJob) -> str:
+        """The commit that `source` means now; raises DataError."""
+        ...
+
+    def rows(self, source: SourceJob, commit: str) -> Iterator[Row]:
+        """The rows, streamed; raises DataError."""
+        ...
+
+
+class HuggingFace:
+    """The real hub, by huggingface_hub and datasets."""
+
+    def revision(self, source: SourceJob) -> str:
+        """The commit that `source` means now; raises DataError when it cannot be had."""
+        with _reachable(source):
+            from huggingface_hub import HfApi
+
+            return str(HfApi().dataset_info(str(source.hub), revision=source.revision).sha)
+
+    def rows(self, source: SourceJob, commit: str) -> Iterator[Row]:
+        """The rows of one split, streamed; raises DataError."""
+        with _reachable(source):
+            from datasets import load_dataset
+
+            table: Any = load_dataset(
+                str(source.hub), source.hub_config, split=source.split, revision=commit, streaming=True
+            )
+            for number, values in enumerate(table, start=1):
+                yield Row(file=f"{source.hub}/{source.split}", number=number, values=values)
+
+
+@contextmanager
+def _reachable(source: SourceJob) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's HTTP client, and so its errors, changed with its versions: httpx, httpx2
+        text = str(error).strip()
+        raise DataError(
+            f"hub data set {source.hub} (split {source.split}): cannot be read",
+            seen=f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}",
+            fix="check the name, the split and the network (HF_TOKEN for a gated one), "
+            "or download it and name its files in data.train.files",
+        ) from error
+
+
+# A file that changed this recently may change again without a new time of change.
+_SETTLED_NS = 2_000_000_000
+
+
+class DigestCache:
+    """The remembered hashes of one root, in `<root>/data/digests.json`. `beat` is called before every file."""
+
+    def __init__(self, path: Path, *, beat: Callable[[], None] = lambda: None) -> None:
+        self._path = path
+        self._beat = beat
+        self._entries = _read(path)
+        self._changed = False
+
+    def digest(self, path: Path) -> str:
+        """blake2b-256 of a file's content in hexadecimal; raises OSError."""
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        known = self._entries.get(str(path))
+        if known and known[:2] == stamp:
+            return str(known[2])
+        self._beat()
+        found = file_digest(path)
+        if time.time_ns() - status.st_mtime_ns > _SETTLED_NS:
+            self._entries[str(path)] = [*stamp, found]
+            self._changed = True
+        return found
+
+    def save(self) -> None:
+        """Write what was learned; the entries of files that are gone go with them."""
+        if not self._changed:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        entries = {**_read(self._path), **self._entries}
+        write_json(self._path, {path: entry for path, entry in entries.items() if Path(path).exists()})
+        self._changed = False
+
+
+def combine(value: Any) -> str:
+    """One hash (blake2b-128, hexadecimal) of plain data, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _read(path: Path) -> dict[str, list[Any]]:
+    try:
+        entries = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return {str(name): entry for name, entry in entries.items() if isinstance(entry, list) and len(entry) == 3}

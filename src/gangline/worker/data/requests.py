@@ -12,9 +12,8 @@ from typing import Any, Literal
 from gangline.errors import DataError
 from gangline.formats import FORMATS
 from gangline.runs.job import DataJob, Job, SourceJob
-from gangline.worker.data.digests import DigestCache, combine
 from gangline.worker.data.formats import Format
-from gangline.worker.data.hub import Hub
+from gangline.worker.data.model_folder import DigestCache, Hub, combine
 from gangline.worker.data.rows import BadRow, Position, Row, file_kind, read_files
 from gangline.worker.data.tokens import FORMAT_VERSION
 

@@ -1,0 +1,366 @@
+"""The warm pool: one process per rank position that outlives attempts, and forks the rank.
+
+    python -m gangline.worker stand-by CONTROL train JOB GANG ROOT
+
+torchrun starts it in the place of a rank. It imports everything that a rank needs, starts no thread and touches no GPU,
+and forks the rank. When the rank has ended, it tells the exit code and waits for the next position
+(docs/decisions/0012). The first attempt may have its position from torchrun; every other one has it from a file.
+
+    CONTROL/seat-<k>.json            its position in its k-th attempt: {"words": ["train", JOB, GANG, ROOT],
+                                     "ranks": [of this host, by local rank], "world_size": n,
+                                     "meet": [address, port], "files": folder of rank-<r>.pid}
+    CONTROL/hold                     a rank that ends well does not end it, either
+    CONTROL/leave                    it ends
+    <files>/rank-<r>.exit.json       {"pid": of the rank, "code": its exit code, or minus the number of a signal}
+
+`python -m gangline.worker stand-by CONTROL train JOB GANG ROOT`: one process per rank that outlives attempts.
+
+torchrun starts it in the place of a rank. It imports everything that a rank needs, starts no thread and touches no GPU,
+and forks the rank. When that has ended it says with which code, and waits for the next seat (docs/decisions/0012).
+
+    CONTROL/seat-<k>.json            its seat in its k-th attempt (`worker/prefork.py`)
+    CONTROL/hold                     a rank that ends well does not end it, either
+    CONTROL/leave                    it ends
+    <files>/rank-<r>.exit.json       {"pid": of the rank, "code": its exit code, or minus the number of a signal}
+
+Where a rank sits in one attempt: its number, how many there are, and where they meet.
+
+The first attempt of a process may have it from torchrun; of every other one the guard tells it, in a file.
+
+    CONTROL/seat-<k>.json   {"words": ["train", JOB, GANG, ROOT], "ranks": [of this host, by local rank],
+                             "world_size": n, "meet": [address, port], "files": folder of rank-<r>.pid}
+
+Everything that a rank imports in its life, imported beforehand, without a thread and without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from gangline.exporters import EXPORTERS
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.worker.rank_files import early
+
+LONGEST_REST_S = 3600.0
+"""A guard ends what rests much sooner. This is for when there is none any more."""
+_LOOK_S = 0.05
+_PASSED_ON = (signal.SIGTERM, signal.SIGUSR2)
+"""Orders to the rank that may reach this process instead: its pid stands where the rank has not come yet."""
+_PR_SET_PDEATHSIG = 1
+
+
+def stand_by_main(argv: list[str]) -> NoReturn:
+    """Stand by until told to leave, and end with the exit code of the last rank."""
+    from gangline.worker.prefork import import_for, what_forbids_a_fork
+
+    control, *words = argv
+    seat = first_seat(Path(control), tuple(words))
+    seat.take()
+    early(list(seat.words[1:]))
+    import_for(Path(seat.words[1]))
+    obstacle = what_forbids_a_fork()
+    if obstacle:
+        with (seat.files / f"rank-{seat.rank}.log").open("a") as log:
+            log.write(f"no process stands by for the next attempt: {obstacle}\n")
+        _end(run_rank(list(seat.words)))
+    # what lives for ever is kept out of every later collection, and its pages stay shared
+    gc.collect()
+    gc.freeze()
+    _end(StandBy(Path(control), run=run_rank).serve(seat))
+
+
+def run_rank(words: list[str]) -> int:
+    """What `words` say; for a rank that trains it does not return."""
+    from gangline.worker.train import train_main
+
+    verb, *argv = words
+    if verb != "train":
+        raise ValueError(f"only `train` can be stood by for, not {verb}")
+    train_main(argv)
+
+
+class StandBy:
+    """Forks one rank after the other. run: does what a rank does, in the child, and gives its exit code."""
+
+    def __init__(self, control: Path, *, run: Callable[[list[str]], int]) -> None:
+        self._control = control
+        self._run = run
+        self._parent = os.getppid()
+        self._child: int | None = None
+        """The rank, as long as nobody else can have its pid."""
+        self._leaves = False
+
+    def serve(self, seat: Seat) -> int:
+        """Rank after rank, from this seat on; the exit code of the last, as of a shell."""
+        # before the handlers: an order that came while nobody could take it must find a rank
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in _PASSED_ON:
+            signal.signal(number, self._pass_on)
+        following: Seat | None = seat
+        while following is not None:
+            seat = following
+            code = self._one(seat)
+            following = self._following(seat, code)
+        return code if code >= 0 else 128 - code
+
+    def _one(self, seat: Seat) -> int:
+        """Fork the rank of a seat, and wait for its end."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        own = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be(seat, parent=own)
+        self._child = pid
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+        _, status = os.waitpid(pid, 0)
+        self._child = None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        code = os.waitstatus_to_exitcode(status)
+        self._tell_end(seat, pid, code)
+        return code
+
+    def _be(self, seat: Seat, *, parent: int) -> NoReturn:
+        """Be the rank. Nothing of it may ever return into the loop of its parent."""
+        code = 1
+        try:
+            _die_with(parent)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in _PASSED_ON:
+                signal.signal(number, signal.SIG_DFL)
+            # not SIGUSR2: it waits until the rank can take it (`worker/cut.py`)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            # `random` seeds itself anew after a fork; torch has the seed of any fresh process
+            seat.take()
+            code = self._run(list(seat.words))
+        except BaseException:  # noqa: BLE001 - see above
+            traceback.print_exc()
+        finally:
+            _end(code)
+
+    def _tell_end(self, seat: Seat, pid: int, code: int) -> None:
+        try:
+            write_json(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
+        except OSError as error:  # the guard sees that it is gone, too
+            sys.stderr.write(f"rank {seat.rank} ended with {code}, which cannot be written: {error}\n")
+
+    def _following(self, seat: Seat, code: int) -> Seat | None:
+        """The next seat; None where there will be none."""
+        if code == 0 and not (self._control / "hold").exists():
+            # in this order: a guard gives the seat, and only then lets go
+            return None if self._leaves else read_seat(self._control, seat.number + 1)
+        return self._wait_for(seat.number + 1)
+
+    def _wait_for(self, number: int) -> Seat | None:
+        deadline = time.monotonic() + LONGEST_REST_S
+        while not self._leaves and os.getppid() == self._parent and time.monotonic() < deadline:
+            if (self._control / "leave").exists() or not self._control.is_dir():  # no guard: it was started by hand
+                return None
+            seat = read_seat(self._control, number)
+            if seat is not None:
+                return seat
+            time.sleep(_LOOK_S)
+        return None
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._leaves = self._leaves or number == signal.SIGTERM
+        if self._child is not None:
+            os.kill(self._child, number)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that comes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The place of one process in one attempt."""
+
+    number: int
+    """Attempts of this process are counted from 1."""
+    words: tuple[str, ...]
+    """`train JOB GANG ROOT`"""
+    rank: int
+    files: Path
+    """Where rank-<r>.pid and the like go."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What is different from that of the process; {}: nothing, torchrun has told it."""
+
+    def take(self) -> None:
+        """Let this process be that rank."""
+        os.environ.update(self.environment)
+
+
+def first_seat(control: Path, words: tuple[str, ...]) -> Seat:
+    """The guard's word if there is one, else torchrun's."""
+    told = read_seat(control, 1)
+    if told is not None:
+        return told
+    _, _, gang, root = words
+    described = Gang.load(Path(gang))
+    files = RunLayout(Path(root), described.run_id).attempt(described.attempt)
+    return Seat(number=1, words=words, rank=int(os.environ.get("RANK", "0")), files=files)
+
+
+def read_seat(control: Path, number: int) -> Seat | None:
+    """The seat of this process in its attempt `number`; None as long as there is none."""
+    try:
+        told = read_json(control / f"seat-{number}.json")
+    except FileNotFoundError:
+        return None
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, (address, port) = int(told["ranks"][local]), told["meet"]
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(told["world_size"]),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(len(told["ranks"])),
+        "MASTER_ADDR": str(address),
+        "MASTER_PORT": str(port),
+        # rank 0 keeps the store; the launchers of these ranks may never have met
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    return Seat(
+        number=number,
+        words=tuple(str(word) for word in told["words"]),
+        rank=rank,
+        files=Path(told["files"]),
+        environment=environment,
+    )
+
+
+log = logging.getLogger(__name__)
+
+LATER = (
+    "gangline.worker.data.tokens",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.checkpoint",
+    "safetensors.torch",
+    "transformers.models.auto.modeling_auto",
+)
+"""What a rank imports only when it needs it."""
+
+
+def import_for(job: Path) -> None:
+    """Import what the ranks of a job need. What cannot be imported is left to them: they say well what is wrong."""
+    with _one_thread_of_blas():
+        importlib.import_module("numpy")
+    with _without_cuda():
+        importlib.import_module("gangline.worker.train")
+        for module in LATER:
+            importlib.import_module(module)
+        try:
+            _import_of_job(Job.load(job))
+        except Exception as error:  # noqa: BLE001 - a rank meets it again, and has words for it
+            log.info("not imported beforehand: %s", error)
+
+
+def what_forbids_a_fork() -> str:
+    """Why a child of this process would not be what a fresh process is; "" where it would.
+
+    A forked process has only the thread that forked it, whatever locks others held; and no GPU can be used in it once
+    the driver was, before.
+    """
+    import torch
+
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    if num_threads != 1:
+        return f"importing has started threads ({num_threads - 1})"
+    if torch.cuda.is_initialized() or _driver_is_open():
+        return "importing has opened the GPUs' driver"
+    return ""
+
+
+def _import_of_job(job: Job) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from gangline.worker.model import load_config
+
+    if job.method.kind != "full":
+        with _hidden("bitsandbytes"):
+            importlib.import_module("peft")
+    # code that comes with a model, or a talk with the hub, is for the rank
+    if Path(job.model.path).is_dir() and not job.model.trust_remote_code:
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(load_config(job.model))]
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of the head writes
+        for name in job.report.exporters:
+            for module in EXPORTERS[name].modules:
+                importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def _one_thread_of_blas() -> Iterator[None]:
+    """The BLAS of numpy starts its threads when it is loaded; ours has no use for them. torch's own is not touched."""
+    with _variable("OPENBLAS_NUM_THREADS", "1"):
+        yield
+
+
+@contextlib.contextmanager
+def _without_cuda() -> Iterator[None]:
+    """Whoever asks whether there are GPUs is answered without waking the driver (torch.cuda.is_available)."""
+    with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+        yield
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """It is not found. peft would import bitsandbytes, which opens the driver; `worker.nf4` needs nothing of peft's."""
+    absent = module not in sys.modules
+    if absent:
+        sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules[module]
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _driver_is_open() -> bool:
+    """Whether this process has the device of CUDA's memory open: it does from `cuInit` on."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return "/dev/nvidia-uvm" in found
