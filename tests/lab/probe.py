@@ -9,7 +9,7 @@ from tests.lab import limits, pythons
 from tests.lab.namespaces import PATH, LabFailed
 
 PROGRAMS = ("bash", "ip", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "pivot_root", "mount")
-OPTIONAL_PROGRAMS = ("iperf3", "nft", "rsync", "gcc", "pdsh", "tc", "ansible")
+OPTIONAL_PROGRAMS = ("iperf3", "nft", "rsync", "gcc", "pdsh", "tc", "ansible", "mpirun")
 PYTHONS = ("3.8", "3.13")
 EXTRAS = {"netem", "ansible", *(f"python{version}" for version in PYTHONS)}
 """What .ci/run cannot give a machine: a skip for one of these is never a failure."""

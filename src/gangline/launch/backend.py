@@ -243,7 +243,8 @@ class HostStatus:
     """lost: the guard is gone without having written exit.json. unreachable: the host does not answer."""
     returncode: int | None = None
     error: dict[str, Any] | None = None
-    """`GanglineError.to_json` of the first rank of this host that failed with one."""
+    """`GanglineError.to_json` of the first rank of this host that failed with one; of an unlaunched host, of its
+    launcher."""
     reason: str | None = None
     """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join), broken
     (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""

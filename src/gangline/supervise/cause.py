@@ -53,6 +53,9 @@ def first_cause(
         return _of_lost(request, gone[0])
     if silent and (failures or bad):
         return _of_silent(silent[0])
+    unlaunched = [status for status in bad if status.reason == "unlaunched" and status.error is not None]
+    if unlaunched:
+        return dict(unlaunched[0].error or {})
     if failures and weight(failures[0]) == ECHOES and not signalled:
         return _of_rank(failures[0], explain)
     # A launcher that was told to leave says less than one that failed by itself.
@@ -64,7 +67,7 @@ def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
     """Whether nothing that ended by itself explains the end: ranks only lost each other, or waited."""
     if any(weight(failure) < ECHOES for failure in gather_failures(statuses)):
         return False
-    return not any(status.phase in GONE or status.reason == "signalled" for status in statuses)
+    return not any(status.phase in GONE or status.reason in {"signalled", "unlaunched"} for status in statuses)
 
 
 def _without_echoes(status: HostStatus) -> HostStatus:

@@ -1,0 +1,105 @@
+"""The backend mpirun on real hosts: the whole of a run, and the end of each of its parts. Nothing is left on any host."""
+
+import json
+
+import pytest
+
+from tests.lab.gang import Gang, assert_nothing_left
+
+pytestmark = pytest.mark.lab("mpirun")
+
+
+@pytest.fixture
+def gang(lab):
+    return Gang(lab(3, meshed=True))
+
+
+def launcher(gang):
+    return json.loads(gang.lab.hosts[0].read(f"{gang.attempt(None)}/mpirun/launcher.json"))["pid"]
+
+
+def orted(host):
+    """The pid of OpenMPI's daemon on a host, as it is counted there."""
+    return host.check(["pgrep", "-x", "orted"]).strip()
+
+
+def assert_ended(gang, words, *, skip=(), timeout_s=45.0):
+    outcome = gang.outcome(timeout_s=timeout_s)
+    assert outcome["result"] == "failed"
+    assert words in outcome["error"]["what"]
+    assert outcome["left"] == []
+    assert outcome["unverified"] == list(skip)
+    assert_nothing_left(gang.lab, folder=gang.folder, skip=skip)
+    return outcome
+
+
+def test_a_gang_is_started_followed_and_stopped_and_secrets_are_on_no_disk(gang):
+    gang.begin(backend="mpirun")
+    now = gang.joined()
+    assert (now["board"]["joined"], now["board"]["ranks"]) == (4, 4)
+    assert gang.goes_on()
+    words = gang.lab.hosts[0].check(["ps", "-eo", "args"])
+    assert "mpirun" in words
+    assert "hf_canary" not in words
+    gang.order("stop")
+    outcome = gang.outcome()
+    assert (outcome["result"], outcome["error"], outcome["left"], outcome["unverified"]) == ("stopped", None, [], [])
+    assert_nothing_left(gang.lab, folder=gang.folder)
+    assert [host.run(["grep", "-rl", "hf_canary", gang.folder]).stdout for host in gang.lab.hosts] == ["", "", ""]
+
+
+def test_a_killed_mpirun_ends_the_gang_in_good_order_and_is_named(gang):
+    gang.begin(backend="mpirun")
+    gang.joined()
+    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang))])
+    assert_ended(gang, "mpirun on h0 was killed by signal 9")
+
+
+def test_a_killed_daemon_of_mpirun_ends_the_gang_and_mpirun_is_named(gang):
+    gang.begin(backend="mpirun")
+    gang.joined()
+    gang.lab.hosts[1].check(["kill", "-9", orted(gang.lab.hosts[1])])
+    assert_ended(gang, "mpirun on h0 ")
+
+
+def test_nothing_is_left_of_a_killed_mpirun_though_nobody_looks_after_the_run(gang):
+    gang.begin(backend="mpirun")
+    gang.joined()
+    gang.lab.user.call("tests.lab.cases_launch:kill_supervisor")
+    gang.lab.hosts[0].check(["kill", "-9", str(launcher(gang))])
+    assert_nothing_left(gang.lab, folder=gang.folder, within_s=30)
+
+
+@pytest.mark.slow
+def test_a_killed_agent_is_named_and_what_it_had_started_is_ended(gang):
+    gang.begin(backend="mpirun")
+    gang.joined()
+    h1 = gang.lab.hosts[1]
+    h1.check(["kill", "-9", str(gang.record(h1, "h1/guard.json")["pid"])])
+    assert_ended(gang, "the guard on h1 is gone without a word")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("how", ["kill", "power_off"])
+def test_a_lost_host_is_named_and_the_others_leave(gang, how):
+    gang.begin(backend="mpirun")
+    gang.joined()
+    getattr(gang.lab.hosts[2], how)()
+    assert_ended(gang, "h2 does not answer", skip=["h2"], timeout_s=180)
+
+
+def test_hosts_that_the_head_cannot_log_in_to_are_told_of_and_nothing_is_left(lab):
+    gang = Gang(lab(3))
+    said = gang.call("begin", hosts=gang.hosts(), backend="mpirun")
+    assert "mpirun on h0 ended with exit code" in said["error"]
+    assert "Host key verification failed" in said["error"]
+    assert_nothing_left(gang.lab, folder=gang.folder)
+
+
+@pytest.mark.slow
+def test_a_head_without_mpirun_says_so(lab):
+    gang = Gang(lab(3, meshed=True, special={"h0": {"hide": ("mpirun",)}}))
+    said = gang.call("begin", hosts=gang.hosts(), backend="mpirun")
+    assert "h0: mpirun cannot be started" in said["error"]
+    assert_nothing_left(gang.lab, folder=gang.folder)
