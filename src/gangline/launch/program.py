@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from gangline.errors import UsageError
+from gangline.launch.launchers import PYTHON, find_launcher
 from gangline.runs.job import build
 
-PYTHON = re.compile(r"python(3(\.\d+)?)?")
-LAUNCHERS = {
-    "torchrun": "torchrun",
-    "deepspeed": "deepspeed",
-    "ds": "deepspeed",
-    "mpirun": "mpirun",
-    "mpiexec": "mpiexec",
-    "horovodrun": "horovodrun",
-    "srun": "srun",
-    "sbatch": "sbatch",
-    "accelerate launch": "accelerate launch",
-    "colossalai run": "colossalai run",
-    "tune run": "tune run",
-}
-"""Commands that start ranks themselves."""
-LAUNCHER_MODULES = {
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "accelerate.commands.launch": "accelerate launch",
-    "deepspeed.launcher.runner": "deepspeed",
-}
 SHIM = "rank_start.py"
 """The file that the guard lays beside its own, and which becomes the user's program (gangline.agent.rank_start)."""
 
@@ -108,12 +88,13 @@ def require_runnable(words: tuple[str, ...]) -> None:
     """Raise UsageError for words that cannot be the program of a rank."""
     if not words:
         raise UsageError("there is nothing to run", fix="gangline run -- train.py --option value")
-    name = _launcher(words)
-    if name is not None:
+    launch = find_launcher(words)
+    if launch is not None:
+        program = shlex.join(launch.program) or "train.py --option value"
         raise UsageError(
-            f"{name} starts ranks itself, and so does gangline: every rank would start a gang of its own",
-            seen=" ".join(words),
-            fix="name the script that it would start, with the script's own options: gangline run -- train.py ...",
+            f"{launch.name} starts ranks itself, and so does gangline: every rank would start a gang of its own",
+            seen=shlex.join(words),
+            fix=f"leave it away: gangline run -- {program}; hosts and ranks stand in cluster.yaml (hosts, slots)",
         )
     if words[0].startswith("-") and (words[0] != "-m" or len(words) == 1):
         raise UsageError(
@@ -121,24 +102,3 @@ def require_runnable(words: tuple[str, ...]) -> None:
             seen="expected a script, -m and a module, or a program",
             fix="gangline run -- train.py --option value",
         )
-
-
-def _launcher(words: tuple[str, ...]) -> str | None:
-    """The launcher that the words would start, if they do."""
-    module = _module(words)
-    if module is not None:
-        return LAUNCHER_MODULES.get(module)
-    name = PurePosixPath(words[0]).name
-    return LAUNCHERS.get(name) or LAUNCHERS.get(f"{name} {words[1]}" if len(words) > 1 else name)
-
-
-def _module(words: tuple[str, ...]) -> str | None:
-    """The module that Python would run, if that is what the words ask for."""
-    is_python = PYTHON.fullmatch(PurePosixPath(words[0]).name) is not None
-    if "-m" not in words[:-1] or not (is_python or words[0] == "-m"):
-        return None
-    position = words.index("-m")
-    options = words[1:position]
-    if any(not word.startswith("-") for word in options if is_python):
-        return None  # it belongs to the script
-    return words[position + 1]
