@@ -46,3 +46,4 @@ def installed(folder):
 def _forget():
     importlib.invalidate_caches()
     plugins.find_plugins.cache_clear()
+    plugins.package_files.cache_clear()

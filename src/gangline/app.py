@@ -110,7 +110,7 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
         state = RunState(name=job.name, supervisor=ProcessId.current())
         with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
             write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
-            ready = equip(decision.sight, means)
+            ready = equip(decision.sight, means, job=decision.job)
             plan, ready = bring_inputs(layout, decision, ready, means)
             gang = plan.gang(layout.run_id, 1)
             start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
@@ -162,7 +162,7 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) ->
     require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, means)
     with preparing(layout, next_state(ended), before=ended):
-        ready = equip(decision.sight, means)
+        ready = equip(decision.sight, means, job=decision.job)
         places = places_of(run, ready, means)
         choice = choose_checkpoint(places, layout.run_id, talk=means.talk)
         carry_on(run, ready, means)
@@ -196,7 +196,7 @@ def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
         decision = decide(job, cluster, means)
         require(decision.findings)
         require_startable(decision.job, decision.outlook)
-        ready = foresee(decision.sight, means)
+        ready = foresee(decision.sight, means, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
         return printed(render(ready, gang, means, program=worker_program(decision.job)))
 
@@ -225,7 +225,7 @@ def rehearse_resume(
             decision = decide(Job.load(run.layout.job), cluster, means)
             require(decision.findings)
             require_startable(decision.job, decision.outlook)
-            ready = foresee(decision.sight, means)
+            ready = foresee(decision.sight, means, job=decision.job)
             choice = choose(survey_places(places_of(run, ready, means), run.layout.run_id))
             step = max(choice.adoptable, default=choice.step)
             talk.say(f"resuming from {'the beginning' if step is None else f'step {step}'}")

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import hashlib
 import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gangline.errors import GanglineError, PluginError, UsageError
@@ -283,3 +285,111 @@ def _joined(before: Plugin | None, plugin: Plugin) -> Plugin:
         version=before.version,
         fault=f"the package {plugin.package} {plugin.version} brings a {plugin.noun} of the same name; remove one",
     )
+
+
+# --- what of a package comes to the hosts
+
+COMPILED = (".so", ".pyd", ".dylib", ".dll")
+LARGEST_BYTES = 32 * 2**20
+"""Of the files of one package; more is data, which does not belong into the code folder of every host."""
+
+
+@functools.cache
+def package_files(package: str) -> Mapping[str, bytes]:
+    """The files of an installed package by their name below a folder of Python's path, to be laid into another one.
+
+    Modules and their data, and of the metadata what makes its entry points work. No scripts, no `.pth` files. Of an
+    editable installation: the folders of the modules that its entry points name. Raises PluginError for a package that
+    is not installed, has compiled files, is too large, or brings files of gangline.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        found = distribution(package)
+    except PackageNotFoundError as error:
+        raise PluginError(
+            f"the package {package} is not installed here",
+            seen="a plug-in of it is used by this job or cluster",
+            fix=f"pip install {package}, into the Python that runs gangline",
+        ) from error
+    files = _recorded(found)
+    for top in sorted({_top(plugin) for plugin in find_plugins() if plugin.package == package and not plugin.fault}):
+        if top and not any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
+            files |= _located(top)
+    _refuse(package, files)
+    content = {name: path.read_bytes() for name, path in sorted(files.items())}
+    info = f"{re.sub(r'[-_.]+', '_', package)}-{_identity(found)[1]}.dist-info"
+    content[f"{info}/METADATA"] = (found.read_text("METADATA") or "").encode()
+    content[f"{info}/entry_points.txt"] = _entry_points(found).encode()
+    # written anew: pip's own names files of this computer, and times
+    content[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in sorted(content)).encode()
+    return content
+
+
+def package_version(package: str) -> str:
+    """The version that is installed. Raises PluginError as `package_files`."""
+    info = next(name for name in package_files(package) if name.endswith(".dist-info/METADATA"))
+    return info.partition("/")[0].removesuffix(".dist-info").rpartition("-")[2]
+
+
+def package_digest(package: str) -> str:
+    """blake2b over all of `package_files`: what was used, also where nobody raised the version."""
+    digest = hashlib.blake2b(digest_size=32)
+    for name, content in package_files(package).items():
+        digest.update(f"{len(name)} {name} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _top(plugin: Plugin) -> str:
+    return plugin.value.partition(":")[0].strip().partition(".")[0]
+
+
+def _recorded(found: Distribution) -> dict[str, Path]:
+    """What the package's own list of files names, below the folder in which it is installed."""
+    files: dict[str, Path] = {}
+    for each in found.files or ():
+        is_ours = "__pycache__" not in each.parts and ".." not in each.parts and not each.is_absolute()
+        is_metadata = each.parts[0].endswith((".dist-info", ".egg-info", ".data"))
+        if is_ours and not is_metadata and each.suffix != ".pth" and not each.name.startswith(("__editable__", "_ed")):
+            path = Path(str(found.locate_file(each)))
+            if path.is_file():
+                files[each.as_posix()] = path
+    return files
+
+
+def _located(top: str) -> dict[str, Path]:
+    """The files of a module or package that is found on the path without being imported."""
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return {}
+    if spec.submodule_search_locations is None:
+        return {f"{top}.py": Path(spec.origin)} if spec.origin and spec.origin.endswith(".py") else {}
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    return {
+        f"{top}/{path.relative_to(folder).as_posix()}": path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _refuse(package: str, files: Mapping[str, Path]) -> None:
+    compiled = [name for name in files if name.endswith(COMPILED)]
+    seen = fix = ""
+    if not files:
+        seen, fix = "no file of it can be found", f"install it anew: pip install --force-reinstall {package}"
+    elif compiled:
+        seen = f"expected Python files only; {compiled[0]} is compiled, and fits one kind of machine"
+        fix = "move what is compiled into a package of its own, and have that in the environment of every host"
+    elif any(name.partition("/")[0] in {"gangline", "gangline.py"} for name in files):
+        seen, fix = "it has files of gangline itself", f"pip uninstall {package}, then install gangline anew"
+    elif sum(path.stat().st_size for path in files.values()) > LARGEST_BYTES:
+        seen = f"its files have more than {LARGEST_BYTES >> 20} MiB"
+        fix = "keep data out of the package: it comes to every host as a whole"
+    if seen:
+        raise PluginError(f"the package {package} cannot be brought to the hosts", seen=seen, fix=fix)

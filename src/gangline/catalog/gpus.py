@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gangline.catalog.gpu_names import is_memory, naming, words
 from gangline.catalog.gpu_table import ARCHITECTURES, ROWS, GpuRow
+from gangline.plugins import Table, shown_type
 
 _VISIBLE_SHARE = 0.98
 """Of the memory as sold, where nobody published what nvidia-smi shows. Seen: 0.99 to 1.00 without ECC, and 0.94 with
@@ -76,8 +79,32 @@ def _spec(row: GpuRow) -> GpuSpec:
     )
 
 
+def _read_rows(_name: str, found: Any) -> tuple[GpuSpec, ...]:
+    """The GPUs of a plug-in, which are a sequence of `GpuRow`."""
+    rows = tuple(found)
+    strange = [row for row in rows if not isinstance(row, GpuRow)]
+    if not rows or strange:
+        seen = shown_type((strange or [found])[0])
+        raise TypeError(f"expected a sequence of gangline.catalog.gpu_table.GpuRow, found {seen}")
+    for row in rows:
+        if row.architecture not in ARCHITECTURES:
+            raise ValueError(f"{row.name}: no architecture {row.architecture!r}; known: {', '.join(ARCHITECTURES)}")
+        if row.stated_tflops is None and row.computed_tflops is None:
+            raise ValueError(f"{row.name}: neither a rate nor the number of SMs and their clock")
+    return tuple(_spec(row) for row in rows)
+
+
 GPUS: tuple[GpuSpec, ...] = tuple(_spec(row) for row in ROWS)
 """All of them. Cards of two memory sizes that NVML gives one name are two entries, the smaller or commoner first."""
+
+GPU_TABLES: Table[tuple[GpuSpec, ...]] = Table("gangline.gpus", {}, read=_read_rows)
+"""GPUs of plug-ins; their packages are imported once a name is looked for that `GPUS` does not have literally."""
+
+
+def all_gpus() -> tuple[GpuSpec, ...]:
+    """All of them, and those of plug-ins. A plug-in that cannot be used is passed over; `gangline plugins` names it."""
+    more, _ = GPU_TABLES.load_all()
+    return (*GPUS, *(gpu for rows in more.values() for gpu in rows))
 
 
 def find_gpu(text: str, *, total_bytes: int | None = None) -> GpuSpec | None:
@@ -88,13 +115,17 @@ def find_gpu(text: str, *, total_bytes: int | None = None) -> GpuSpec | None:
 
     total_bytes: the memory that NVML reports, to tell apart cards of one name (a 3080 with 10 or 12 GB).
     """
-    found = [gpu for gpu in GPUS if gpu.name == _bare(text)] or _closest(words(text))
+    found = _named(GPUS, text) or _named(all_gpus(), text) or _closest(words(text))
     if not found:
         return None
     if total_bytes is None:
         return found[0]
     of_that_name = [gpu for gpu in found if gpu.name == found[0].name]
     return min(of_that_name, key=lambda gpu: abs(gpu.total_bytes - total_bytes))
+
+
+def _named(gpus: Sequence[GpuSpec], text: str) -> list[GpuSpec]:
+    return [gpu for gpu in gpus if gpu.name == _bare(text)]
 
 
 def _bare(name: str) -> str:
@@ -105,7 +136,7 @@ def _closest(wanted: frozenset[str]) -> list[GpuSpec]:
     """Cards with all the words, those with the fewest further words first; the table's order decides between equals."""
     if not naming(wanted):
         return []
-    fitting = [gpu for gpu in GPUS if wanted <= words(gpu.name) | _may_add(gpu)]
+    fitting = [gpu for gpu in all_gpus() if wanted <= words(gpu.name) | _may_add(gpu)]
     return sorted(fitting, key=lambda gpu: sum(not is_memory(word) for word in words(gpu.name) - wanted))
 
 
@@ -122,7 +153,7 @@ def _may_add(gpu: GpuSpec) -> frozenset[str]:
 def suggest_gpus(text: str, *, at_most: int = 5) -> list[str]:
     """Names of the table that look like `text`, the nearest first, for an error message."""
     wanted = words(text)
-    likenesses = {name: _likeness(wanted, words(name)) for name in dict.fromkeys(gpu.name for gpu in GPUS)}
+    likenesses = {name: _likeness(wanted, words(name)) for name in dict.fromkeys(gpu.name for gpu in all_gpus())}
     near = [name for name, (shared, alike, _) in likenesses.items() if shared or alike >= _ALIKE]
     return sorted(near, key=likenesses.__getitem__, reverse=True)[:at_most]
 
@@ -142,5 +173,5 @@ def peak_flops(name: str) -> float | None:
     None for laptop GPUs too: what theirs is depends on the power that the laptop gives them, and a share of a peak that
     this machine cannot reach would say nothing.
     """
-    found = next((gpu for gpu in GPUS if gpu.name == _bare(name)), None)
-    return found.tflops * 1e12 if found is not None and not found.laptop else None
+    found = _named(GPUS, name) or _named(all_gpus(), name)
+    return found[0].tflops * 1e12 if found and not found[0].laptop else None

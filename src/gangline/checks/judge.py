@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gangline.checks.access import check_access
 from gangline.checks.building import check_pythons, check_room
@@ -21,14 +23,16 @@ from gangline.checks.names import check_names
 from gangline.checks.network import check_network
 from gangline.checks.nics import check_nics
 from gangline.checks.ports import check_ports
+from gangline.checks.rule import Rule, apply
 from gangline.checks.security import check_security
 from gangline.checks.storage import check_storage
 from gangline.checks.topology import check_topology
 from gangline.checks.variables import check_variables
 from gangline.checks.versions import check_versions
-from gangline.errors import CheckFailed, HostUnreachable, UsageError
+from gangline.errors import CheckFailed, HostUnreachable, PluginError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Skipped
+from gangline.plugins import Table, shown_type
 from gangline.runs.cluster import Cluster
 
 
@@ -41,7 +45,7 @@ class Family:
     checks: tuple[Callable[[Inventory, Cluster], list[Finding]], ...]
 
 
-FAMILIES: Mapping[str, Family] = {
+_BUILT_IN: Mapping[str, Family] = {
     "access": Family(prefixes=("E-ACC-",), checks=(check_access,)),
     "names": Family(prefixes=("E-NAME-",), checks=(check_names,)),
     "clocks": Family(prefixes=("E-CLOCK-",), checks=(check_clocks,)),
@@ -57,7 +61,49 @@ FAMILIES: Mapping[str, Family] = {
     "variables": Family(prefixes=("E-ENV-",), checks=(check_variables,)),
     "data": Family(prefixes=("E-DATA-",), checks=(check_data,)),
 }
-"""What `--only` takes."""
+
+
+def _read_family(name: str, found: Any) -> Family:
+    """The family of a plug-in, which is a sequence of rules."""
+    rules = tuple(found)
+    strange = [rule for rule in rules if not isinstance(rule, Rule)]
+    if not rules or strange:
+        raise TypeError(
+            f"expected a sequence of gangline.checks.rule.Rule, found {shown_type((strange or [found])[0])}"
+        )
+    taken = tuple(prefix for family in _BUILT_IN.values() for prefix in (*family.prefixes, _BROKEN))
+    for rule in rules:
+        if not _ID.fullmatch(rule.id) or rule.id.startswith(taken):
+            raise ValueError(f"the id {rule.id!r} is no id such as E-MINE-01 with letters of its own")
+    checks = tuple(functools.partial(_apply_plugin, name, rule) for rule in rules)
+    return Family(prefixes=tuple(dict.fromkeys(rule.id.rpartition("-")[0] + "-" for rule in rules)), checks=checks)
+
+
+def _apply_plugin(name: str, rule: Rule, inventory: Inventory, cluster: Cluster) -> list[Finding]:
+    try:
+        with FAMILIES.guard(name):
+            return apply((rule,), inventory, cluster)
+    except PluginError as error:
+        return [_broken(error)]
+
+
+def _broken(error: PluginError) -> Finding:
+    return Finding(
+        id=_BROKEN + "01",
+        severity="warn",
+        hosts=(),
+        title=error.what,
+        evidence=error.seen,
+        meaning="nothing of it was checked; all other checks are as always",
+        fix=error.fix,
+    )
+
+
+_ID = re.compile(r"E-[A-Z]+-[0-9]{2}")
+_BROKEN = "E-PLUGIN-"
+
+FAMILIES: Table[Family] = Table("gangline.checks", _BUILT_IN, read=_read_family)
+"""Every family of checks; their names are what `--only` takes."""
 
 
 def judge(
@@ -71,14 +117,32 @@ def judge(
     """
     wanted = prefixes(only)
     versions = functools.partial(check_versions, own_worker=own_worker)
-    checks = [check for family in FAMILIES.values() for check in family.checks]
+    families, broken = _families(only)
+    checks = [check for family in families for check in family.checks]
     found = [
         finding
         for check in checks
         for finding in (versions if check is check_versions else check)(inventory, cluster)
         if finding.id.startswith(wanted) or check is check_access
     ]
-    return fold(found)
+    return fold([*found, *broken])
+
+
+def _families(only: Sequence[str]) -> tuple[list[Family], list[Finding]]:
+    """The families that are asked for, and a finding for each plug-in that cannot be used.
+
+    A plug-in is imported where its family is asked for by name, where everything is, or an id that is none of ours.
+    """
+    ours = [prefix for family in _BUILT_IN.values() for prefix in family.prefixes]
+    words = [word for word in only if not (word in _BUILT_IN or (word.startswith("E-") and _overlap([word], ours)))]
+    families, broken = list(_BUILT_IN.values()), []
+    for name, plugin in FAMILIES.plugins().items() if words or not only else ():
+        if not only or name in words or any(word.startswith("E-") for word in words):
+            try:
+                families.append(FAMILIES.load(plugin))
+            except PluginError as error:
+                broken.append(_broken(error))
+    return families, broken
 
 
 def prefixes(only: Sequence[str]) -> tuple[str, ...]:
@@ -86,11 +150,14 @@ def prefixes(only: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for word in only:
         if word in FAMILIES:
-            found += FAMILIES[word].prefixes
+            try:
+                found += FAMILIES[word].prefixes
+            except PluginError:  # `judge` tells of it
+                found.append(_BROKEN)
         elif word.startswith("E-"):
             found.append(word)
         else:
-            near = difflib.get_close_matches(word, FAMILIES, n=1)
+            near = difflib.get_close_matches(word, list(FAMILIES), n=1)
             raise UsageError(
                 f"no family of checks is called {word!r}",
                 seen=f"known: {', '.join(FAMILIES)}; or the id of a finding, such as E-NET-07",
@@ -102,7 +169,7 @@ def prefixes(only: Sequence[str]) -> tuple[str, ...]:
 def skipped(inventory: Inventory, cluster: Cluster, *, only: Sequence[str] = ()) -> tuple[Skipped, ...]:
     """What was not checked, and why."""
     wanted = prefixes(only)
-    families = [name for name, family in FAMILIES.items() if _overlap(family.prefixes, wanted)]
+    families = [name for name, family in _BUILT_IN.items() if _overlap(family.prefixes, wanted)]
     rows = [*_by_host(inventory, cluster), *_by_family(inventory, cluster, families)]
     lost = {failure.host for failure in inventory.failures}
     more = inventory.pairs.skipped if inventory.pairs and "network" in families else ()

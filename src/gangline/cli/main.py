@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("gangline.cli.chat", "talk to the model of a run or of a folder"),
     "export": ("gangline.cli.export", "write the model of a run for transformers and peft"),
     "demo": ("gangline.cli.demo", "the whole story on this one computer, in about two minutes"),
+    "plugins": ("gangline.cli.plugins", "list plug-ins of other packages, and name those that are broken"),
     "schema": ("gangline.cli.schema", "JSON Schema of job.yaml or cluster.yaml, for editors"),
 }
 """Verb -> the module that has it as `command`, and one line for the list of verbs."""

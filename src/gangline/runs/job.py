@@ -231,6 +231,8 @@ class Job:
     open: tuple[str, ...] = ()
     """Keys that the plan decides on, among `batch`, `micro_batch`, `activation_checkpointing` and `exchange`; none is
     left in a run."""
+    plugins: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Package -> version, of the plug-ins that the job names; they are brought to every host."""
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:

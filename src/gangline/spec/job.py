@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
 from gangline.runs.deal import nearby, whole_counts
 from gangline.runs.job import (
@@ -17,6 +18,7 @@ from gangline.runs.job import (
     ModelJob,
     OptimizerJob,
     OuterJob,
+    ReportJob,
     ScheduleJob,
     SourceJob,
     StrategyJob,
@@ -94,7 +96,14 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         report=report,
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),
+        plugins=_plugins(data, report),
     )
+
+
+def _plugins(data: DataJob, report: ReportJob) -> dict[str, str]:
+    """The packages of all plug-ins that a job names, with their versions."""
+    named = [FORMATS.plugin(data.format), *map(EXPORTERS.plugin, report.exporters)]
+    return {plugin.package: plugin.version for plugin in named if plugin is not None}
 
 
 def _check_batch(checked: Checked[JobWords]) -> None:

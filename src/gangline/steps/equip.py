@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gangline.plugins import package_version
 from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
 from gangline.steps.keep import Keeping
 from gangline.steps.keeper import ask_who_keeps, who_keeps
 from gangline.steps.look import Sight
@@ -18,6 +20,7 @@ from gangline.sync.environment import (
     place_environments,
     require_equal,
 )
+from gangline.sync.tell import Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +35,30 @@ class Ready:
     """Says who looks after the run; raises RunFailed."""
 
 
+def packages_of(job: Job | None, tell: Tell) -> tuple[str, ...]:
+    """The packages of the plug-ins that a job uses. Tells where another version is installed than the run began with;
+    raises PluginError where one is not installed any more.
+    """
+    versions = job.plugins if job is not None else {}
+    for package, version in versions.items():
+        now = package_version(package)
+        if now != version:
+            tell.say(f"plug-in    {package} is {now} now; the run began with {version}")
+    return tuple(versions)
+
+
 def claim(cluster: Cluster, means: Means) -> None:
     """Make the folders that are written to, and be sure that they are this user's alone; raises RunFailed."""
     claim_folders(means.home, cluster, means.transports)
 
 
-def equip(sight: Sight, means: Means) -> Ready:
-    """Bring gangline's code and the environment to every host that lacks them.
+def equip(sight: Sight, means: Means, *, job: Job | None = None) -> Ready:
+    """Bring gangline's code, the plug-ins that the job uses, and the environment to every host that lacks them.
 
     Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
     """
     transports, tell = means.transports, means.talk
-    cluster = place_code(sight.cluster, transports, tell=tell)
+    cluster = place_code(sight.cluster, transports, packages=packages_of(job, tell), tell=tell)
     keeping = ask_who_keeps(cluster, means)
     cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
     if not cluster.is_one_machine:
@@ -54,7 +69,8 @@ def equip(sight: Sight, means: Means) -> Ready:
     return Ready(cluster=cluster, networks=sight.rank_variables, keeping=keeping)
 
 
-def foresee(sight: Sight, means: Means) -> Ready:
+def foresee(sight: Sight, means: Means, *, job: Job | None = None) -> Ready:
     """What `equip` would give; changes nothing."""
-    cluster = foresee_environments(foresee_code(sight.cluster), sight.inventory, means.transports)
+    cluster = foresee_code(sight.cluster, packages=packages_of(job, means.talk))
+    cluster = foresee_environments(cluster, sight.inventory, means.transports)
     return Ready(cluster=cluster, networks=sight.rank_variables, keeping=lambda: who_keeps(cluster, means))

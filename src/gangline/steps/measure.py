@@ -47,7 +47,7 @@ def bench_compute(start: Start, *, seconds: float, talk: Talk, seams: Seams = RE
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, COMPUTE, means)
         work = _work(job, sight, means)
-        hosts = _hosts(sight, cluster, means)
+        hosts = _hosts(sight, cluster, means, job=job)
         return measure_compute(hosts, work, home=start.home, seconds=seconds, tell=talk.tick)
 
 
@@ -62,7 +62,7 @@ def bench_scaling(start: Start, *, seconds: float, talk: Talk, seams: Seams = RE
     with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         sight = look(cluster, COMPUTE, means)
         task = _task(job, sight, means)
-        hosts = _hosts(sight, cluster, means)
+        hosts = _hosts(sight, cluster, means, job=job)
         return measure_scaling(hosts, task, seconds=seconds, tell=talk.tick)
 
 
@@ -114,11 +114,11 @@ def _require_work(job: Job, cluster: Cluster) -> None:
         )
 
 
-def _hosts(sight: Sight, cluster: Cluster, means: Means) -> Hosts:
+def _hosts(sight: Sight, cluster: Cluster, means: Means, *, job: Job | None = None) -> Hosts:
     """Hosts with an environment in which ranks can start; raises where a check fails."""
     require(sight.findings)
     claim(cluster, means)
-    ready = equip(sight, means)
+    ready = equip(sight, means, job=job)
     return Hosts(cluster=ready.cluster, inventory=sight.inventory, transports=means.transports, networks=ready.networks)
 
 

@@ -102,7 +102,7 @@ def fields_left_at_default(value, default):
 
 def test_every_field_of_the_resolved_job_is_within_reach(folder):
     other = load(folder, MINIMAL)
-    # `split`, `evaluation_fraction`, `bits`, `open` and `strategy` are reached by the next tests
+    # `split`, `evaluation_fraction`, `bits`, `open`, `plugins` and `strategy` are reached by the next tests
     strategy = {f"strategy.{name}" for name in fields_left_at_default(other.strategy, other.strategy)}
     allowed = {
         "data.train.split",
@@ -110,6 +110,7 @@ def test_every_field_of_the_resolved_job_is_within_reach(folder):
         "method.bits",
         "activation_offloading",
         "open",
+        "plugins",
         "schema_version",
         *strategy,
     }

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gangline.errors import DataError
 from gangline.formats import FORMATS
+from gangline.plugins import package_digest
 from gangline.runs.job import DataJob, Job, SourceJob
 from gangline.worker.data.formats import Format
 from gangline.worker.data.model_folder import DigestCache, Hub, combine
@@ -85,6 +86,7 @@ def plan_sets(
         "vocab_size": vocab_size,
         "format": data.format,
         "fields": dict(Format.of(data).fields),
+        **_plugin_digest(data.format),
         "sequence_length": data.sequence_length,
         "packing": data.packing,
         "overlong": data.overlong,
@@ -113,6 +115,12 @@ def plan_sets(
     if data.evaluation_fraction:
         return [request("train", data.train, "train"), request("evaluation", data.train, "evaluation")]
     return [request("train", data.train, None)]
+
+
+def _plugin_digest(name: str) -> dict[str, str]:
+    """The code of a plug-in's format decides about tokens, too."""
+    plugin = FORMATS.plugin(name)
+    return {} if plugin is None else {"plugin": package_digest(plugin.package)}
 
 
 def _check(data: DataJob) -> None:

@@ -1,0 +1,56 @@
+"""`gangline plugins`: which plug-ins are installed, and which of them cannot be used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gangline.catalog.gpus import GPU_TABLES
+from gangline.checks.judge import FAMILIES
+from gangline.cli.output import Terminal, print_data, print_json
+from gangline.exporters import EXPORTERS
+from gangline.formats import FORMATS
+from gangline.plugins import GROUPS, SLOW_S, Plugin, find_plugins, timed_load
+from gangline.watch.table import table
+
+TABLES = {each.group: each for each in (FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)}
+"""Every table that plug-ins add rows to, by its group of entry points."""
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+) -> None:
+    """List the plug-ins of this Python. Each is imported, so that broken and slow ones show; changes nothing."""
+    terminal = Terminal()
+    rows = []
+    for plugin in sorted(find_plugins(), key=lambda each: (list(GROUPS).index(each.group), each.name)):
+        terminal.tick(f"importing {plugin.value} of {plugin.package}")
+        rows.append((plugin, *timed_load(TABLES[plugin.group], plugin)))
+    terminal.clear()
+    if as_json:
+        print_json({"plugins": [_document(*row) for row in rows]})
+    elif rows:
+        cells = [(each.noun, each.name, f"{each.package} {each.version}", _state(s, why)) for each, s, why in rows]
+        print_data(table(("kind", "name", "package", "state"), cells))
+    else:
+        print_data([f"no plug-in is installed; the groups of entry points are {', '.join(GROUPS)}"])
+
+
+def _state(seconds: float, fault: str) -> str:
+    if fault:
+        return f"cannot be used: {fault}"
+    return f"slow: its import takes {seconds:.1f} s" if seconds > SLOW_S else "ok"
+
+
+def _document(plugin: Plugin, seconds: float, fault: str) -> dict[str, str | float | bool]:
+    return {
+        "group": plugin.group,
+        "name": plugin.name,
+        "package": plugin.package,
+        "version": plugin.version,
+        "entry_point": plugin.value,
+        "usable": not fault,
+        "fault": fault,
+        "import_s": round(seconds, 3),
+    }
