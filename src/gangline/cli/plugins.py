@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +12,11 @@ from gangline.checks.judge import FAMILIES
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
-from gangline.plugins import GROUPS, SLOW_S, Plugin, find_plugins, timed_load
+from gangline.launch.registry import BACKENDS
+from gangline.plugins import GROUPS, SLOW_S, Plugin, Table, find_plugins, timed_load
 from gangline.watch.table import table
 
-TABLES = {each.group: each for each in (FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)}
+TABLES: Mapping[str, Table[Any]] = {each.group: each for each in (BACKENDS, FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)}
 """Every table that plug-ins add rows to, by its group of entry points."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gangline.launch.registry import BACKENDS
 from gangline.plugins import package_version
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
@@ -35,16 +36,18 @@ class Ready:
     """Says who looks after the run; raises RunFailed."""
 
 
-def packages_of(job: Job | None, tell: Tell) -> tuple[str, ...]:
-    """The packages of the plug-ins that a job uses. Tells where another version is installed than the run began with;
-    raises PluginError where one is not installed any more.
+def packages_of(cluster: Cluster, job: Job | None, tell: Tell) -> tuple[str, ...]:
+    """The packages of the plug-ins that a cluster and a job use. Raises PluginError where one is not installed.
+
+    Tells where another version is installed than the run began with.
     """
     versions = job.plugins if job is not None else {}
     for package, version in versions.items():
         now = package_version(package)
         if now != version:
             tell.say(f"plug-in    {package} is {now} now; the run began with {version}")
-    return tuple(versions)
+    launcher = BACKENDS.plugin(cluster.backend)
+    return tuple({*versions, *([launcher.package] if launcher is not None else [])})
 
 
 def claim(cluster: Cluster, means: Means) -> None:
@@ -58,7 +61,7 @@ def equip(sight: Sight, means: Means, *, job: Job | None = None) -> Ready:
     Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
     """
     transports, tell = means.transports, means.talk
-    cluster = place_code(sight.cluster, transports, packages=packages_of(job, tell), tell=tell)
+    cluster = place_code(sight.cluster, transports, packages=packages_of(sight.cluster, job, tell), tell=tell)
     keeping = ask_who_keeps(cluster, means)
     cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
     if not cluster.is_one_machine:
@@ -71,6 +74,6 @@ def equip(sight: Sight, means: Means, *, job: Job | None = None) -> Ready:
 
 def foresee(sight: Sight, means: Means, *, job: Job | None = None) -> Ready:
     """What `equip` would give; changes nothing."""
-    cluster = foresee_code(sight.cluster, packages=packages_of(job, means.talk))
+    cluster = foresee_code(sight.cluster, packages=packages_of(sight.cluster, job, means.talk))
     cluster = foresee_environments(cluster, sight.inventory, means.transports)
     return Ready(cluster=cluster, networks=sight.rank_variables, keeping=lambda: who_keeps(cluster, means))
