@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from gangline.errors import BadState
 from gangline.runs.files import write_json
 from gangline.runs.job import ModelJob, ReportJob, StrategyJob
 from gangline.runs.layout import RunLayout
-from gangline.worker.cut import Cut
+from gangline.worker.cut import LOST, Cut, _sockets, connecting, sever
 from gangline.worker.data.tokens import SetWriter, TokenSet
 from gangline.worker.loop import Synchronous
 from gangline.worker.rank_files import StopFlag, hold
@@ -116,3 +117,25 @@ def wait_for_ever(folder: str):
                 "stop": stop.raised,
             }
     return None
+
+
+def severed():
+    """What is left after `sever`: the sockets that collectives open, the group's wait, and a connection of another."""
+    with connecting():
+        group = dist.new_group([0, 1])
+    before = len(_sockets())
+    for _ in range(2):
+        dist.all_reduce(torch.ones(4), group=group)
+    opened = len(_sockets()) - before
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    error = ""
+    if dist.get_rank() == 0:
+        sever()
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError as caught:
+        error = str(caught)
+    here.sendall(b"still here")
+    return {"opened": opened, "error": LOST.search(error) is not None, "other": there.recv(16).decode()}

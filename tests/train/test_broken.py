@@ -134,3 +134,8 @@ def test_a_wait_for_a_stopped_rank_ends_within_two_seconds(zygote, tmp_path):
     seen = gang.children[0].result(timeout_s=20)
     assert seen["raised_s"] - told_s < 2.0
     assert (seen["explained"], seen["own_error_explained"], seen["stop"]) == (True, False, True)
+
+
+def test_of_a_rank_that_leaves_the_connections_of_groups_are_cut_and_no_others(zygote):
+    for rank in zygote.gang(2, f"{CASES}:severed").results():
+        assert rank == {"opened": 0, "error": True, "other": "still here"}

@@ -17,7 +17,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -92,18 +92,36 @@ def told_to_leave(seen: str = "") -> RunFailed:
     )
 
 
+@contextlib.contextmanager
+def connecting() -> Iterator[None]:
+    """Process groups are made inside: the sockets that appear meanwhile are theirs, and `sever` ends them.
+
+    gloo connects all pairs of a group when it is made, and nothing later (torch 2.13: a test counts), and the store's
+    client connects in `init_process_group`. A socket that another thread opens just then counts as one of them.
+    """
+    before = set(_sockets().values())
+    try:
+        yield
+    finally:
+        _of_groups.update(set(_sockets().values()) - before)
+
+
+_of_groups: set[str] = set()
+"""Sockets of process groups, as /proc names them, with their inode: a descriptor may be given to another one."""
+
+
 def sever() -> None:
     """End all talk with other ranks, here and there: they hear at once that this rank has gone, whatever it still does.
 
-    Every TCP connection of this process is shut down, whoever opened it. Sockets that listen stay.
+    The TCP connections of process groups are shut down, and no others: an exporter may still send what it has.
     """
     if torch.cuda.is_initialized() and dist.is_initialized():
         aborting = threading.Thread(target=_abort_nccl, daemon=True)
         aborting.start()
         aborting.join(_ABORT_S)
-    for entry in Path("/proc/self/fd").iterdir():
-        if _is_socket(entry):
-            _shut_down(int(entry.name))
+    for descriptor, name in _sockets().items():
+        if name in _of_groups:
+            _shut_down(descriptor)
 
 
 def _abort_nccl() -> None:
@@ -112,11 +130,15 @@ def _abort_nccl() -> None:
             group.abort()
 
 
-def _is_socket(entry: Path) -> bool:
-    try:
-        return str(entry.readlink()).startswith("socket:")
-    except OSError:  # closed meanwhile
-        return False
+def _sockets() -> dict[int, str]:
+    """The open sockets of this process: descriptor -> name with inode."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                found[int(entry.name)] = name
+    return found
 
 
 def _shut_down(descriptor: int) -> None:

@@ -14,6 +14,7 @@ from gangline.runs.files import read_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.batch import Order, TokenSource
+from gangline.worker.cut import connecting
 from gangline.worker.halves import train_half
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
@@ -53,7 +54,8 @@ class Session:
 def make_strategy(setup: StrategySetup) -> Strategy:
     """The strategy of the gang; the base, which exchanges nothing, where there are too few ranks for it."""
     half: type[Strategy] = train_half(setup.world.gang.strategy)
-    return half(setup) if setup.world.size >= half.min_ranks else Strategy(setup)
+    with connecting():
+        return half(setup) if setup.world.size >= half.min_ranks else Strategy(setup)
 
 
 def build_session(
@@ -116,8 +118,9 @@ def assemble(
 ) -> Session:
     """The session of a model that is loaded already; collective when there are several ranks."""
     job, world, precision = strategy.job, strategy.world, strategy.precision
-    strategy.agree(loss)
-    strategy.wrap(loss)
+    with connecting():
+        strategy.agree(loss)
+        strategy.wrap(loss)
     return Session(
         job=job,
         world=world,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gangline.errors import RunFailed
 from gangline.runs.gang import Gang
+from gangline.worker.cut import connecting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,8 @@ def join(gang: Gang) -> World:
     device = _own_device(gang.ranks[rank].device)
     if size > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not gang.shares_gpus else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=gang.collective_timeout_s))
+        with connecting():
+            dist.init_process_group(backend, timeout=timedelta(seconds=gang.collective_timeout_s))
     return World(gang=gang, rank=rank, device=device)
 
 
