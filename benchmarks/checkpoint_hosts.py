@@ -24,7 +24,7 @@ from gangline.runs import retention
 from gangline.runs.cluster import Host
 from gangline.sync.checkpoints import Place, bring, find_checkpoint
 from gangline.sync.place import host_layout
-from gangline.worker.checkpoint import Piece
+from gangline.worker.checkpoint import LocalShard
 from gangline.worker.restore import load_parts
 
 RUN = "calm-otter-7"
@@ -115,17 +115,17 @@ def load_as_rank(root: Path, name: str, step: int) -> list[str]:
     return compare(disk.find_parts(checkpoints_of(root, name), step, host=name), step)
 
 
-def pieces_of(step: int, host: str) -> list[Piece]:
+def pieces_of(step: int, host: str) -> list[LocalShard]:
     """What one of the hosts IN_PARTS has of that state: the upper or the lower rows."""
     pieces = []
     for name, tensor in tensors_of(step).items():
         whole = {"name": name, "shape": tuple(tensor.shape)}
         if tensor.ndim == 0:
-            pieces.append(Piece(tensor=tensor, offsets=(), **whole))
+            pieces.append(LocalShard(tensor=tensor, offsets=(), **whole))
             continue
         cut = len(tensor) // 2
         rows, first = (tensor[:cut], 0) if host == IN_PARTS[0] else (tensor[cut:], cut)
-        pieces.append(Piece(tensor=rows, offsets=(first, *(0,) * (tensor.ndim - 1)), **whole))
+        pieces.append(LocalShard(tensor=rows, offsets=(first, *(0,) * (tensor.ndim - 1)), **whole))
     return pieces
 
 

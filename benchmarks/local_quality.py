@@ -202,7 +202,7 @@ def _rank(order: dict[str, Any]) -> int:
     from gangline.worker.model import trainable
     from gangline.worker.progress import Progress
     from gangline.worker.rank_files import StopFlag
-    from gangline.worker.run_io import Outlets
+    from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
     from gangline.worker.trained import hush_libraries
     from gangline.worker.world import join, leave
@@ -225,7 +225,7 @@ def _rank(order: dict[str, Any]) -> int:
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
     heard = Heard()
     started = time.perf_counter()
-    Loop(session, Outlets(recorder=heard, saver=None, stop=StopFlag()), Progress()).run()  # type: ignore[arg-type]
+    Loop(session, RunIO(recorder=heard, saver=None, stop=StopFlag()), Progress()).run()  # type: ignore[arg-type]
     train_s = time.perf_counter() - started
     if world.is_head:
         if case.side == "base":

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.plan_ranks import CPU, Device, Work, sent_bytes, setup_of, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.strategies.fsdp.train import Fsdp
-from gangline.strategies.pipeline.stages import Elsewhere, Stage
+from gangline.strategies.pipeline.stages import AbsentLayer, Stage
 from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.batch import Batch
 from gangline.worker.bench import measure
@@ -201,7 +201,7 @@ def _emulate(model: nn.Module, device: Device, *, with_gradients: bool) -> Takin
         return forward
 
     for layer in layers:
-        if not isinstance(layer, Elsewhere):
+        if not isinstance(layer, AbsentLayer):
             layer.forward = sleeping(layer)
     return taking
 

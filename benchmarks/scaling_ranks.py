@@ -24,7 +24,7 @@ from gangline.worker.batch import pick
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 
 Order = dict[str, Any]
 Found = dict[str, Any]
@@ -87,7 +87,7 @@ def _looped(order: Order, rank: int, *, setup: Setup, seat: int) -> Found:
     session, rows, _ = build(setup, seat, factor=factor_of(order, rank))
     notes = Notes()
     began_s = time.perf_counter()
-    outlets = Outlets(recorder=notes if seat == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
+    outlets = RunIO(recorder=notes if seat == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
     Loop(session, outlets, Progress()).run()
     return {
         "ends_s": [end_s - began_s for end_s in notes.ends_s],

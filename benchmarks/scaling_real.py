@@ -98,7 +98,7 @@ def rank(side: str) -> int:
     from gangline.worker.loop import Loop
     from gangline.worker.progress import Progress
     from gangline.worker.rank_files import StopFlag
-    from gangline.worker.run_io import Outlets
+    from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
 
     torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def rank(side: str) -> int:
         real = replace(job(setup), model=ModelJob(path=folder, start="random"))
         session = build_session(real, place, train_set=rows, evaluation_set=None)
     notes = Notes()
-    outlets = Outlets(recorder=notes if place.is_head else None, saver=None, stop=StopFlag())
+    outlets = RunIO(recorder=notes if place.is_head else None, saver=None, stop=StopFlag())
     began_s = time.perf_counter()
     Loop(session, outlets, Progress()).run()
     found = {"rank": number, "ends_s": [end_s - began_s for end_s in notes.ends_s], "waits": notes.waits}

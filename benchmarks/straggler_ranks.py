@@ -22,7 +22,7 @@ from benchmarks.emulated import FACTORS, Rows, Setup, Shape, build
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 
 Case = dict[str, Any]
 
@@ -80,7 +80,7 @@ def run(case: Case, rank: int) -> Case:
         setup, rank, factor=lambda step: speed * (1 + slower if step >= begin else 1.0), rows=rows
     )
     notes = Notes(begin if case["cause"] == "network" else None)
-    outlets = Outlets(recorder=notes if rank == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
+    outlets = RunIO(recorder=notes if rank == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
     Loop(session, outlets, Progress()).run()
     steps_s = [after - before for before, after in zip(notes.ends_s, notes.ends_s[1:], strict=False)]
     return {"told": notes.told, "steps_s": [round(each, 4) for each in steps_s]}

@@ -78,7 +78,7 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     from gangline.worker.progress import Progress
     from gangline.worker.rank_files import PhaseFile, StopFlag
     from gangline.worker.record import Recorder
-    from gangline.worker.run_io import Outlets
+    from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
     from gangline.worker.world import World
 
@@ -97,7 +97,7 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     recorder = Timed(job, layout, world)
     session = build_session(job, world, train_set=open_rows(folder, case), evaluation_set=None)
     phase = PhaseFile(layout.folder / "rank-0.phase")
-    Loop(session, Outlets(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+    Loop(session, RunIO(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
     recorder.close()
     return session.model, sum(losses) / len(losses)
 

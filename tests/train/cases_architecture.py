@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
-from gangline.strategies.pipeline.stages import cut
+from gangline.strategies.pipeline.stages import split_stages
 from gangline.strategies.pipeline.train import Pipeline
 from gangline.strategies.tensor_parallel.split import COLUMNS, NARROW_NORM, ROWS
 from gangline.worker.loss import CausalLoss
@@ -108,7 +108,7 @@ def _through_stages(model: nn.Module) -> torch.Tensor:
     given = None
     for number in range(3):
         part = copy.deepcopy(model)
-        stage = cut(part, number=number, stages=(1, 1, 1), stream=torch.float32)
+        stage = split_stages(part, number=number, stages=(1, 1, 1), stream=torch.float32)
         loss = CausalLoss(part, compute=torch.float32, stage=stage)
         if stage.is_last:
             logits = loss.logits(_IDS, _POSITIONS, entered=given)

@@ -16,7 +16,7 @@ from gangline.errors import BadState
 from gangline.runs.files import write_json
 from gangline.runs.job import ModelJob, ReportJob, StrategyJob
 from gangline.runs.layout import RunLayout
-from gangline.worker.cut import LOST, Cut, _sockets, connecting, sever
+from gangline.worker.cut import LOST, Cut, _sockets, abort_comm, connecting
 from gangline.worker.data.tokens import SetWriter, TokenSet
 from gangline.worker.loop import Synchronous
 from gangline.worker.rank_files import StopFlag, hold
@@ -120,7 +120,7 @@ def wait_for_ever(folder: str):
 
 
 def severed():
-    """What is left after `sever`: the sockets that collectives open, the group's wait, and a connection of another."""
+    """What is left after `abort_comm`: the sockets that collectives open, the group's wait, and a connection of another."""
     with connecting():
         group = dist.new_group([0, 1])
     before = len(_sockets())
@@ -132,7 +132,7 @@ def severed():
         there, _ = server.accept()
     error = ""
     if dist.get_rank() == 0:
-        sever()
+        abort_comm()
     try:
         dist.all_reduce(torch.ones(4), group=group)
     except RuntimeError as caught:

@@ -13,7 +13,7 @@ from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
 
@@ -34,7 +34,7 @@ def gradient(shares, *, method: str, precision: str):
 def _step_gradient(job, world) -> torch.Tensor:
     session = make_session(job, world)
     _stir(session)
-    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
     Synchronous(TrainingRun.of(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.worker.agree import NO_TIMES
-from gangline.worker.memory import Foreseen
+from gangline.worker.memory import MemoryWatch
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, make_world
 
 
@@ -17,7 +17,7 @@ def told(*, foreseen, memory, steps: int):
     ranks = tuple(replace(rank, foreseen_bytes=each) for rank, each in zip(world.gang.ranks, foreseen, strict=True))
     world = replace(world, gang=replace(world.gang, ranks=ranks))
     captured = Captured([], [], [], [])
-    watch = Foreseen(world, Outlets(recorder=captured, saver=None, stop=StopFlag()))
+    watch = MemoryWatch(world, RunIO(recorder=captured, saver=None, stop=StopFlag()))
     for step in range(1, steps + 1):
         watch.look([replace(NO_TIMES, memory_bytes=each) for each in memory], step=step)
     return captured.events

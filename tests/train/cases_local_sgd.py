@@ -24,7 +24,7 @@ from gangline.worker.model import trainable
 from gangline.worker.optimizer import learning_rate
 from gangline.worker.progress import Progress, restore
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)
@@ -83,7 +83,7 @@ def digest(model) -> str:
 def run_rounds(session, *, saver=None, progress=None, stop=None):
     """Train to the end; the result, and what was recorded, on every rank."""
     heard = Heard(session.model)
-    outlets = Outlets(recorder=heard, saver=saver, stop=stop or StopFlag())
+    outlets = RunIO(recorder=heard, saver=saver, stop=stop or StopFlag())
     return Loop(session, outlets, progress or Progress()).run(), heard
 
 
@@ -126,7 +126,7 @@ def linear(shares, *, hosts=None, outer=(1.0, 0.0)):
 def _by_sgd(job, share, outer) -> torch.Tensor:
     """One process, gradients of whole batches, torch's SGD with Nesterov momentum as the outer optimizer."""
     session = make_session(job, make_world([share], rank=0), num_samples=5 * share, num_evaluation=0)
-    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
     plain = Synchronous(TrainingRun.of(session, outlets, progress))
     rate, momentum = outer
     sgd = torch.optim.SGD(trainable(session.model).values(), lr=rate, momentum=momentum, nesterov=momentum > 0)
@@ -256,7 +256,7 @@ def poisoned(shares, *, host: int, bad: str, rounds: int = 1):
         _poison(session, bad, per_round=3 * shares[host], rounds=rounds)
     heard, progress = Heard(session.model), Progress()
     try:
-        result = Loop(session, Outlets(recorder=heard, saver=None, stop=StopFlag()), progress).run()
+        result = Loop(session, RunIO(recorder=heard, saver=None, stop=StopFlag()), progress).run()
     except GanglineError as error:
         return {"error": error.to_json(), "rounds": len(heard.steps)}
     return {
@@ -428,7 +428,7 @@ def beats(*, hosts, chunk: int):
         strategy.outer._device = torch.device("cuda")
     module.CHUNK, torch.cuda.synchronize = chunk, lambda device: phase.note("synchronize")
     try:
-        Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+        Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
     finally:
         module.CHUNK, torch.cuda.synchronize = chunk_before, synchronize
     return {"noted": phase.noted, "num_chunks": -(-flat(session.model).numel() // chunk)}
@@ -442,7 +442,7 @@ def hung(shares, *, head_answers: bool):
     world = replace(world, gang=replace(world.gang, collective_timeout_s=1.0))
     session = make_session(local_job(precision="fp32", inner_steps=4), world, num_evaluation=0)
     phase = Beats()
-    loop = Loop(session, Outlets(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress())
+    loop = Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress())
     if dist.get_rank() == len(shares) - 1:
         loop._stepper.begin()
         return None
@@ -471,7 +471,7 @@ def joins():
     session = make_session(
         local_job(precision="fp32"), local_world([1, 1], hosts=["a", "a"]), num_samples=60, num_evaluation=0
     )
-    outlets = Outlets(recorder=None, saver=None, stop=StopFlag())
+    outlets = RunIO(recorder=None, saver=None, stop=StopFlag())
     samples = session.order.micro_batches(0)
     batches = [InnerBatch(by_rank=((2 * number, 2 * number + 1), ())) for number in range(3)]
     micro_batches = [MicroBatch(step=0, index=index, samples=each) for index, each in enumerate(samples)]

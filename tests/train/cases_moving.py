@@ -12,14 +12,14 @@ import torch.distributed as dist
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.agree import RankTimes, StepReport, agree
-from gangline.worker.balance import Dealer
+from gangline.worker.balance import LoadBalancer
 from gangline.worker.batch import pick
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop
 from gangline.worker.pace import Pace
 from gangline.worker.progress import Progress, restore
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, make_job, make_session, make_world, scratch
 
 SPEEDS = ((1.0, 0.55, 0.45), (0.4, 0.55, 0.45), (0.4, 0.55, 1.3), (1.0, 0.2, 0.45))
@@ -27,7 +27,7 @@ SPEEDS = ((1.0, 0.55, 0.45), (0.4, 0.55, 0.45), (0.4, 0.55, 1.3), (1.0, 0.2, 0.4
 PHASE = 15
 
 
-class ScriptedDealer(Dealer):
+class ScriptedDealer(LoadBalancer):
     """Is told times by the clock of SPEEDS instead of those that were measured."""
 
     def __init__(self, shares, progress: Progress) -> None:
@@ -64,7 +64,7 @@ def _run(session, *, progress=None, saver=None, stop_at=None):
         stop.raised = step + 1 == stop_at  # the next step is the last
 
     captured.step = step
-    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=stop), progress)
+    loop = Loop(session, RunIO(recorder=captured, saver=saver, stop=stop), progress)
     if session.world.gang.moving_shares:
         loop._stepper._dealer = ScriptedDealer(session.world.shares, progress)
     plain = session.train_set.sample

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
-from gangline.strategies.pipeline.stages import Elsewhere
+from gangline.strategies.pipeline.stages import AbsentLayer
 from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.batch import deal
 from gangline.worker.evaluate import evaluate
@@ -18,7 +18,7 @@ from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
@@ -73,7 +73,7 @@ def contract(
         "beats": len(beats),
         "on their way": on_their_way.most,
         "wrapper": type(session.strategy) is Pipeline,
-        "elsewhere": sum(isinstance(part, Elsewhere) for part in session.model.modules()),
+        "elsewhere": sum(isinstance(part, AbsentLayer) for part in session.model.modules()),
         "held": sum(parameter.numel() for parameter in session.model.parameters()),
         "whole": sum(parameter.numel() for parameter in alone.model.parameters()),
         "digests": {name: str(torch.hash_tensor(gradient).item()) for name, gradient in ours.items()},
@@ -113,7 +113,7 @@ def _gradients(session, step: int) -> dict[str, torch.Tensor]:
             generator = torch.Generator().manual_seed(sum(name.encode()))
             with torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
-    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
     stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     stepper.accumulate(step)
     return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}

@@ -18,7 +18,7 @@ from gangline.worker.model import load_model, trainable
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.replicas import Replicas, digest
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, MemorySet, made, make_job, make_session, make_world
 
 
@@ -62,7 +62,7 @@ def training(
     job = replace(job, checkpoint=replace(job.checkpoint, every_steps=save_at))
     session = make_session(job, world, num_evaluation=0)
     saver, captured, progress = Kept(), Captured([], [], [], []), Progress()
-    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=StopFlag()), progress)
+    loop = Loop(session, RunIO(recorder=captured, saver=saver, stop=StopFlag()), progress)
     _harm(loop, session, progress, flip if flip and flip["rank"] == rank else None, drift=drift)
     kind = (kinds or ["same"] * len(shares))[rank]
     with patch.object(replicas, "EVERY", every), patch.object(replicas, "kind_of", lambda _device: kind):
@@ -126,12 +126,12 @@ def begins(shares, *, factor: float, kinds):
     if rank == 1:
         next(iter(trainable(session.model).values())).data.view(-1)[3] *= factor
     captured = Captured([], [], [], [])
-    outlets = Outlets(recorder=captured, saver=None, stop=StopFlag())
+    outlets = RunIO(recorder=captured, saver=None, stop=StopFlag())
     with patch.object(replicas, "kind_of", lambda _device: kinds[rank]):
         looking = Replicas(session, outlets)
         try:
             looking.begin(step=1000)
-            looking.vouch(step=1001)
+            looking.verify_replicas(step=1001)
         except GanglineError as error:
             return error.to_json()
     return None

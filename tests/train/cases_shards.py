@@ -16,7 +16,7 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import Progress, restore
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Keeper, Outlets
+from gangline.worker.run_io import CheckpointSchedule, RunIO
 from tests.train.cases_resume import digests_of
 from tests.train.peak import Peak
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder
@@ -56,7 +56,7 @@ def memory_of_a_save(folder: str, *, each_host: str):
     saver = None
     if world.is_first_of_host:
         saver = Saver(Path(folder) / world.host, host=world.host, job=session.job.checkpoint, description=description)
-    keeper = Keeper(session, Outlets(recorder=None, saver=saver, stop=StopFlag()), progress := Progress())
+    keeper = CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), progress := Progress())
     progress.step = 1
     tensors = state_tensors(session.model, session.optimizer).values()
     own = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)

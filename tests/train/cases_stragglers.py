@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from benchmarks.emulated import Rows, Setup, Shape, build
 from gangline.worker import stragglers as pairs
-from gangline.worker.step_statistics import Finding
+from gangline.worker.step_statistics import Straggler
 from gangline.worker.stragglers import Slow, blame, compute_words, data_words, network_words, pairings, probe
 from tests.train.small import make_job, make_session, make_world, run_loop
 
@@ -38,9 +38,9 @@ def looked(hosts):
 
 def words():
     """The sentences."""
-    compute = Finding(what="slow", cause="compute", rank=2, factor=1.6, before_s=0.42, now_s=0.672)
-    data = Finding(what="slow", cause="data", rank=0, factor=1.2, before_s=0.002, now_s=0.085)
-    network = Finding(what="suspected", cause="network", before_s=0.1, now_s=0.5)
+    compute = Straggler(what="slow", cause="compute", rank=2, factor=1.6, before_s=0.42, now_s=0.672)
+    data = Straggler(what="slow", cause="data", rank=0, factor=1.2, before_s=0.002, now_s=0.085)
+    network = Straggler(what="suspected", cause="network", before_s=0.1, now_s=0.5)
     hosts = ["pc1", "pc2", "pc3"]
     links = [Slow(hosts=each, factor=3.1, before_s=0.018, now_s=0.0558) for each in ((1,), (0, 2), ())]
     return [

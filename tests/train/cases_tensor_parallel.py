@@ -17,7 +17,7 @@ from gangline.planning.config import read_architecture
 from gangline.planning.traffic import traffic
 from gangline.planning.training import Strategy, Training
 from gangline.runs.job import ModelJob
-from gangline.strategies.tensor_parallel.split import Side
+from gangline.strategies.tensor_parallel.split import TensorParallelGroup
 from gangline.strategies.tensor_parallel.train import TensorParallel
 from gangline.worker.evaluate import evaluate
 from gangline.worker.loop import Synchronous, TrainingRun
@@ -26,7 +26,7 @@ from gangline.worker.optimizer import norm_of
 from gangline.worker.pace import step_flops
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import VOCABULARY, make_job, make_session, make_world, mixture_folder, model_folder
@@ -163,7 +163,7 @@ def _accumulate(session, step: int):
             if isinstance(placed, DTensor):
                 noise = session.strategy.sliced.side.part_of(noise, placed.placements[0].dim)
             parameter.data.add_(noise)
-    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
     stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     tally = stepper.accumulate(step)
     return float(tally.loss_sum), tally.micro_batches
@@ -174,17 +174,17 @@ def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
     job = replace(make_job(method=method, batch=2, dropout=0.0), activation_checkpointing=checkpointing)
     job = replace(job, model=replace(job.model, path=model_folder(layers=layers)))
     session = make_session(job, make_world([2], rank=dist.get_rank(), strategy="tp"), num_evaluation=0)
-    sums, own = [], Side.sum_up
+    sums, own = [], TensorParallelGroup.sum_up
 
     def sum_up(side, terms):
         sums.append(terms.numel())
         return own(side, terms)
 
-    Side.sum_up = sum_up
+    TensorParallelGroup.sum_up = sum_up
     try:
         _accumulate(session, 1)
     finally:
-        Side.sum_up = own
+        TensorParallelGroup.sum_up = own
     trained = trainable(session.model)
     cut = sum(each.numel() for name, each in trained.items() if name in session.strategy.sliced.cuts)
     config = json.loads((Path(job.model.path) / "config.json").read_text())

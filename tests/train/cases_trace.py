@@ -23,12 +23,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gangline.errors import GanglineError
-from gangline.strategies.tensor_parallel.split import Side, slice_up
+from gangline.strategies.tensor_parallel.split import TensorParallelGroup, split_columns
 from gangline.worker import loss
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.session import build_session
 from gangline.worker.trace import line, steps
 from gangline.worker.trace import steps as build
@@ -173,7 +173,7 @@ def profiled_peak(order: dict) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             world = make_world(shares, rank=distributed.get_rank() if num_ranks > 1 else 0)
             session = build_session(job, world, train_set=rows, evaluation_set=None)
-            outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+            outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
             steps = Synchronous(TrainingRun.of(session, outlets, progress))
             steps.advance()
             with record_function(_MEASURED):
@@ -206,7 +206,7 @@ def _peak(events) -> int:
     return peak
 
 
-class _Alone(Side):
+class _Alone(TensorParallelGroup):
     """One of several ranks that have a model between them, without the others: what comes has the right shape."""
 
     def sum_up(self, terms):
@@ -223,7 +223,7 @@ def traced_slice(order: dict, *, parts: int) -> int:
     def build_model(config, parsed):
         model, job, precision = own_model(config, parsed)
         side = _Alone(group=None, index=1, count=parts, wire=precision.compute)
-        made.append(slice_up(model, side, None))
+        made.append(split_columns(model, side, None))
         return model, job, precision
 
     steps.build_model = build_model

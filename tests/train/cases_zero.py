@@ -21,7 +21,7 @@ from gangline.worker.optimizer import norm_of
 from gangline.worker.progress import Progress
 from gangline.worker.quantised import num_weights
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.spikes import Spike, Spikes
 from tests.train.cases_fsdp import _saved_model
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
@@ -106,7 +106,7 @@ def _stirred(session) -> dict[str, torch.Tensor]:
 
 
 def _stepper(session):
-    outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
     return Synchronous(TrainingRun.of(session, outlets, progress))
 
 

@@ -27,7 +27,7 @@ from gangline.worker.loop import Loop
 from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session, build_session, make_strategy
 from gangline.worker.strategy import StrategySetup
 from gangline.worker.world import World
@@ -251,7 +251,7 @@ def run_loop(session: Session, *, saver=None, progress: Progress | None = None, 
             stop.raised = step + 1 >= stop_after
 
         captured.step = step_and_stop
-    loop = Loop(session, Outlets(recorder=captured, saver=saver, stop=stop), progress)
+    loop = Loop(session, RunIO(recorder=captured, saver=saver, stop=stop), progress)
     return loop.run(), captured
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline.worker.balance import MOVE_STEPS, SAVED_STEPS, Dealer
+from gangline.worker.balance import MOVE_STEPS, SAVED_STEPS, LoadBalancer
 
 TRIO = (1.0, 0.55, 0.45)
 
@@ -19,7 +19,7 @@ class Machines:
 
     def __init__(self, speeds, *, shares, seed=0, noise=0.0, together=0.0, measured=True):
         self.speeds = list(speeds)
-        self.dealer = Dealer(shares, moving=True)
+        self.dealer = LoadBalancer(shares, moving=True)
         self.dice = random.Random(seed)
         self.noise, self.together = noise, together
         self.moves = []
@@ -56,7 +56,7 @@ def test_shares_follow_what_was_measured_at_the_start():
 
 
 def test_the_planned_shares_stay_where_the_measurement_promises_little():
-    dealer = Dealer((200, 110, 90), moving=True)
+    dealer = LoadBalancer((200, 110, 90), moving=True)
     moved = dealer.begin([1.0, 1.02 / 0.55, 0.98 / 0.45])
     assert moved.before == moved.after == dealer.shares == (200, 110, 90)
     assert dealer.begin([1.0, 1.04 / 0.55, 0.96 / 0.45]).after != (200, 110, 90)
@@ -147,7 +147,7 @@ def test_machines_are_judged_rightly_by_rows_of_unlike_lengths_even_where_short_
 def test_two_machines_that_differ_only_in_their_floor_are_dealt_by_what_rows_cost_them():
     """The first takes as long as 4 mean rows for every micro-batch; per token alone it would be misjudged."""
     dice = random.Random(1)
-    dealer = Dealer((10, 2), moving=True)
+    dealer = LoadBalancer((10, 2), moving=True)
     for _ in range(60):
         tokens = [dice.choice((10, 190)) for _ in range(12)]
         first, second = (sum(tokens[index] for index in mine) / 100 for mine in dealer.deal(12))
@@ -171,7 +171,7 @@ def test_the_short_last_step_of_an_epoch_is_dealt_by_speed_and_says_nothing_wher
 
 
 def test_without_measured_speeds_a_short_step_is_cut_by_the_planned_shares():
-    assert Dealer((20, 11, 9), moving=False).counts(10) == (5, 3, 2)
+    assert LoadBalancer((20, 11, 9), moving=False).counts(10) == (5, 3, 2)
 
 
 def test_a_rank_without_a_share_never_gets_one():
@@ -193,17 +193,17 @@ def test_a_rank_with_work_keeps_some_and_is_noticed_when_it_becomes_faster():
 
 
 def test_shares_that_were_given_stay():
-    dealer = Dealer((10, 10), moving=False)
+    dealer = LoadBalancer((10, 10), moving=False)
     for _ in range(40):
         assert dealer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (1.0, 9.0)], [1] * 20) is None
     assert dealer.shares == (10, 10)
-    assert not Dealer((10,), moving=True).moving
-    assert not Dealer((10, 0), moving=True).moving
+    assert not LoadBalancer((10,), moving=True).moving
+    assert not LoadBalancer((10, 0), moving=True).moving
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_times_that_are_none_move_nothing_and_break_nothing(bad):
-    dealer = Dealer((20, 11, 9), moving=True)
+    dealer = LoadBalancer((20, 11, 9), moving=True)
     assert dealer.begin([bad, 1.0, 1.0]).after == (20, 11, 9)
     for _ in range(20):
         assert dealer.learn([SimpleNamespace(data_s=0.0, compute_s=each) for each in (20, bad, 1)], [100] * 40) is None
@@ -211,7 +211,7 @@ def test_times_that_are_none_move_nothing_and_break_nothing(bad):
 
 
 def test_the_time_of_reading_data_counts():
-    dealer = Dealer((10, 10), moving=True)
+    dealer = LoadBalancer((10, 10), moving=True)
     dealer.begin([1.0, 1.0])
     for _ in range(5):
         dealer.learn([SimpleNamespace(data_s=each, compute_s=10.0) for each in (0.0, 10.0)], [100] * 20)
@@ -254,7 +254,7 @@ def test_the_cost_of_keeping_the_books_is_small():
 
 
 def test_a_move_is_told_in_words():
-    dealer = Dealer((20, 11, 9), moving=True)
+    dealer = LoadBalancer((20, 11, 9), moving=True)
     hosts = ("pc1", "pc2", "pc3")
     start = dealer.begin([1.0, 1 / 0.55, 1 / 0.45])
     assert start.words(hosts) == "pc1 20 micro-batches, pc2 11, pc3 9, as before"
@@ -274,16 +274,16 @@ def test_ranks_of_a_host_are_told_together_and_many_hosts_in_short():
     assert words.startswith("gpu0 64 -> ")
     assert " and " in words
     assert len(words) < 160
-    within = Dealer((5, 5), moving=True).begin([1.0, 2.0])
+    within = LoadBalancer((5, 5), moving=True).begin([1.0, 2.0])
     assert within.words(["pc1", "pc1"]).startswith("moved between ranks of a host")
 
 
 def test_ranks_of_a_crew_get_the_same_micro_batches_and_move_together():
-    dealer = Dealer((20, 20, 20, 20), moving=True, crews=(0, 0, 1, 1))
+    dealer = LoadBalancer((20, 20, 20, 20), moving=True, crews=(0, 0, 1, 1))
     assert dealer.deal(40) == [range(20), range(20), range(20, 40), range(20, 40)]
     moved = dealer.begin([1.0, 1.0, 3.0, 3.0])
     assert moved.after == dealer.shares == (30, 30, 10, 10)
     assert moved.micro_batch_s == (1.0, 1.0, 3.0, 3.0)
     assert moved.words(["pc1", "pc1", "pc2", "pc2"]).startswith("pc1 20 -> 30 micro-batches, pc2 20 -> 10")
     assert dealer.deal(4) == [range(3), range(3), range(3, 4), range(3, 4)]
-    assert Dealer((12, 12), moving=True, crews=(0, 0)).deal(5) == [range(5), range(5)]
+    assert LoadBalancer((12, 12), moving=True, crews=(0, 0)).deal(5) == [range(5), range(5)]

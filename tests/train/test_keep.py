@@ -11,7 +11,7 @@ from gangline.worker import run_io as keep
 from gangline.worker.checkpoint import Saver
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Keeper, Outlets
+from gangline.worker.run_io import CheckpointSchedule, RunIO
 
 
 class Clock:
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 def keeper(job, saver):
     session = SimpleNamespace(job=SimpleNamespace(checkpoint=job))
-    return Keeper(session, Outlets(recorder=None, saver=saver, stop=StopFlag()), Progress())
+    return CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), Progress())
 
 
 def saver(folder, job):

@@ -19,7 +19,7 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import CheckpointJob, DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
-from gangline.worker.checkpoint import Piece, Saver
+from gangline.worker.checkpoint import LocalShard, Saver
 from gangline.worker.model import load_model, trainable
 
 VOCABULARY = 300
@@ -108,7 +108,7 @@ def _write_parts(checkpoints: Path, tensors: dict[str, torch.Tensor], *, step: i
     texts = {}
     for number, host in enumerate(held):
         saver = Saver(checkpoints, host=host, job=CheckpointJob(), description=description)
-        saver.save_pieces(step, rows_of(tensors, number), {"step": step, "evaluation_loss": None}, wait=True)
+        saver.save_shards(step, rows_of(tensors, number), {"step": step, "evaluation_loss": None}, wait=True)
         if saver.failure:
             raise saver.failure
         texts[host] = (part_folder(checkpoints, step, host) / PART_FILE).read_bytes()
@@ -116,7 +116,7 @@ def _write_parts(checkpoints: Path, tensors: dict[str, torch.Tensor], *, step: i
     return part_folder(checkpoints, step, "two")
 
 
-def rows_of(tensors: dict[str, torch.Tensor], number: int) -> list[Piece]:
+def rows_of(tensors: dict[str, torch.Tensor], number: int) -> list[LocalShard]:
     """What the first or the second of two hosts holds of some tensors: two thirds of the rows, or the last ones."""
     pieces = []
     for name, tensor in tensors.items():
@@ -124,5 +124,5 @@ def rows_of(tensors: dict[str, torch.Tensor], number: int) -> list[Piece]:
         rows = tensor[cut:] if number else tensor[:cut]
         offsets = (cut * number, *(0,) * (tensor.ndim - 1))
         if len(rows):
-            pieces.append(Piece(name=name, tensor=rows, offsets=offsets, shape=tuple(tensor.shape)))
+            pieces.append(LocalShard(name=name, tensor=rows, offsets=offsets, shape=tuple(tensor.shape)))
     return pieces

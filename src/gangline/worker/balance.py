@@ -4,17 +4,6 @@ Every rank computes the same split from the same reports, so no further message 
 numbers, to the last bit, on other processors, C libraries and Pythons: so there are only + - * / and comparisons here,
 whose results IEEE 754 fixes. No logarithms, which differ between libraries, and no sum() of floats, which differs
 between Python 3.11 and 3.12.
-
-Who does how many micro-batches of the next step, by the speeds of the last ones.
-
-Every rank keeps the same books from the same reports, so that all of them deal alike without another word; what that
-asks of the arithmetic stands in speeds.py.
-
-How fast ranks were in the last steps, out of times that all of them know alike.
-
-Every rank must come to the same numbers, to the last bit, on other processors, C libraries and Pythons: so there are
-only + - * / and comparisons here, whose results IEEE 754 fixes. No logarithms, which differ between libraries, and no
-sum() of floats, which differs between Python 3.11 and 3.12.
 """
 
 from __future__ import annotations
@@ -66,7 +55,7 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class SharesMoved:
     """Shares before and after, and what it rests on."""
 
     before: tuple[int, ...]
@@ -105,7 +94,7 @@ def _list(named: dict[str, int] | dict[str, str]) -> str:
     return ", ".join(words[:MOST_NAMED]) + (f", and {more} more hosts" if more > 0 else "")
 
 
-class Dealer:
+class LoadBalancer:
     """The shares of one attempt, by rank. A rank that begins with none gets none.
 
     Within, everything is by crew: of ranks that do the same micro-batches the first one stands for all.
@@ -155,7 +144,7 @@ class Dealer:
             begin += count
         return dealt
 
-    def begin(self, seconds: Sequence[float]) -> Moved:
+    def begin(self, seconds: Sequence[float]) -> SharesMoved:
         """Deal by the time that every rank took for the same micro-batch, where that is worth it.
 
         seconds: by rank. Where one of them is no time, the planned shares stay.
@@ -167,7 +156,7 @@ class Dealer:
         best = self._best(found)
         return self._take(best if self._gain(best, found) >= AT_START else self._shares, found)
 
-    def learn(self, times: Sequence[Times], work: Sequence[int]) -> Moved | None:
+    def learn(self, times: Sequence[Times], work: Sequence[int]) -> SharesMoved | None:
         """Take in one step's times; the move that it leads to, if any.
 
         work: tokens of every micro-batch of the step, padding included.
@@ -183,7 +172,7 @@ class Dealer:
         )
         return self._consider() if known else None
 
-    def _consider(self) -> Moved | None:
+    def _consider(self) -> SharesMoved | None:
         found = self._worthwhile()
         self._said = 0 if found is None else self._said + 1
         if found is None or self._said < CONFIRMED or self._credit < MOVE_STEPS:
@@ -227,9 +216,9 @@ class Dealer:
         working = dict(zip(self._working, counts, strict=True))
         return tuple(working.get(crew, 0) for crew in range(len(self._shares)))
 
-    def _take(self, shares: tuple[int, ...], micro_batch_s: tuple[float, ...] | None) -> Moved:
+    def _take(self, shares: tuple[int, ...], micro_batch_s: tuple[float, ...] | None) -> SharesMoved:
         known = dict(zip(self._working, micro_batch_s or (), strict=False))
-        moved = Moved(
+        moved = SharesMoved(
             before=self._by_rank(self._shares),
             after=self._by_rank(shares),
             micro_batch_s=self._by_rank([known.get(crew) for crew in range(len(shares))]),

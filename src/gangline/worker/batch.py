@@ -2,14 +2,6 @@
 
 The order of samples is arithmetic on (seed, step). It does not depend on the number of ranks: `deal` only says which
 rank does which micro-batch, and each micro-batch draws its dropout masks from a seed of its own.
-
-Samples as tensors.
-
-Which samples make up which step and micro-batch: arithmetic on (seed, step), whoever computes it.
-
-Nothing here knows how many ranks there are, but for `deal`, which only says who does which micro-batch.
-
-Where what is drawn at random begins: dropout's masks, of every micro-batch anew.
 """
 
 from __future__ import annotations

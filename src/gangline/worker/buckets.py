@@ -16,25 +16,27 @@ from gangline.worker.world import World
 AT_ONCE_BYTES = 32 << 20
 
 
-def in_lots(tensors: Iterable[torch.Tensor], *, at_once_bytes: int = AT_ONCE_BYTES) -> Iterator[list[torch.Tensor]]:
-    """The tensors in their order. A lot ends where it has that many bytes, or what follows has another format."""
-    lot: list[torch.Tensor] = []
+def in_buckets(tensors: Iterable[torch.Tensor], *, at_once_bytes: int = AT_ONCE_BYTES) -> Iterator[list[torch.Tensor]]:
+    """The tensors in their order. A bucket ends where it has that many bytes, or what follows has another format."""
+    bucket: list[torch.Tensor] = []
     num_bytes = 0
     for tensor in tensors:
-        if lot and (num_bytes >= at_once_bytes or (tensor.dtype, tensor.device) != (lot[0].dtype, lot[0].device)):
-            yield lot
-            lot, num_bytes = [], 0
-        lot.append(tensor)
+        if bucket and (
+            num_bytes >= at_once_bytes or (tensor.dtype, tensor.device) != (bucket[0].dtype, bucket[0].device)
+        ):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
         num_bytes += tensor.nbytes
-    if lot:
-        yield lot
+    if bucket:
+        yield bucket
 
 
-def named_lots(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+def named_buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
     """The same with their names."""
     names = iter(tensors)
-    for lot in in_lots(tensors.values()):
-        yield {next(names): tensor for tensor in lot}
+    for bucket in in_buckets(tensors.values()):
+        yield {next(names): tensor for tensor in bucket}
 
 
 def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -42,15 +44,15 @@ def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tensor.view(-1).split(AT_ONCE_BYTES // tensor.element_size())
 
 
-def joined(lot: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One lot as one row of numbers: a copy."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in lot])
+def joined(bucket: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One bucket as one row of numbers: a copy."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
 
 
 @torch.no_grad()
-def spread(row: torch.Tensor, lot: Sequence[torch.Tensor]) -> None:
+def spread(row: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
     """`joined` undone, in place."""
-    for tensor, part in zip(lot, row.split([tensor.numel() for tensor in lot]), strict=True):
+    for tensor, part in zip(bucket, row.split([tensor.numel() for tensor in bucket]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
@@ -68,11 +70,11 @@ def sum_gradients(
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
-    for lot in in_lots(piece for gradient in gradients for piece in pieces(gradient)):
-        row = joined(lot)
+    for bucket in in_buckets(piece for gradient in gradients for piece in pieces(gradient)):
+        row = joined(bucket)
         sent = row.to(sent_as) if sent_as is not None and sent_as.itemsize < row.dtype.itemsize else row
         add_up(sent)
-        spread(sent, lot)
+        spread(sent, bucket)
 
 
 ACROSS, INSIDE = "replicate", "shard"

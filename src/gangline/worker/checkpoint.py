@@ -7,18 +7,6 @@ and the rename belong to the same background work (and it refuses a group withou
 Local shards do not leave the host: its ranks send them to its first rank, some megabytes at a time (`buckets`), over
 the CPU group (gloo). The threads that train do it between two steps, so whatever ends a wait of a step that has lost a
 rank ends this one, too (`worker/cut.py`).
-
-Saving a part: this host's whole copy of the trainable state, or what its ranks hold of it.
-
-Why not `dcp.async_save`: replicated state needs no collective, and DCP would spread it over the ranks, so that the
-loss of one disk loses a piece of what every rank holds. Its thread also ends where ours begins: the hashes, part.json
-and the rename belong to the same background work (and it refuses a group without a CPU backend that it would not use).
-
-What the ranks of one host hold of the trained state, brought together in one of them, which saves it.
-
-Nothing leaves the host: ranks send their pieces to the first of it, as many megabytes at a time as `lots` says, over
-the CPU group (gloo). It is done between two steps by the threads that train, so whatever ends a wait of a step that has
-lost a rank ends this one, too (`worker.cut`).
 """
 
 from __future__ import annotations
@@ -59,7 +47,7 @@ from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
 from gangline.units import format_bytes
-from gangline.worker.buckets import in_lots
+from gangline.worker.buckets import in_buckets
 from gangline.worker.world import World
 
 STATE_FILE = "state.json"
@@ -131,9 +119,11 @@ class Saver:
         """
         if strangers := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
             raise TypeError(f"a checkpoint holds tensors only; not one: {', '.join(strangers)}")
-        self._save(step, own_pieces(tensors), state, description={**self._description, "held": {}}, wait=wait)
+        self._save(step, own_shards(tensors), state, description={**self._description, "held": {}}, wait=wait)
 
-    def save_pieces(self, step: int, pieces: Iterable[Piece], state: Mapping[str, Any], *, wait: bool = False) -> None:
+    def save_shards(
+        self, step: int, pieces: Iterable[LocalShard], state: Mapping[str, Any], *, wait: bool = False
+    ) -> None:
         """The same for what the ranks of this host hold of it. `pieces` is gone through once, and always to its end:
         other ranks may be waiting to hand theirs over.
         """
@@ -142,7 +132,7 @@ class Saver:
     def _save(
         self,
         step: int,
-        pieces: Iterable[Piece],
+        pieces: Iterable[LocalShard],
         state: Mapping[str, Any],
         *,
         description: Mapping[str, Any],
@@ -168,7 +158,7 @@ class Saver:
             if not thread.is_alive():
                 self._thread = None
 
-    def _stage(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def _stage(self, pieces: Iterable[LocalShard]) -> list[LocalShard]:
         """Copies in this process's memory, kept for the next save: pinned pages are slow to get."""
         kept, self._staged = self._staged, {}
         staged, on_gpu = [], False
@@ -183,7 +173,7 @@ class Saver:
             torch.cuda.synchronize()
         return staged
 
-    def _write(self, part: _Part, pieces: Sequence[Piece]) -> None:
+    def _write(self, part: _Part, pieces: Sequence[LocalShard]) -> None:
         started_s = time.perf_counter()
         folder = disk.part_folder(self._checkpoints, part.step, self._host)
         temporary = folder.with_name(f"{folder.name}.tmp")
@@ -207,7 +197,7 @@ class Saver:
         self.saved = Saved(step=part.step, folder=folder, num_bytes=num_bytes, write_s=write_s)
         self.failure = None
 
-    def _write_part(self, temporary: Path, part: _Part, pieces: Sequence[Piece]) -> int:
+    def _write_part(self, temporary: Path, part: _Part, pieces: Sequence[LocalShard]) -> int:
         disk.at_point("save: begin")
         if temporary.exists():
             shutil.rmtree(temporary)
@@ -260,7 +250,7 @@ class _Writer(dcp.FileSystemWriter):
 class _PiecesPlanner(_Planner):
     """The same for blocks of tensors, of which those that other hosts have are not missing."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[LocalShard]) -> None:
         super().__init__()
         self._pieces = {MetadataIndex(piece.name, torch.Size(piece.offsets)): piece for piece in pieces}
 
@@ -276,7 +266,7 @@ class _PiecesPlanner(_Planner):
         return self._pieces[index].tensor
 
 
-def _block(index: MetadataIndex, piece: Piece) -> WriteItem:
+def _block(index: MetadataIndex, piece: LocalShard) -> WriteItem:
     sizes = piece.tensor.size()
     data = TensorWriteData(
         chunk=ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=sizes),
@@ -286,7 +276,7 @@ def _block(index: MetadataIndex, piece: Piece) -> WriteItem:
     return WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data)
 
 
-def _write_tensors(folder: Path, pieces: Sequence[Piece]) -> None:
+def _write_tensors(folder: Path, pieces: Sequence[LocalShard]) -> None:
     # Said by DCP whenever no_dist is asked for. Not catch_warnings: that swaps the filters of all threads.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
     are_whole = all(piece.is_whole for piece in pieces)
@@ -351,7 +341,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LocalShard:
     """A block of one tensor of the state."""
 
     name: str
@@ -372,25 +362,25 @@ class Piece:
         return tuple(self.tensor.shape) == self.shape
 
 
-def own_pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+def own_shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[LocalShard]:
     """What this rank has: the live tensors."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
-            yield Piece(name=name, tensor=tensor.detach(), offsets=(0,) * tensor.ndim, shape=tuple(tensor.shape))
+            yield LocalShard(name=name, tensor=tensor.detach(), offsets=(0,) * tensor.ndim, shape=tuple(tensor.shape))
             continue
         local = tensor.detach().to_local()
         if local.numel():
             _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            yield Piece(name=name, tensor=local, offsets=tuple(offsets), shape=tuple(tensor.shape))
+            yield LocalShard(name=name, tensor=local, offsets=tuple(offsets), shape=tuple(tensor.shape))
 
 
-def of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterator[Piece]:
+def shards_of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterator[LocalShard]:
     """All pieces of this host, each once: this rank's own, which are live, and then those of its other ranks.
 
-    For the first rank of a host, while the others `send`. Of what others have one lot is held at a time.
+    For the first rank of a host, while the others `send`. Of what others have one bucket is held at a time.
     """
     seen: set[object] = set()
-    for piece in own_pieces(tensors):
+    for piece in own_shards(tensors):
         seen.add(piece.key)
         yield piece
     for rank in _others(world):
@@ -403,33 +393,33 @@ def of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterator[Piece
 def send(tensors: Mapping[str, torch.Tensor], world: World) -> None:
     """Give this rank's pieces to the first rank of its host."""
     first = _ranks_here(world)[0]
-    pieces = list(own_pieces(tensors))
+    pieces = list(own_shards(tensors))
     text = json.dumps([[p.name, _word(p.tensor.dtype), list(p.tensor.shape), p.offsets, p.shape] for p in pieces])
     told = bytearray(text.encode())
     dist.send(torch.tensor([len(told)]), dst=first)
     dist.send(torch.frombuffer(told, dtype=torch.uint8), dst=first)
     left = iter(pieces)
-    for lot in in_lots([_like(piece.tensor.dtype, piece.tensor.shape) for piece in pieces]):
-        dist.send(torch.cat([next(left).tensor.reshape(-1).cpu() for _ in lot]), dst=first)
+    for bucket in in_buckets([_like(piece.tensor.dtype, piece.tensor.shape) for piece in pieces]):
+        dist.send(torch.cat([next(left).tensor.reshape(-1).cpu() for _ in bucket]), dst=first)
 
 
-def _received(rank: int) -> Iterator[Piece]:
+def _received(rank: int) -> Iterator[LocalShard]:
     length = torch.zeros(1, dtype=torch.int64)
     dist.recv(length, src=rank)
     told = torch.zeros(int(length.item()), dtype=torch.uint8)
     dist.recv(told, src=rank)
     rows = json.loads(told.numpy().tobytes())
     left = iter(rows)
-    for lot in in_lots([_like(getattr(torch, dtype), shape) for _, dtype, shape, _, _ in rows]):
-        row = torch.empty(sum(each.numel() for each in lot), dtype=lot[0].dtype)
+    for bucket in in_buckets([_like(getattr(torch, dtype), shape) for _, dtype, shape, _, _ in rows]):
+        row = torch.empty(sum(each.numel() for each in bucket), dtype=bucket[0].dtype)
         dist.recv(row, src=rank)
-        for part in row.split([each.numel() for each in lot]):
+        for part in row.split([each.numel() for each in bucket]):
             name, _, shape, offsets, whole = next(left)
-            yield Piece(name=name, tensor=part.view(shape), offsets=tuple(offsets), shape=tuple(whole))
+            yield LocalShard(name=name, tensor=part.view(shape), offsets=tuple(offsets), shape=tuple(whole))
 
 
 def _like(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Without numbers: both ends cut their lots by such, whatever device a piece is on."""
+    """Without numbers: both ends cut their buckets by such, whatever device a piece is on."""
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 

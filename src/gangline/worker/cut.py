@@ -80,7 +80,7 @@ class Cut:
             leave = self._leave
         if leave is not None:
             leave()
-        sever()
+        abort_comm()
 
 
 def told_to_leave(seen: str = "") -> RunFailed:
@@ -94,7 +94,7 @@ def told_to_leave(seen: str = "") -> RunFailed:
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Process groups are made inside: the sockets that appear meanwhile are theirs, and `sever` ends them.
+    """Process groups are made inside: the sockets that appear meanwhile are theirs, and `abort_comm` ends them.
 
     gloo connects all pairs of a group when it is made, and nothing later (torch 2.13: a test counts), and the store's
     client connects in `init_process_group`. A socket that another thread opens just then counts as one of them.
@@ -110,7 +110,7 @@ _of_groups: set[str] = set()
 """Sockets of process groups, as /proc names them, with their inode: a descriptor may be given to another one."""
 
 
-def sever() -> None:
+def abort_comm() -> None:
     """End all talk with other ranks, here and there: they hear at once that this rank has gone, whatever it still does.
 
     The TCP connections of process groups are shut down, and no others: an exporter may still send what it has.

@@ -1,9 +1,5 @@
 """How an attempt's gradients are exchanged: settled once, before its first step, from what an all-reduce costs on this
 very group and what the devices do.
-
-How an attempt's gradients are exchanged: settled once, before its first step, from what links and devices do.
-
-What an all-reduce costs on this very group, on the links that it has today.
 """
 
 from __future__ import annotations

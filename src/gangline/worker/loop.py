@@ -19,17 +19,17 @@ import torch
 
 from gangline.errors import BadState, RunFailed
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
-from gangline.worker.balance import Dealer, Moved, padded_tokens
+from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
 from gangline.worker.batch import Batch, Indices, begin_draws, micro_batch_seed, pick
 from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.memory import Foreseen, memory_bytes
+from gangline.worker.memory import MemoryWatch, memory_bytes
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import clip, learning_rate, norm_of, set_learning_rate
 from gangline.worker.pace import Pace, session_utilisation
 from gangline.worker.progress import Progress
 from gangline.worker.replicas import Replicas
-from gangline.worker.run_io import Keeper, Outlets
+from gangline.worker.run_io import CheckpointSchedule, RunIO
 from gangline.worker.session import Session
 from gangline.worker.spikes import Spike, Spikes
 from gangline.worker.stragglers import Stragglers
@@ -55,7 +55,7 @@ class Stepper(Protocol):
         """One or more optimizer steps; `Progress.step` counts them. All ranks get the same report."""
         ...
 
-    def vouch(self) -> None:
+    def verify_replicas(self) -> None:
         """Make sure that all ranks hold the same weights, before they are saved; collective. Raises BadState."""
         ...
 
@@ -76,21 +76,21 @@ class TrainingRun:
     """One attempt on one rank: its parts, and what every stepper does with them."""
 
     session: Session
-    out: Outlets
+    out: RunIO
     progress: Progress
-    keeper: Keeper
+    keeper: CheckpointSchedule
     pace: Pace
     parameters: list[torch.nn.Parameter]
     """Those that are trained."""
 
     @staticmethod
-    def of(session: Session, out: Outlets, progress: Progress) -> TrainingRun:
+    def of(session: Session, out: RunIO, progress: Progress) -> TrainingRun:
         """A run that goes on from `progress`."""
         return TrainingRun(
             session=session,
             out=out,
             progress=progress,
-            keeper=Keeper(session, out, progress),
+            keeper=CheckpointSchedule(session, out, progress),
             pace=Pace(session),
             parameters=list(trainable(session.model).values()),
         )
@@ -198,7 +198,7 @@ class TrainingRun:
         """Trained tokens of these samples."""
         return int(self.session.train_set.label_counts[samples].sum())
 
-    def announce(self, moved: Moved, *, cause: str) -> None:
+    def announce(self, moved: SharesMoved, *, cause: str) -> None:
         """Note who does how much from the next step on."""
         hosts = [rank.host for rank in self.session.world.gang.ranks]
         self.out.tell_shares(moved, hosts, step=self.progress.step, cause=cause)
@@ -207,7 +207,7 @@ class TrainingRun:
 class Loop:
     """Runs a session from `progress` to its end, or until the gang is asked to stop."""
 
-    def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
+    def __init__(self, session: Session, outlets: RunIO, progress: Progress) -> None:
         self.session = session
         self.progress = progress
         self._out = outlets
@@ -237,7 +237,7 @@ class Loop:
         return self._end("finished")
 
     def _save(self, *, wait: bool) -> None:
-        self._stepper.vouch()
+        self._stepper.verify_replicas()
         self._keeper.save(wait=wait)
 
     def _evaluate_if_due(self, before: int) -> None:
@@ -284,10 +284,10 @@ class Synchronous:
         self._out = run.out
         self._progress = run.progress
         gang = session.world.gang
-        self._dealer = Dealer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
+        self._dealer = LoadBalancer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
         self._stragglers = Stragglers(session.world, run.out)
         self._replicas = Replicas(session, run.out)
-        self._foreseen = Foreseen(session.world, run.out)
+        self._foreseen = MemoryWatch(session.world, run.out)
         self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
 
     @property
@@ -344,9 +344,9 @@ class Synchronous:
         self._learn(report, micro_batches)
         return report
 
-    def vouch(self) -> None:
-        """Make sure that all ranks hold the same weights; see `Replicas.vouch`."""
-        self._replicas.vouch(step=self._progress.step)
+    def verify_replicas(self) -> None:
+        """Make sure that all ranks hold the same weights; see `Replicas.verify_replicas`."""
+        self._replicas.verify_replicas(step=self._progress.step)
 
     def accumulate(self, step: int) -> Tally:
         """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
@@ -415,7 +415,7 @@ class Synchronous:
         else:
             self._out.event("spike", step=progress.step + 1, **dataclasses.asdict(spike), what=what, samples=names)
         if progress.skipped_in_a_row > self._session.job.max_skipped_steps:
-            self.vouch()  # one replica that is damaged spoils every step of all: then that is the cause
+            self.verify_replicas()  # one replica that is damaged spoils every step of all: then that is the cause
             raise _hopeless(progress, what, names)
 
     def _watch(self, report: StepReport, micro_batches: list[Indices]) -> None:

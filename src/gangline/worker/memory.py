@@ -3,13 +3,6 @@
 It compares once per attempt, after its first steps, and on GPUs only, where tensors are counted; what a process on a
 CPU needs besides is not known well enough. Peaks until then count: later samples may be longer, so a need below the
 prediction is reported only where it is much less.
-
-Memory of this process.
-
-Whether ranks need the memory that the plan foresaw: looked at once per attempt, after its first steps.
-
-On GPUs only, where tensors are counted; what a process on a CPU needs besides is not known well enough. Peaks until
-then count: samples that come later may be longer, so less than foreseen is told only where it is much less.
 """
 
 from __future__ import annotations
@@ -25,7 +18,7 @@ import torch
 from gangline.runs.gang import GangRank
 from gangline.units import format_bytes
 from gangline.worker.agree import RankTimes
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.world import World
 
 
@@ -48,10 +41,10 @@ MORE, LESS = 0.10, 0.25
 """So far above or below what was foreseen it is told."""
 
 
-class Foreseen:
+class MemoryWatch:
     """Compares the memory of all ranks of one attempt with the plan's."""
 
-    def __init__(self, world: World, outlets: Outlets) -> None:
+    def __init__(self, world: World, outlets: RunIO) -> None:
         self._ranks = world.gang.ranks
         self._out = outlets
         self._steps = 0

@@ -1,9 +1,5 @@
 """Adapters folded into the weights that they adapt, in the precision in which those are stored. Is the result worth
 exporting?
-
-Adapters folded into the weights that they adapt, in the precision in which those are stored.
-
-Whether trained weights are worth exporting.
 """
 
 from __future__ import annotations

@@ -3,14 +3,6 @@
 With recomputation a layer keeps its input alone (torch.utils.checkpoint saves it like any other tensor). With
 `activation_offloading` that input leaves the card until backward, so a card holds those of one layer in place of all.
 Copies are asked for in the order of computation: nothing computed later overtakes them, and only the card waits.
-
-Models and tokenizers from a folder or the hub; LoRA by peft.
-
-Activations in the machine's memory: of a layer that is computed again, its input leaves the card until backward.
-
-With recomputation that input is all that a layer keeps (torch.utils.checkpoint saves it like any other tensor), so a
-card holds those of one layer in place of all. Copies are asked for in the order of computation: nothing that is
-computed later can overtake them, and nobody waits but the card.
 """
 
 from __future__ import annotations

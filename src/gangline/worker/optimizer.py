@@ -6,18 +6,6 @@ numbers keeps its moments in fp32; that is bitsandbytes' own rule. A GPU's drive
 memory while the GPU has no room; on a CPU they are as any others.
 
 Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022).
-
-AdamW in 32 or 8 bits, its state by parameter name, and the gradient norm.
-
-AdamW whose two moments have 8 bits a number, by bitsandbytes: 2 bytes for each trained number in place of 8.
-
-256 numbers share a scale in fp32. A tensor of fewer than 4,096 numbers keeps its moments in fp32; that is bitsandbytes'
-own rule. Paged moments lie in memory that a GPU's driver moves to the machine's own while the GPU has no room; on a
-CPU they are as any others.
-
-Source: Dettmers et al., 8-bit Optimizers via Block-wise Quantization (2022).
-
-The learning rate as a function of the optimizer step. Stateless: resuming is arithmetic.
 """
 
 from __future__ import annotations

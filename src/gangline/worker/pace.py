@@ -1,9 +1,4 @@
-"""How fast this rank computes, its model FLOPs per step (MFU), and how much slower a trial makes it.
-
-How fast this rank computes, and, in trials, how much slower it is made.
-
-Model FLOPs of a step, for the utilisation figure (MFU).
-"""
+"""How fast this rank computes, its model FLOPs per step (MFU), and how much slower a trial makes it."""
 
 from __future__ import annotations
 

@@ -12,25 +12,6 @@ and forks the rank. When the rank has ended, it tells the exit code and waits fo
     CONTROL/hold                     a rank that ends well does not end it, either
     CONTROL/leave                    it ends
     <files>/rank-<r>.exit.json       {"pid": of the rank, "code": its exit code, or minus the number of a signal}
-
-`python -m gangline.worker stand-by CONTROL train JOB GANG ROOT`: one process per rank that outlives attempts.
-
-torchrun starts it in the place of a rank. It imports everything that a rank needs, starts no thread and touches no GPU,
-and forks the rank. When that has ended it says with which code, and waits for the next seat (docs/decisions/0012).
-
-    CONTROL/seat-<k>.json            its seat in its k-th attempt (`worker/prefork.py`)
-    CONTROL/hold                     a rank that ends well does not end it, either
-    CONTROL/leave                    it ends
-    <files>/rank-<r>.exit.json       {"pid": of the rank, "code": its exit code, or minus the number of a signal}
-
-Where a rank sits in one attempt: its number, how many there are, and where they meet.
-
-The first attempt of a process may have it from torchrun; of every other one the guard tells it, in a file.
-
-    CONTROL/seat-<k>.json   {"words": ["train", JOB, GANG, ROOT], "ranks": [of this host, by local rank],
-                             "world_size": n, "meet": [address, port], "files": folder of rank-<r>.pid}
-
-Everything that a rank imports in its life, imported beforehand, without a thread and without a GPU.
 """
 
 from __future__ import annotations
@@ -107,21 +88,21 @@ class StandBy:
         """The rank, as long as nobody else can have its pid."""
         self._leaves = False
 
-    def serve(self, seat: Seat) -> int:
+    def serve(self, seat: RankPosition) -> int:
         """Rank after rank, from this seat on; the exit code of the last, as of a shell."""
         # before the handlers: an order that came while nobody could take it must find a rank
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
-        following: Seat | None = seat
+        following: RankPosition | None = seat
         while following is not None:
             seat = following
             code = self._one(seat)
             following = self._following(seat, code)
         return code if code >= 0 else 128 - code
 
-    def _one(self, seat: Seat) -> int:
+    def _one(self, seat: RankPosition) -> int:
         """Fork the rank of a seat, and wait for its end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         own = os.getpid()
@@ -139,7 +120,7 @@ class StandBy:
         self._tell_end(seat, pid, code)
         return code
 
-    def _be(self, seat: Seat, *, parent: int) -> NoReturn:
+    def _be(self, seat: RankPosition, *, parent: int) -> NoReturn:
         """Be the rank. Nothing of it may ever return into the loop of its parent."""
         code = 1
         try:
@@ -157,20 +138,20 @@ class StandBy:
         finally:
             _end(code)
 
-    def _tell_end(self, seat: Seat, pid: int, code: int) -> None:
+    def _tell_end(self, seat: RankPosition, pid: int, code: int) -> None:
         try:
             write_json(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
         except OSError as error:  # the guard sees that it is gone, too
             sys.stderr.write(f"rank {seat.rank} ended with {code}, which cannot be written: {error}\n")
 
-    def _following(self, seat: Seat, code: int) -> Seat | None:
+    def _following(self, seat: RankPosition, code: int) -> RankPosition | None:
         """The next seat; None where there will be none."""
         if code == 0 and not (self._control / "hold").exists():
             # in this order: a guard gives the seat, and only then lets go
             return None if self._leaves else read_seat(self._control, seat.number + 1)
         return self._wait_for(seat.number + 1)
 
-    def _wait_for(self, number: int) -> Seat | None:
+    def _wait_for(self, number: int) -> RankPosition | None:
         deadline = time.monotonic() + LONGEST_REST_S
         while not self._leaves and os.getppid() == self._parent and time.monotonic() < deadline:
             if (self._control / "leave").exists() or not self._control.is_dir():  # no guard: it was started by hand
@@ -202,7 +183,7 @@ def _end(code: int) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankPosition:
     """The place of one process in one attempt."""
 
     number: int
@@ -220,7 +201,7 @@ class Seat:
         os.environ.update(self.environment)
 
 
-def first_seat(control: Path, words: tuple[str, ...]) -> Seat:
+def first_seat(control: Path, words: tuple[str, ...]) -> RankPosition:
     """The guard's word if there is one, else torchrun's."""
     told = read_seat(control, 1)
     if told is not None:
@@ -228,10 +209,10 @@ def first_seat(control: Path, words: tuple[str, ...]) -> Seat:
     _, _, gang, root = words
     described = Gang.load(Path(gang))
     files = RunLayout(Path(root), described.run_id).attempt(described.attempt)
-    return Seat(number=1, words=words, rank=int(os.environ.get("RANK", "0")), files=files)
+    return RankPosition(number=1, words=words, rank=int(os.environ.get("RANK", "0")), files=files)
 
 
-def read_seat(control: Path, number: int) -> Seat | None:
+def read_seat(control: Path, number: int) -> RankPosition | None:
     """The seat of this process in its attempt `number`; None as long as there is none."""
     try:
         told = read_json(control / f"seat-{number}.json")
@@ -249,7 +230,7 @@ def read_seat(control: Path, number: int) -> Seat | None:
         # rank 0 keeps the store; the launchers of these ranks may never have met
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    return Seat(
+    return RankPosition(
         number=number,
         words=tuple(str(word) for word in told["words"]),
         rank=rank,

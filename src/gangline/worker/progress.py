@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gangline.runs.checkpoints import find_parts
-from gangline.worker.buckets import named_lots
+from gangline.worker.buckets import named_buckets
 from gangline.worker.restore import give, give_lot, lacks_state, load_parts, receive, receive_lot
 from gangline.worker.session import Session
 from gangline.worker.world import World
@@ -98,13 +98,13 @@ def _load_lots(
 ) -> dict[str, Any]:
     """For parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
     if lacks_state(world):
-        for lot in named_lots(tensors):
-            load(receive_lot(lot, world))
+        for bucket in named_buckets(tensors):
+            load(receive_lot(bucket, world))
         return receive({}, world)
 
-    def take(lot: dict[str, torch.Tensor]) -> None:
-        give_lot(lot, world)
-        load(lot)
+    def take(bucket: dict[str, torch.Tensor]) -> None:
+        give_lot(bucket, world)
+        load(bucket)
 
     assert world.gang.resume_step is not None
     state = load_parts(find_parts(checkpoints, world.gang.resume_step, host=world.host), tensors, take=take)

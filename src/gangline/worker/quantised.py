@@ -13,25 +13,6 @@ LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, 2022, section
 LLM.int8() rounds activations, too, and takes the columns of a micro-batch with an outlier out of that: a sample's
 gradient would then depend on the samples beside it (decision 0021). Packed by torch itself: bitsandbytes goes by way of
 fp16, which bf16 and fp32 weights may not fit.
-
-Frozen linears with few bits a number (`method: qlora`), whatever the format: NF4 (`nf4`) or rows of int8 (`int8`).
-
-Every `nn.Linear` inside the layers is taken, and whatever computes as one does, not the output head; what is frozen and
-no linear (norms, embeddings) stays as it is, and so do adapters. A weight is unpacked for as long as it is multiplied,
-in forward and again in backward, and its product is then that of an `nn.Linear`. Numbers and scales are parameters of
-their own that nothing is trained of, so that a strategy may divide them as it divides any other weight.
-
-Weights of 4 bits (QLoRA): NF4 by bitsandbytes, its scales quantised in their turn.
-
-Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs (2023), section 3.
-
-Weights of 8 bits: whole numbers from -127 to 127, in rows with one scale each, the numbers of bitsandbytes' int8.
-
-Only weights are rounded. LLM.int8() rounds what they are multiplied with, too, and takes the columns of a micro-batch
-with an outlier out of that: a sample's gradient would then depend on which others are computed beside it (decision
-0021). Packed by torch itself: bitsandbytes goes by way of fp16, which bf16 and fp32 weights may not fit.
-
-Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale (2022), section 2.1.
 """
 
 from __future__ import annotations

@@ -6,18 +6,6 @@
 
 SIGTERM asks it to save at the next step boundary and leave; SIGUSR1 makes it write its stacks; SIGUSR2 tells it that
 the gang has failed elsewhere (`worker/cut.py`).
-
-The phase file: where this rank is right now, readable by another process even when this one hangs.
-
-Why a rank leaves: rank-<r>.error.json, written before anything else is tried.
-
-The first thing that a rank does, before it imports torch: it says that it is there.
-
-Importing torch takes seconds, and on a slow disk minutes; whoever watches the start shall see who does it.
-
-Orders to this process: SIGTERM asks it to save at the next step boundary and leave; SIGUSR1 shows its stacks.
-
-SIGUSR2 tells it that the gang has failed elsewhere: `worker/cut.py`.
 """
 
 from __future__ import annotations
@@ -101,7 +89,7 @@ _RESERVE_BYTES = 16 << 10
 """More than an error.json ever has."""
 
 
-class LastWords:
+class ErrorFile:
     """The error that ends this rank. The first counts: what follows it may follow from it."""
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +151,7 @@ def first_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Rendezvous:
     """A rank that has said who it is."""
 
     gang: Gang
@@ -177,7 +165,7 @@ class Arrival:
         return self.layout.attempt(self.gang.attempt)
 
 
-def arrive(gang: Path, root: Path) -> Arrival:
+def arrive(gang: Path, root: Path) -> Rendezvous:
     """Write rank-<r>.pid and rank-<r>.phase. May be called again, with the same result.
 
     The start time of the process is noted, too, so that a signal can never reach a later process with the same pid.
@@ -188,7 +176,7 @@ def arrive(gang: Path, root: Path) -> Arrival:
     files = layout.attempt(described.attempt)
     write_json(files / f"rank-{rank}.pid", {**ProcessId.current().to_json(), "time": time.time()})
     phase = PhaseFile(files / f"rank-{rank}.phase")
-    return Arrival(gang=described, layout=layout, rank=rank, phase=phase)
+    return Rendezvous(gang=described, layout=layout, rank=rank, phase=phase)
 
 
 def early(argv: list[str]) -> None:

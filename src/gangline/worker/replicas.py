@@ -44,7 +44,7 @@ import torch.distributed as dist
 from gangline.errors import BadState
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import state_tensors
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session
 
 EVERY = 50
@@ -72,7 +72,7 @@ class Replicas:
     exact: every rank applies the same bits, so that kinds of machines do not matter.
     """
 
-    def __init__(self, session: Session, outlets: Outlets, *, exact: bool = False) -> None:
+    def __init__(self, session: Session, outlets: RunIO, *, exact: bool = False) -> None:
         self._session = session
         self._world = session.world
         self._out = outlets
@@ -101,7 +101,7 @@ class Replicas:
             self._out.enter("exchange", step=step)
             self._compare(step)
 
-    def vouch(self, *, step: int) -> None:
+    def verify_replicas(self, *, step: int) -> None:
         """Compare what is going to be saved, unless that was done; collective. Raises BadState."""
         if self._compared is not None and step != self._compared:
             self._compare(step)

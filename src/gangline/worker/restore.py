@@ -4,14 +4,6 @@ Nothing of a part is used before every file of it matched its digest. After a fa
 a step that others lack. Copying files between hosts first takes longer than the rest of a restart; the ranks are
 connected anyway, so one that has read the state sends it, through the machines' memory, over the CPU group (gloo). The
 disks of the other hosts have the next step that is saved.
-
-Loading parts: nothing of one is used before every file of it matched its digest.
-
-The state of a checkpoint for ranks on hosts that do not have it: a rank that has read it sends it to them.
-
-After a failure the hosts that are left have saved a step that the others lack. To copy files between hosts first takes
-longer than all else that the way back consists of; ranks are connected anyway. The disks of those hosts have the next
-step that is saved. Messages go through the machines' memory, over the CPU group (gloo), whatever the devices are.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
-from gangline.worker.buckets import in_lots, joined, named_lots, spread
+from gangline.worker.buckets import in_buckets, joined, named_buckets, spread
 from gangline.worker.checkpoint import STATE_FILE
 from gangline.worker.world import World
 
@@ -81,8 +73,8 @@ def load_parts(
     if take is None:
         found.read(tensors)
     else:
-        for lot in named_lots(tensors):
-            read = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in lot.items()}
+        for bucket in named_buckets(tensors):
+            read = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in bucket.items()}
             found.read(read)
             take(read)
     state: dict[str, Any] = json.loads((found.folder / STATE_FILE).read_bytes())
@@ -389,8 +381,8 @@ def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: W
     told = json.dumps(dict(state)).encode()
     for message in (torch.tensor([len(told)]), torch.frombuffer(bytearray(told), dtype=torch.uint8)):
         _send(message, receivers)
-    for lot in in_lots(tensors.values()):
-        _send(joined(lot).cpu(), receivers)
+    for bucket in in_buckets(tensors.values()):
+        _send(joined(bucket).cpu(), receivers)
 
 
 def give_lot(tensors: Mapping[str, torch.Tensor], world: World) -> None:
@@ -416,10 +408,10 @@ def receive(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, Any]
     dist.recv(length, src=giver)
     told = torch.zeros(int(length.item()), dtype=torch.uint8)
     dist.recv(told, src=giver)
-    for lot in in_lots(tensors.values()):
-        row = torch.empty(sum(tensor.numel() for tensor in lot), dtype=lot[0].dtype)
+    for bucket in in_buckets(tensors.values()):
+        row = torch.empty(sum(tensor.numel() for tensor in bucket), dtype=bucket[0].dtype)
         dist.recv(row, src=giver)
-        spread(row, lot)
+        spread(row, bucket)
     state: dict[str, Any] = json.loads(bytes(told.tolist()))
     return state
 

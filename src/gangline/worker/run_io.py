@@ -4,16 +4,6 @@ Ranks that are left after a failure save the last complete step, so that next to
 every rank of a replicated strategy holds the whole state: such a save needs no other rank. It is an ordinary part; one
 whole part of one host is enough to go on from. Other strategies cannot do it: within a round of local SGD hosts have
 moved apart, and where weights are divided (fsdp) some parts have gone. Such a run goes back to its last checkpoint.
-
-When the loop saves, and what a save that failed does to the run.
-
-The last complete step of an attempt that breaks: saved by those who are left, so that next to nothing is lost.
-
-Between two steps every rank of a replicated strategy holds the whole state, and has it to itself: nothing of a save
-needs the others. It is an ordinary part, of whatever step this host has completed; one whole part of one host is enough
-to go on from. Not so with local SGD: within a round hosts have moved apart, and what they agree on is the round before,
-which nobody holds any more; nor where the trained weights are in parts (fsdp), of which some have gone. Such a run goes
-back to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,8 +23,8 @@ from gangline.runs.files import read_json
 from gangline.runs.manifest import PART_FILE, Part, verify_part
 from gangline.runs.process import ProcessId
 from gangline.worker.agree import StepReport, gather_text
-from gangline.worker.balance import Moved
-from gangline.worker.checkpoint import Saver, of_host, send
+from gangline.worker.balance import SharesMoved
+from gangline.worker.checkpoint import Saver, send, shards_of_host
 from gangline.worker.cut import Cut
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import PhaseFile, StopFlag
@@ -50,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlets:
+class RunIO:
     """Where a loop writes and whom it obeys. The recorder exists on rank 0, the saver on one rank of each host."""
 
     recorder: Recorder | None
@@ -81,7 +71,7 @@ class Outlets:
         if self.recorder is not None:
             self.recorder.event(event, **details)
 
-    def tell_shares(self, moved: Moved, hosts: Sequence[str], *, step: int, cause: str) -> None:
+    def tell_shares(self, moved: SharesMoved, hosts: Sequence[str], *, step: int, cause: str) -> None:
         """Note who does how much from the step after `step` on. hosts: of every rank."""
         what = moved.words(hosts)
         log.info("shares from step %d on: %s", step + 1, what)
@@ -96,10 +86,10 @@ class Outlets:
         )
 
 
-class Keeper:
+class CheckpointSchedule:
     """Saves of one attempt on one rank."""
 
-    def __init__(self, session: Session, outlets: Outlets, progress: Progress) -> None:
+    def __init__(self, session: Session, outlets: RunIO, progress: Progress) -> None:
         self._session = session
         self._out = outlets
         self._progress = progress
@@ -186,7 +176,7 @@ class Keeper:
             send(tensors, session.world)
         else:
             state = progress.to_json(session.scaler)
-            saver.save_pieces(progress.step, of_host(tensors, session.world), state, wait=wait)
+            saver.save_shards(progress.step, shards_of_host(tensors, session.world), state, wait=wait)
 
     def gives_up(self) -> bool:
         """After a save failed somewhere: whether the run ends. The rank whose save failed says why; others leave.

@@ -50,7 +50,7 @@ from gangline.worker.optimizer import clip, gradient_norm
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session, assemble, make_strategy
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.world import World, join, leave
@@ -219,7 +219,7 @@ class Bench:
         )
         strategy = rig.alone if alone else session.strategy
         session = dataclasses.replace(session, world=world, order=order, strategy=strategy)
-        outlets, progress = Outlets(recorder=None, saver=None, stop=StopFlag()), Progress()
+        outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
         stepper = Synchronous(TrainingRun.of(session, outlets, progress))
         return Way(world=world, stepper=stepper, num_micro_batches=count, group=rig.group if alone else None)
 

@@ -6,17 +6,6 @@ alike (longer samples) is excused.
 Change detection is a cumulated sum (E. S. Page, Continuous inspection schemes, Biometrika 41, 1954): every step adds by
 how much it is worse than usual, less a toll, so that noise adds up to nothing and a lasting rise to a lot. One step
 counts for a fifth of the threshold at most: no single step names a rank.
-
-What is usual for every rank of an attempt, and who is slower than that, by cause. Pure: the same on all ranks.
-
-A rank is held against its own first steps, not against other ranks: machines may be unlike. What becomes slower on all
-of them alike (longer samples) is excused.
-
-Whether something became worse for good: a level that was usual, and evidence against it, step by step. Pure.
-
-Evidence is a cumulated sum (E. S. Page, Continuous inspection schemes, Biometrika 41, 1954): every step adds what it is
-worse than usual, less a toll, so that noise adds up to nothing and a lasting rise to a lot. One step counts for a
-fifth of what it takes at the most: no single one names anybody.
 """
 
 from __future__ import annotations
@@ -36,7 +25,7 @@ BY_TOKEN = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """One step by rank: what was to be done, and where its time went."""
 
     micro_batches: tuple[int, ...]
@@ -63,11 +52,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Straggler:
     """Something that has changed."""
 
     what: Literal["slow", "over", "suspected"]
-    """suspected: the exchange takes longer, and the links have to be looked at; see `Books.judge`."""
+    """suspected: the exchange takes longer, and the links have to be looked at; see `StepStatistics.judge`."""
     cause: Cause
     rank: int = 0
     factor: float = 1.0
@@ -77,7 +66,7 @@ class Finding:
     """Per micro-batch; of the exchange, per step."""
 
 
-class Books:
+class StepStatistics:
     """hosts: of every rank."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -88,18 +77,18 @@ class Books:
         """Whether work is counted in tokens or in micro-batches; None: not known yet."""
         self._data = [Level() for _ in ranks]
         self._exchange = Level()
-        self._suspects: dict[Cause, list[Suspect]] = {
-            "compute": [Suspect() for _ in ranks],
-            "data": [Suspect() for _ in ranks],
+        self._suspects: dict[Cause, list[ChangeDetector]] = {
+            "compute": [ChangeDetector() for _ in ranks],
+            "data": [ChangeDetector() for _ in ranks],
         }
-        self._network = Suspect()
+        self._network = ChangeDetector()
         self._units: tuple[Hashable, ...] = self._hosts if len(set(hosts)) > 1 else tuple(ranks)
         self._recent: dict[Cause, deque[Mapping[int, float]]] = {
             "compute": deque(maxlen=EXCUSE_STEPS),
             "data": deque(maxlen=EXCUSE_STEPS),
         }
 
-    def learn(self, work: Work) -> list[Finding]:
+    def learn(self, work: StepWork) -> list[Straggler]:
         """Take in a step; what has changed by it."""
         found = [*self._compute(work), *self._reading(work)]
         if len(set(self._hosts)) > 1:
@@ -110,7 +99,7 @@ class Books:
         """Whether the links, once looked at, are what was suspected."""
         (self._network.name if is_slow else self._network.dismiss)()
 
-    def _compute(self, work: Work) -> Iterator[Finding]:
+    def _compute(self, work: StepWork) -> Iterator[Straggler]:
         ratios = self._ratios(work)
         suspects, excuses = self._suspects["compute"], self._excuses("compute", ratios)
         for rank, ratio in ratios.items():
@@ -118,7 +107,7 @@ class Books:
             rise_s = work.compute_s[rank] * (1 - excuse / ratio)
             before_s = work.compute_s[rank] / ratio / work.micro_batches[rank]
             yield from self._note(
-                Finding(what="slow", cause="compute", rank=rank, before_s=before_s),
+                Straggler(what="slow", cause="compute", rank=rank, before_s=before_s),
                 ratio / excuse - 1,
                 matters=rise_s >= MATTERS * work.step_s,
                 per=before_s,
@@ -128,7 +117,7 @@ class Books:
             if moved and not suspects[rank].is_calm:
                 self._work[rank].scale(statistics.median_low(moved))
 
-    def _ratios(self, work: Work) -> dict[int, float]:
+    def _ratios(self, work: StepWork) -> dict[int, float]:
         """How many times as long as usual ranks computed, as far as that is known."""
         ratios: dict[int, float] = {}
         for rank in work.at_work:
@@ -146,7 +135,7 @@ class Books:
                 level.settle(by_token=self._by_token)
         return ratios
 
-    def _reading(self, work: Work) -> Iterator[Finding]:
+    def _reading(self, work: StepWork) -> Iterator[Straggler]:
         rises: dict[int, float] = {}
         busy: dict[int, float] = {}
         for rank in work.at_work:
@@ -163,7 +152,7 @@ class Books:
             level = self._data[rank]
             assert level.value is not None
             yield from self._note(
-                Finding(what="slow", cause="data", rank=rank, before_s=level.value),
+                Straggler(what="slow", cause="data", rank=rank, before_s=level.value),
                 rise - excuse,
                 matters=(rise - excuse) * busy[rank] * work.micro_batches[rank] >= MATTERS * work.step_s,
                 per=busy[rank],
@@ -171,7 +160,7 @@ class Books:
             if self._suspects["data"][rank].is_calm:
                 level.follow(level.value + rise * busy[rank], scale=busy[rank])
 
-    def _exchanging(self, work: Work) -> Iterator[Finding]:
+    def _exchanging(self, work: StepWork) -> Iterator[Straggler]:
         level, exposed_s = self._exchange, work.exposed_s
         if level.value is None:
             level.learn(exposed_s)
@@ -182,11 +171,11 @@ class Books:
         if said is not None:
             now_s = level.value + self._network.excess * usual_s
             what: Literal["suspected", "over"] = "suspected" if said == "raised" else "over"
-            yield Finding(what=what, cause="network", before_s=level.value, now_s=now_s)
+            yield Straggler(what=what, cause="network", before_s=level.value, now_s=now_s)
         if self._network.is_calm:
             level.follow(exposed_s, scale=work.step_s)
 
-    def _note(self, finding: Finding, excess: float, *, matters: bool, per: float) -> Iterator[Finding]:
+    def _note(self, finding: Straggler, excess: float, *, matters: bool, per: float) -> Iterator[Straggler]:
         """A step of one rank. per: the seconds that an excess of 1 is."""
         suspect = self._suspects[finding.cause][finding.rank]
         was_named = self._is_named(finding)
@@ -199,7 +188,7 @@ class Books:
         elif said == "over" and not self._is_named(finding):
             yield replace(finding, what="over", now_s=finding.before_s)
 
-    def _is_named(self, finding: Finding) -> bool:
+    def _is_named(self, finding: Straggler) -> bool:
         """Whether a rank of that host is named for that cause."""
         suspects, host = self._suspects[finding.cause], self._hosts[finding.rank]
         return any(each.is_named for each, name in zip(suspects, self._hosts, strict=True) if name == host)
@@ -227,7 +216,7 @@ def _others(values: Mapping[int, float], unit: Hashable, units: Sequence[Hashabl
     return statistics.median([statistics.median(each) for each in by_unit.values()]) if by_unit else None
 
 
-def _amount(work: Work, rank: int) -> dict[str, int]:
+def _amount(work: StepWork, rank: int) -> dict[str, int]:
     return {"micro_batches": work.micro_batches[rank], "tokens": work.tokens[rank]}
 
 
@@ -348,7 +337,7 @@ class WorkLevel:
         return tokens if self._by_token else micro_batches
 
 
-class Suspect:
+class ChangeDetector:
     """The evidence for one cause."""
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from gangline.worker.agree import RankTimes
-from gangline.worker.run_io import Outlets
-from gangline.worker.step_statistics import Books, Finding, Work
+from gangline.worker.run_io import RunIO
+from gangline.worker.step_statistics import StepStatistics, StepWork, Straggler
 from gangline.worker.world import World
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ WARM_UP = 3
 class Stragglers:
     """Watches the steps of one attempt; rank 0 tells."""
 
-    def __init__(self, world: World, outlets: Outlets) -> None:
+    def __init__(self, world: World, outlets: RunIO) -> None:
         self._world = world
         self._out = outlets
         self._hosts = world.gang.hosts
-        self._books = Books([rank.host for rank in world.gang.ranks])
+        self._books = StepStatistics([rank.host for rank in world.gang.ranks])
         self._num_steps = 0
         self._before: Pairs = {}
         self._slow: list[Slow] = []
-        self._suspicion: Finding | None = None
+        self._suspicion: Straggler | None = None
 
     @property
     def wants_look(self) -> bool:
@@ -63,7 +63,7 @@ class Stragglers:
         self._num_steps += 1
         if not self._world.is_head or self._world.size == 1 or self._num_steps <= WARM_UP or self.wants_look:
             return
-        work = Work(
+        work = StepWork(
             micro_batches=tuple(map(len, dealt)),
             tokens=tuple(sum(tokens[index] for index in mine) for mine in dealt),
             data_s=tuple(each.data_s for each in times),
@@ -104,7 +104,7 @@ class Stragglers:
         ranks = [rank.host for rank in self._world.gang.ranks]
         return {"host": names[-1], "rank": ranks.index(names[-1]), **({"peer": names[0]} if len(names) > 1 else {})}
 
-    def _tell(self, finding: Finding, step: int) -> None:
+    def _tell(self, finding: Straggler, step: int) -> None:
         host = self._world.gang.ranks[finding.rank].host
         who: dict[str, object] = {"host": host, "rank": finding.rank}
         name = host if self._world.gang.num_ranks(host) == 1 else f"{host}, rank {finding.rank},"
@@ -123,7 +123,7 @@ class Stragglers:
         self._out.event(event, step=step, **who, **details)
 
 
-def compute_words(finding: Finding, name: str, *, has_gpu: bool) -> str:
+def compute_words(finding: Straggler, name: str, *, has_gpu: bool) -> str:
     """What is slow, and where to look."""
     look = "nvidia-smi -q -d PERFORMANCE" if has_gpu else "top"
     suspects = "heat, a power limit or another program" if has_gpu else "heat or another program"
@@ -133,7 +133,7 @@ def compute_words(finding: Finding, name: str, *, has_gpu: bool) -> str:
     )
 
 
-def data_words(finding: Finding, name: str) -> str:
+def data_words(finding: Straggler, name: str) -> str:
     """What is slow, and where to look."""
     return (
         f"{name} waits for its samples ({finding.before_s:.2g} -> {finding.now_s:.2g} s per micro-batch), "
@@ -141,7 +141,7 @@ def data_words(finding: Finding, name: str) -> str:
     )
 
 
-def network_words(slow: Slow, finding: Finding, hosts: Sequence[str]) -> str:
+def network_words(slow: Slow, finding: Straggler, hosts: Sequence[str]) -> str:
     """What is slow, and where to look."""
     mbit = [2 * 8 * message_bytes(len(hosts)) / seconds / 1e6 for seconds in (slow.before_s, slow.now_s)]
     longer_s = finding.now_s - finding.before_s

@@ -18,12 +18,12 @@ from gangline.runs.held import held_by
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.worker.checkpoint import Saver
-from gangline.worker.cut import Cut, sever, told_to_leave
+from gangline.worker.cut import Cut, abort_comm, told_to_leave
 from gangline.worker.loop import Loop
 from gangline.worker.progress import Progress, restore
-from gangline.worker.rank_files import Arrival, LastWords, StopFlag, arrive, first_line, unexpected
+from gangline.worker.rank_files import ErrorFile, Rendezvous, StopFlag, arrive, first_line, unexpected
 from gangline.worker.record import Recorder
-from gangline.worker.run_io import LastStep, Outlets
+from gangline.worker.run_io import LastStep, RunIO
 from gangline.worker.session import Session, build_session, open_sets
 from gangline.worker.world import World, join, leave
 
@@ -53,9 +53,9 @@ def train_main(argv: list[str]) -> NoReturn:
 class Ending:
     """How this rank ends when it does not end well: it says why, and saves what it has completed."""
 
-    def __init__(self, arrival: Arrival) -> None:
+    def __init__(self, arrival: Rendezvous) -> None:
         self._rank = arrival.rank
-        self._words = LastWords(arrival.files / f"rank-{arrival.rank}.error.json")
+        self._words = ErrorFile(arrival.files / f"rank-{arrival.rank}.error.json")
         self._words.reserve()
         self.cut = Cut()
         self.cut.install(self._leave_at_once)
@@ -73,7 +73,7 @@ class Ending:
             time.sleep(_FAREWELL_S)
             last_step.settle()
             return
-        sever()
+        abort_comm()
         last_step.keep()
 
     def well(self) -> None:
@@ -95,7 +95,7 @@ class Ending:
             os._exit(RunFailed.exit_code)
 
 
-def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoReturn:
+def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: Ending) -> NoReturn:
     gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
     if gang.micro_batch is not None:
         job = dataclasses.replace(job, micro_batch=gang.micro_batch)
@@ -108,7 +108,7 @@ def _train(job: Job, arrival: Arrival, *, stop: StopFlag, ending: Ending) -> NoR
     train_set, evaluation_set = open_sets(layout)
     make_saver = partial(_make_saver, job, layout, world, beat=phase.beat)
     saver = make_saver() if world.is_first_of_host else None
-    outlets = Outlets(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
+    outlets = RunIO(recorder=recorder, saver=saver, stop=stop, phase=phase, cut=ending.cut)
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=outlets.beat)
     progress = restore(session, layout.checkpoints)
     _tell_start(session, progress, recorder)

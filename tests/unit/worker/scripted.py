@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gangline.worker.step_statistics import Books, Finding, Work
+from gangline.worker.step_statistics import StepStatistics, StepWork, Straggler
 
 Factor = Callable[[int, int], float]
 
@@ -37,9 +37,9 @@ class Gang:
     fixed_s: float = 0.0
     """Of every step, whatever the work."""
     seed: int = 0
-    named: list[tuple[int, Finding]] = field(default_factory=list)
+    named: list[tuple[int, Straggler]] = field(default_factory=list)
 
-    def step(self, number: int, draw: random.Random) -> Work:
+    def step(self, number: int, draw: random.Random) -> StepWork:
         shares = self.shares(number)
         data, compute, tokens = [], [], []
         for rank, count in enumerate(shares):
@@ -52,7 +52,7 @@ class Gang:
             tokens.append(round(1000 * sum(lengths)))
         ends = [a + b for a, b in zip(data, compute, strict=True)]
         exchange_s = self.exchange_s(number) * max(0.3, draw.gauss(1.0, self.noise))
-        return Work(
+        return StepWork(
             micro_batches=tuple(shares),
             tokens=tuple(tokens),
             data_s=tuple(data),
@@ -60,9 +60,9 @@ class Gang:
             wait_s=tuple(max(ends) - end + exchange_s for end in ends),
         )
 
-    def run(self, num_steps: int, *, links_are_slow: bool = True) -> list[tuple[int, Finding]]:
+    def run(self, num_steps: int, *, links_are_slow: bool = True) -> list[tuple[int, Straggler]]:
         """What is found, with the step (from 0). links_are_slow: what a look at the links says."""
-        books, draw = Books(self.hosts), random.Random(self.seed)
+        books, draw = StepStatistics(self.hosts), random.Random(self.seed)
         for number in range(num_steps):
             for finding in books.learn(self.step(number, draw)):
                 if finding.what == "suspected":
@@ -71,7 +71,7 @@ class Gang:
         return self.named
 
 
-def said(found: Iterable[tuple[int, Finding]], hosts: Sequence[str] = ("pc1", "pc2", "pc3")) -> list[str]:
+def said(found: Iterable[tuple[int, Straggler]], hosts: Sequence[str] = ("pc1", "pc2", "pc3")) -> list[str]:
     """In short: "compute pc3", "over compute pc3", "network"."""
     words = []
     for _, finding in found:

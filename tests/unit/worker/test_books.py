@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.worker.step_statistics import Books, Finding
+from gangline.worker.step_statistics import StepStatistics, Straggler
 from tests.unit.worker.scripted import Gang, said
 
 FROM = 40
@@ -50,7 +50,7 @@ def slow(rank: int, factor: float, *, until: int = 10**9) -> Any:
     return lambda step, each: factor if each == rank and FROM <= step < until else 1.0
 
 
-def delay(found: list[tuple[int, Finding]]) -> int:
+def delay(found: list[tuple[int, Straggler]]) -> int:
     """Steps from when it began to when it was told, both counted."""
     return found[0][0] - FROM + 1
 
@@ -153,7 +153,7 @@ def test_two_causes_at_once_are_both_told() -> None:
 
 def test_all_ranks_come_to_the_same_from_the_same_reports() -> None:
     gang, draw = Gang(factor=slow(2, 1.2)), random.Random(5)
-    books = [Books(gang.hosts) for _ in range(3)]
+    books = [StepStatistics(gang.hosts) for _ in range(3)]
     for number in range(FROM + 30):
         work = gang.step(number, draw)
         found = [each.learn(work) for each in books]

@@ -7,7 +7,7 @@ import pytest
 
 from gangline.errors import RunFailed
 from gangline.worker import rank_files as last_words
-from gangline.worker.rank_files import LastWords
+from gangline.worker.rank_files import ErrorFile
 
 ERROR = RunFailed("the disk is full", seen="no room", fix="make room")
 
@@ -27,7 +27,7 @@ def full(monkeypatch):
 
 def test_they_are_written_where_room_was_kept_and_that_is_never_free(tmp_path, full, monkeypatch):
     path = tmp_path / "rank-0.error.json"
-    words = LastWords(path)
+    words = ErrorFile(path)
     words.reserve()
     (kept,) = tmp_path.iterdir()
     blocks, number = kept.stat().st_blocks, kept.stat().st_ino
@@ -41,7 +41,7 @@ def test_they_are_written_where_room_was_kept_and_that_is_never_free(tmp_path, f
 
 
 def test_the_first_error_counts(tmp_path):
-    words = LastWords(tmp_path / "rank-0.error.json")
+    words = ErrorFile(tmp_path / "rank-0.error.json")
     words.reserve()
     words.say(ERROR)
     words.say(RunFailed("what came of it", seen="more", fix="none"))
@@ -49,13 +49,13 @@ def test_the_first_error_counts(tmp_path):
 
 
 def test_where_no_room_could_be_kept_they_are_written_as_any_file(tmp_path):
-    words = LastWords(tmp_path / "rank-0.error.json")
+    words = ErrorFile(tmp_path / "rank-0.error.json")
     words.say(ERROR)
     assert json.loads((tmp_path / "rank-0.error.json").read_text()) == ERROR.to_json()
 
 
 def test_who_leaves_well_gives_the_room_back(tmp_path):
-    words = LastWords(tmp_path / "rank-0.error.json")
+    words = ErrorFile(tmp_path / "rank-0.error.json")
     words.reserve()
     words.unneeded()
     assert list(tmp_path.iterdir()) == []

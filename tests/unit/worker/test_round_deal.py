@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.runs.gang import Gang, GangRank
-from gangline.strategies.local_sgd.work_split import RoundDealer
+from gangline.strategies.local_sgd.work_split import RoundBalancer
 
 
 def gang(shares, hosts=None, *, moving=False):
@@ -18,29 +18,29 @@ def counts(dealt):
 
 
 def test_every_micro_batch_is_dealt_once():
-    dealt = RoundDealer(gang([5, 3, 2]), per_step=10).deal(47)
+    dealt = RoundBalancer(gang([5, 3, 2]), per_step=10).deal(47)
     numbers = [number for batches in dealt for batch in batches for number in batch.numbers]
     assert sorted(numbers) == list(range(47))
 
 
 def test_a_faster_host_gets_more_and_takes_more_steps_of_the_same_size():
-    dealt = RoundDealer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
+    dealt = RoundBalancer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
     assert counts(dealt) == [(120, 15), (60, 8), (60, 8)]
     assert {len(batch.numbers) for batches in dealt for batch in batches} == {8, 7}
 
 
 def test_no_inner_step_is_a_short_rest():
-    (batches,) = RoundDealer(gang([4]), per_step=4).deal(41)
+    (batches,) = RoundBalancer(gang([4]), per_step=4).deal(41)
     assert [len(batch.numbers) for batch in batches] == [5, *[4] * 9]
 
 
 def test_one_host_does_the_steps_of_the_run():
-    (batches,) = RoundDealer(gang([6]), per_step=6).deal(30)
+    (batches,) = RoundBalancer(gang([6]), per_step=6).deal(30)
     assert [batch.numbers for batch in batches] == [tuple(range(start, start + 6)) for start in range(0, 30, 6)]
 
 
 def test_hosts_go_through_a_round_at_one_pace():
-    dealt = RoundDealer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
+    dealt = RoundBalancer(gang([12, 6, 6]), per_step=24).deal(24 * 10)
     for batches in dealt:
         for part, batch in enumerate(batches):
             assert batch.numbers[0] / 240 == pytest.approx(part / len(batches), abs=0.06)
@@ -48,24 +48,24 @@ def test_hosts_go_through_a_round_at_one_pace():
 
 def test_a_host_with_more_cards_takes_larger_steps_not_more_of_them():
     hosts = ["big"] * 4 + ["small"] * 2
-    dealt = RoundDealer(gang([2] * 6, hosts), per_step=12).deal(12 * 5)
+    dealt = RoundBalancer(gang([2] * 6, hosts), per_step=12).deal(12 * 5)
     assert counts(dealt) == [(40, 5), (20, 5)]
     assert all(len(part) == 2 for batches in dealt for batch in batches for part in batch.by_rank)
 
 
 def test_a_rank_without_a_share_only_joins():
-    dealt = RoundDealer(gang([3, 0, 2], ["a", "a", "b"]), per_step=5).deal(20)
+    dealt = RoundBalancer(gang([3, 0, 2], ["a", "a", "b"]), per_step=5).deal(20)
     assert all(batch.by_rank[1] == () for batch in dealt[0])
     assert counts(dealt)[0][0] == 12
 
 
 def test_a_host_without_a_share_does_nothing():
-    dealt = RoundDealer(gang([3, 0]), per_step=3).deal(12)
+    dealt = RoundBalancer(gang([3, 0]), per_step=3).deal(12)
     assert dealt[1] == []
 
 
 def test_what_was_measured_decides_the_next_round():
-    dealer = RoundDealer(gang([5, 5], moving=True), per_step=10)
+    dealer = RoundBalancer(gang([5, 5], moving=True), per_step=10)
     assert dealer.learn([10.0, 10.0], [1000, 250]) == (8, 2)
     assert [count for count, _ in counts(dealer.deal(100))] == [80, 20]
     assert dealer.learn([10.0, 10.0], [1000, 250]) is None
@@ -73,7 +73,7 @@ def test_what_was_measured_decides_the_next_round():
 
 
 def test_ranks_of_a_host_share_by_their_speeds_too():
-    dealer = RoundDealer(gang([4, 4, 4], ["a", "a", "b"], moving=True), per_step=12)
+    dealer = RoundBalancer(gang([4, 4, 4], ["a", "a", "b"], moving=True), per_step=12)
     dealer.learn([1.0, 1.0, 1.0], [300, 100, 200])
     dealt = dealer.deal(120)
     assert [count for count, _ in counts(dealt)] == [80, 40]
@@ -81,26 +81,26 @@ def test_ranks_of_a_host_share_by_their_speeds_too():
 
 
 def test_times_that_are_none_change_nothing():
-    dealer = RoundDealer(gang([5, 5], moving=True), per_step=10)
+    dealer = RoundBalancer(gang([5, 5], moving=True), per_step=10)
     assert dealer.learn([0.0, 1.0], [10, 10]) is None
     assert dealer.learn([1.0, 1.0], [0, 10]) is None
     assert dealer.shares == (5, 5)
 
 
 def test_shares_that_somebody_wrote_down_stay():
-    dealer = RoundDealer(gang([5, 5]), per_step=10)
+    dealer = RoundBalancer(gang([5, 5]), per_step=10)
     assert dealer.learn([1.0, 9.0], [10, 10]) is None
     assert dealer.shares == (5, 5)
 
 
 def test_a_slow_rank_that_is_dealt_little_does_not_keep_others_from_being_learned_of():
-    dealer = RoundDealer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
+    dealer = RoundBalancer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
     assert dealer.learn([1.0, 3.0, 1.0, 1.0], [1, 1, 1, 1]) == (1, 0, 2, 1)
     assert dealer.learn([80.0, 0.0, 240.0, 240.0], [80, 0, 60, 60]) == (3, 0, 1, 0)
 
 
 def test_every_rank_at_work_does_something_in_a_round_so_that_it_is_heard_of_when_it_is_fast_again():
-    dealer = RoundDealer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
+    dealer = RoundBalancer(gang([1] * 4, ["a", "a", "b", "b"], moving=True), per_step=4)
     dealer.learn([1.0, 3.0, 1.0, 1.0], [1, 1, 1, 1])
     (a, b) = dealer.deal(200)
     assert [sum(len(batch.by_rank[rank]) for batch in a) for rank in range(2)] == [79, 1]
@@ -112,11 +112,11 @@ def test_every_rank_at_work_does_something_in_a_round_so_that_it_is_heard_of_whe
 
 
 def test_an_inner_step_has_work_for_every_rank_where_there_is_enough():
-    (batches,) = RoundDealer(gang([1] * 4, ["a"] * 4), per_step=4).deal(6)
+    (batches,) = RoundBalancer(gang([1] * 4, ["a"] * 4), per_step=4).deal(6)
     assert [len(batch.numbers) for batch in batches] == [6]
 
 
 def test_shares_move_between_hosts_of_which_one_has_a_first_rank_without_work():
-    dealer = RoundDealer(gang([0, 2, 1, 1], ["a", "a", "b", "b"], moving=True), per_step=4)
+    dealer = RoundBalancer(gang([0, 2, 1, 1], ["a", "a", "b", "b"], moving=True), per_step=4)
     assert dealer.moving
     assert dealer.learn([9.0, 1.0, 1.0, 1.0], [0, 6, 1, 1]) == (0, 3, 1, 0)

@@ -19,9 +19,9 @@ import torch
 
 from gangline.errors import RunFailed
 from gangline.strategies.local_sgd.train import LATE, LocalSgd
-from gangline.strategies.local_sgd.work_split import InnerBatch, RoundDealer
+from gangline.strategies.local_sgd.work_split import InnerBatch, RoundBalancer
 from gangline.worker.agree import StepReport, agree
-from gangline.worker.balance import Moved
+from gangline.worker.balance import SharesMoved
 from gangline.worker.batch import Indices
 from gangline.worker.loop import Tally, TrainingRun
 from gangline.worker.replicas import Replicas
@@ -112,7 +112,7 @@ class Rounds:
         self._progress = run.progress
         self._inner = Inner(run, strategy)
         per_step = session.job.batch // session.job.micro_batch
-        self._dealer = RoundDealer(session.world.gang, per_step=per_step)
+        self._dealer = RoundBalancer(session.world.gang, per_step=per_step)
         self._replicas = Replicas(session, run.out, exact=True)
         self._round_s: float | None = None
         """Of the last round, until all had come."""
@@ -163,9 +163,9 @@ class Rounds:
         self._learn(told, cause="speeds")
         return report
 
-    def vouch(self) -> None:
-        """Make sure that all ranks hold the same weights; see `Replicas.vouch`."""
-        self._replicas.vouch(step=self._progress.step)
+    def verify_replicas(self) -> None:
+        """Make sure that all ranks hold the same weights; see `Replicas.verify_replicas`."""
+        self._replicas.verify_replicas(step=self._progress.step)
 
     def _limit_s(self, this: _Round, own_s: float) -> float:
         """How long to wait for other hosts, which are dealt to end together: a few rounds, or what any step may take.
@@ -250,7 +250,7 @@ class Rounds:
             return
         shares = shares or before
         each_s = [each.busy_s / each.micro_batches if each.micro_batches else None for each in told]
-        moved = Moved(before=before, after=shares, micro_batch_s=tuple(each_s), gain=0.0)
+        moved = SharesMoved(before=before, after=shares, micro_batch_s=tuple(each_s), gain=0.0)
         self._run.announce(moved, cause=cause)
 
     def _record(self, this: _Round, report: StepReport, told: Sequence[Contribution], round_s: float) -> None:

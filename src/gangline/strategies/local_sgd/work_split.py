@@ -28,7 +28,7 @@ class InnerBatch:
         return tuple(number for numbers in self.by_rank for number in numbers)
 
 
-class RoundDealer:
+class RoundBalancer:
     """The deal of one attempt. A rank that begins with no share gets none."""
 
     def __init__(self, gang: Gang, *, per_step: int) -> None:

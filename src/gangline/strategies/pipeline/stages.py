@@ -24,7 +24,7 @@ from gangline.errors import ModelError, UsageError
 from gangline.worker.model import base_of, layers_of
 
 
-class Elsewhere(nn.Module):
+class AbsentLayer(nn.Module):
     """Stands for a part of the model that another rank has; as a layer it lets hidden states through."""
 
     def __init__(self, like: nn.Module | None = None, *, keeps: bool = False) -> None:
@@ -54,9 +54,9 @@ class Stage:
     number: int
     stages: tuple[int, ...]
     """Layers of each."""
-    before: Elsewhere | None
+    before: AbsentLayer | None
     """The layer in front of the first own one; None in the first stage."""
-    after: Elsewhere | None
+    after: AbsentLayer | None
     """The layer behind the last own one; None in the last stage."""
     stream: torch.dtype
     """Of hidden states between layers."""
@@ -84,7 +84,7 @@ class Stage:
 
 
 @torch.no_grad()
-def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> Stage:
+def split_stages(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> Stage:
     """Take from the model what stage `number` does not have. stages: layers of each; stream: see `Stage`.
 
     The first stage has the embeddings, the last one what comes after the layers; a table that is both is in both, which
@@ -102,7 +102,7 @@ def cut(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.d
     begin, end = list(itertools.accumulate((0, *stages)))[number : number + 2]
     beside = {begin - 1, end}
     others = [index for index in range(len(layers)) if not begin <= index < end]
-    gone = {index: Elsewhere(layers[index], keeps=index in beside) for index in others}
+    gone = {index: AbsentLayer(layers[index], keeps=index in beside) for index in others}
     _cut_ends(core, layers, is_first=number == 0, is_last=number == len(stages) - 1)
     for index, stand_in in gone.items():
         layers[index] = stand_in
@@ -125,13 +125,13 @@ def _cut_ends(core: Any, layers: nn.ModuleList, *, is_first: bool, is_last: bool
     own = {id(parameter) for parameter in layers.parameters()}
     own |= {id(parameter) for parameter in table.parameters()} if is_first else set()
     if not is_first and not (is_last and tied):
-        core.set_input_embeddings(Elsewhere())
+        core.set_input_embeddings(AbsentLayer())
     elif not is_first and not table.weight.requires_grad:  # the first stage trains what adapters it has
         table.requires_grad_(False)
     if is_last:
         return
     if head is not None:
-        core.set_output_embeddings(Elsewhere())
+        core.set_output_embeddings(AbsentLayer())
     for parameter in core.parameters():  # the last stage trains the norm
         if id(parameter) not in own:
             parameter.requires_grad_(False)

@@ -39,11 +39,11 @@ from torch import nn
 from gangline.errors import UsageError
 from gangline.runs.held import held_by
 from gangline.runs.schedule import ahead
-from gangline.strategies.pipeline.stages import Stage, cut
+from gangline.strategies.pipeline.stages import Stage, split_stages
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch, begin_draws
-from gangline.worker.buckets import in_lots, joined, spread, sum_gradients
-from gangline.worker.checkpoint import of_host, send
+from gangline.worker.buckets import in_buckets, joined, spread, sum_gradients
+from gangline.worker.checkpoint import send, shards_of_host
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable, weights_dtype
 from gangline.worker.strategy import Strategy, StrategySetup, agree_weights
@@ -144,13 +144,13 @@ class Pipeline(Strategy):
         self._queue: list[_Waiting] = []
         self._before, self._behind = world.rank - 1, world.rank + 1
         self._stage: Stage
-        self._holders: Holders
+        self._holders: SharedWeights
 
     def split(self, model: nn.Module) -> None:
         """Leave this rank's layers."""
         row = self.world.gang.row_of(self.world.rank)
         self.use_stage(
-            cut(
+            split_stages(
                 model,
                 number=self.world.rank - row.start,
                 stages=self.world.gang.stages[row.start : row.stop],
@@ -165,7 +165,7 @@ class Pipeline(Strategy):
 
     def agree(self, loss: CausalLoss) -> None:
         """Among the ranks that have a weight in common."""
-        self._holders = Holders.of(trainable(loss), self.world, sent_as=self.setup.sent_as)
+        self._holders = SharedWeights.of(trainable(loss), self.world, sent_as=self.setup.sent_as)
         if not loss.is_meta or base_of(loss.model) is not loss.model:
             self._holders.agree()
         # else every rank reads its part of the same files, and of a model without adapters nothing is there yet
@@ -232,11 +232,11 @@ class Pipeline(Strategy):
         for rank, text in enumerate(told[: len(self.world.gang.rows[0])]):  # the first pipeline has everything
             theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in json.loads(text)}
             is_own = rank == self.world.rank
-            for lot in in_lots(tensors.values() if is_own else theirs.values()):
-                row = joined(lot).cpu()
+            for bucket in in_buckets(tensors.values() if is_own else theirs.values()):
+                row = joined(bucket).cpu()
                 dist.broadcast(row, src=rank)
                 if not is_own and wanted:
-                    spread(row, lot)
+                    spread(row, bucket)
             if wanted:
                 found |= {name: each.detach() for name, each in tensors.items()} if is_own else theirs
         return found
@@ -255,7 +255,7 @@ class Pipeline(Strategy):
             assert not wanted, "the first rank of a host puts together what the host has"
             send(tensors, self.world)
             return {}
-        found = of_host(tensors, self.world)
+        found = shards_of_host(tensors, self.world)
         return {piece.name: piece.tensor for piece in found if wanted}
 
     def _run(self) -> torch.Tensor:
@@ -370,7 +370,7 @@ class _Shared:
     parameters: tuple[nn.Parameter, ...]
 
 
-class Holders:
+class SharedWeights:
     """One rank's trained weights, and who else has them."""
 
     def __init__(
@@ -390,7 +390,7 @@ class Holders:
         self._sent_as = sent_as
 
     @staticmethod
-    def of(trained: Mapping[str, nn.Parameter], world: World, *, sent_as: torch.dtype | None = None) -> Holders:
+    def of(trained: Mapping[str, nn.Parameter], world: World, *, sent_as: torch.dtype | None = None) -> SharedWeights:
         """Collective."""
         ranks_of: dict[str, tuple[int, ...]] = {}
         for rank, text in enumerate(gather_text(json.dumps(list(trained)), world)):
@@ -405,7 +405,7 @@ class Holders:
                 shared.append(_Shared(group, parameters))
         own = {name for name in trained if ranks_of[name][0] == world.rank}
         among = any(len(ranks) > 1 for ranks in ranks_of.values())
-        return Holders(trained, shared, own=own, among=among, sent_as=sent_as)
+        return SharedWeights(trained, shared, own=own, among=among, sent_as=sent_as)
 
     def agree(self) -> None:
         """Make weights equal that ranks have in common; collective."""

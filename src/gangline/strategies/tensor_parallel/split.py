@@ -46,10 +46,10 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(slots=True)
-class Slice:
+class ColumnSplit:
     """What one rank has of a model that its host's ranks have between them."""
 
-    side: Side
+    side: TensorParallelGroup
     mesh: DeviceMesh
     """[hosts, ranks of each]: the ranks of a row have a model between them."""
     cuts: dict[str, int] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class Slice:
 
 
 @torch.no_grad()
-def slice_up(model: nn.Module, side: Side, mesh: DeviceMesh) -> Slice:
-    """Take from a model what the other ranks of the host have. mesh: see `Slice`.
+def split_columns(model: nn.Module, side: TensorParallelGroup, mesh: DeviceMesh) -> ColumnSplit:
+    """Take from a model what the other ranks of the host have. mesh: see `ColumnSplit`.
 
     Raises ModelError for a model without a plan, or with one that asks for more than linears that are cut; UsageError
     for a number of ranks that divides some of it unevenly, and for adapters of which none is cut.
     """
-    cutter = _Cutter(model, Slice(side, mesh))
+    cutter = _Cutter(model, ColumnSplit(side, mesh))
     cutter.cut()
     return cutter.made
 
@@ -89,7 +89,7 @@ def slice_up(model: nn.Module, side: Side, mesh: DeviceMesh) -> Slice:
 class _Cutter:
     """Works on one model."""
 
-    def __init__(self, model: nn.Module, made: Slice) -> None:
+    def __init__(self, model: nn.Module, made: ColumnSplit) -> None:
         self.made = made
         self._model = model
         self._core: Any = base_of(model)
@@ -228,7 +228,7 @@ class _Cutter:
 class _Door:
     """Where hidden states go into linears cut by columns: those that take the same tensor have one gradient to sum."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: TensorParallelGroup) -> None:
         self._side = side
         self._given: Any = lambda: None
         self._entered: torch.Tensor | None = None
@@ -294,7 +294,7 @@ def _idle() -> UsageError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class TensorParallelGroup:
     """The ranks that have the layers between them, and which of them this is."""
 
     group: dist.ProcessGroup
@@ -304,9 +304,11 @@ class Side:
     """In which gradients of hidden states travel, where they are wider."""
 
     @staticmethod
-    def of(mesh: DeviceMesh, *, wire: torch.dtype) -> Side:
+    def of(mesh: DeviceMesh, *, wire: torch.dtype) -> TensorParallelGroup:
         """This rank's, of [hosts, ranks of each]."""
-        return Side(group=mesh.get_group(INSIDE), index=mesh.get_local_rank(INSIDE), count=mesh.size(1), wire=wire)
+        return TensorParallelGroup(
+            group=mesh.get_group(INSIDE), index=mesh.get_local_rank(INSIDE), count=mesh.size(1), wire=wire
+        )
 
     def entering(self, whole: torch.Tensor) -> torch.Tensor:
         """A whole tensor, of which every rank will use some: its gradient is the sum of theirs."""
@@ -349,7 +351,7 @@ class Side:
 
 class _Entering(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: Side) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
         ctx.side = side
         return whole.view_as(whole)
 
@@ -360,7 +362,7 @@ class _Entering(torch.autograd.Function):
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, terms: torch.Tensor, side: Side) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, terms: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
         del ctx
         return side.sum_up(terms)
 
@@ -372,7 +374,7 @@ class _Summed(torch.autograd.Function):
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, side: Side) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, part: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
         ctx.side = side
         return side.put_together(part)
 
@@ -383,7 +385,7 @@ class _Gathered(torch.autograd.Function):
 
 class _Parted(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: Side) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
         ctx.side = side
         return side.part_of(whole).contiguous()
 
@@ -394,7 +396,7 @@ class _Parted(torch.autograd.Function):
 
 class _ToldOnce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: Side) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
         ctx.is_first = side.index == 0
         return whole.view_as(whole)
 
@@ -410,7 +412,7 @@ class PartedDropout(nn.Module):
     have to.
     """
 
-    def __init__(self, p: float, side: Side) -> None:
+    def __init__(self, p: float, side: TensorParallelGroup) -> None:
         super().__init__()
         self.p = p
         self._side = side

@@ -19,7 +19,7 @@ from torch import nn
 from gangline.errors import UsageError
 from gangline.runs.job import Job
 from gangline.strategies.ddp.train import Ddp
-from gangline.strategies.tensor_parallel.split import Side, Slice, slice_up
+from gangline.strategies.tensor_parallel.split import ColumnSplit, TensorParallelGroup, split_columns
 from gangline.worker.batch import Batch
 from gangline.worker.buckets import ACROSS, by_host, sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss
@@ -42,20 +42,20 @@ class TensorParallel(Strategy):
         super().__init__(setup)
         _require_possible(setup.job, setup.precision, setup.world)
         self._mesh = by_host(setup.world)
-        side = Side.of(self._mesh, wire=setup.precision.compute)
+        side = TensorParallelGroup.of(self._mesh, wire=setup.precision.compute)
         self.shard_group = side.group
         self.counts_loss = side.index == 0
         self._side = side
         self._across = self._mesh.get_group(ACROSS)
         self._several = self._mesh.size(0) > 1
-        self.sliced: Slice
+        self.sliced: ColumnSplit
         """What this rank has of the model, once it is split."""
         self._whole: dict[str, nn.Parameter] = {}
         self._inner: Strategy
 
     def split(self, model: nn.Module) -> None:
         """Leave this rank's columns and rows of the layers."""
-        self.sliced = slice_up(model, self._side, self._mesh)
+        self.sliced = split_columns(model, self._side, self._mesh)
 
     def make_loss(self, model: nn.Module, *, is_meta: bool = False) -> CausalLoss:
         """Of this rank's share of the positions."""

@@ -35,7 +35,7 @@ from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.progress import Progress
 from gangline.worker.quantised import require_library
 from gangline.worker.rank_files import StopFlag
-from gangline.worker.run_io import Outlets
+from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session, _make_scaler
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.trace.configs import at_depth
@@ -125,7 +125,7 @@ def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
     strategy = _Marked(
         session.strategy, tracker=tracker, buckets=order.ranks > 1, as_on_gpu=order.attention_kernel != "cpu"
     )
-    outlets = Outlets(recorder=None, saver=None, stop=StopFlag())
+    outlets = RunIO(recorder=None, saver=None, stop=StopFlag())
     Loop(replace(session, strategy=strategy), outlets, Progress()).run()
 
 
