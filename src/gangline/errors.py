@@ -5,7 +5,8 @@
     │   ├── SpecError             2   cluster.yaml or job.yaml is off (all mistakes at once)
     │   ├── DataError             2   the data set is off (file, row, reason)
     │   ├── ModelError            2   the model folder is off, or asks for what is not allowed
-    │   └── PluginError           2   a plug-in of another package cannot be used
+    │   ├── PluginError           2   a plug-in of another package cannot be used
+    │   └── RecordError           2   a record of a run is damaged, or of a newer gangline (the file is named)
     ├── CheckFailed               3   a check found something that stops the start
     ├── HostUnreachable           4   a host does not answer
     │   └── HostKeyRefused        4   a host shows another key than the pinned one, or none is pinned
@@ -87,6 +88,10 @@ class ModelError(UsageError):
 
 class PluginError(UsageError):
     """A plug-in cannot be used: it is named with its package, version and entry point."""
+
+
+class RecordError(UsageError, ValueError):
+    """A record of a run on disk cannot be used: it is damaged, or a newer gangline wrote it. `what` names the file."""
 
 
 class CheckFailed(GanglineError):

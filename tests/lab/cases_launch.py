@@ -19,6 +19,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_record
 from gangline.steps.keep import copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.supervise import detached
@@ -143,7 +144,7 @@ def look(run_id="calm-otter-7", keep="desk", home=HOME):
     """Where a run stands. home: of the user."""
     layout = RunLayout(home, run_id)
     if keep == "head":
-        cluster = Cluster.from_json(read_json(layout.cluster))
+        cluster = load_record(layout.cluster, Cluster)
         keeper, there = connect(cluster.head), host_layout(cluster.head, run_id)
         copy_records(layout, there, keeper)
         (layout.folder / "events.jsonl").write_bytes(keeper.read(there.events))
@@ -159,7 +160,7 @@ def order(verb, run_id="calm-otter-7", keep="desk"):
     layout = RunLayout(HOME, run_id)
     keeper = None
     if keep == "head":
-        cluster = Cluster.from_json(read_json(layout.cluster))
+        cluster = load_record(layout.cluster, Cluster)
         keeper, layout = connect(cluster.head), host_layout(cluster.head, run_id)
     begun = time.monotonic()
     if verb == "alive":

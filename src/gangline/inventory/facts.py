@@ -13,7 +13,7 @@ from gangline.inventory.pythons import BuildFacts
 from gangline.inventory.same import Compared
 from gangline.inventory.shared import SharedProbe
 from gangline.inventory.topology import Topology
-from gangline.runs.job import build
+from gangline.runs.decode import build
 
 SCHEMA_VERSION = 2
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from gangline.inventory.pairs import Skipped
 from gangline.runs.cluster import Cluster
+from gangline.runs.decode import build
 from gangline.runs.files import read_json, write_json
-from gangline.runs.job import build
 
 SCHEMA_VERSION = 1
 

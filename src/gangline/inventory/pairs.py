@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gangline.runs.job import build
+from gangline.runs.decode import build
 
 Tier = Literal["quick", "full", "burn"]
 """How thoroughly hosts are looked at."""

@@ -16,8 +16,8 @@ from gangline.errors import RunFailed
 from gangline.launch.program import Program, StallWatch
 from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
+from gangline.runs.decode import build
 from gangline.runs.gang import Gang
-from gangline.runs.job import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gangline.errors import UsageError
 from gangline.launch.launchers import PYTHON, find_launcher
-from gangline.runs.job import build
+from gangline.runs.decode import build
 
 SHIM = "rank_start.py"
 """The file that the guard lays beside its own, and which becomes the user's program (gangline.agent.rank_start)."""

@@ -23,7 +23,7 @@ from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import fit_two
 from gangline.planning.speed import ComputeModel
 from gangline.planning.training import Training
-from gangline.runs.job import build
+from gangline.runs.decode import build
 
 SCHEMA_VERSION = 1
 NEAR = 0.03

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.planning.calibrate import Profile, refit
 from gangline.planning.observed import LEAST_STEPS, Observed, ObservedStep, is_amount
-from gangline.runs.job import build
+from gangline.runs.decode import build
 from gangline.units import format_bytes
 
 if TYPE_CHECKING:

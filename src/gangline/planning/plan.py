@@ -12,8 +12,9 @@ from gangline.planning.option import IN_STEP, Option
 from gangline.planning.shares import host_shares, rank_hosts, rank_shares, rows_named
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
+from gangline.runs.decode import build
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import ZERO, Job, MethodJob, StrategyJob, build
+from gangline.runs.job import ZERO, Job, MethodJob, StrategyJob
 
 SCHEMA_VERSION = 1
 

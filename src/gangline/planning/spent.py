@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline.planning.observed import LEAST_STEPS, NUM_WARM_UP, is_amount, steps_told
-from gangline.runs.job import build
+from gangline.runs.decode import build
 
 SCHEMA_VERSION = 1
 MOST_RANKS = 1 << 16

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gangline.runs.files import read_json
-from gangline.runs.job import build
+from gangline.runs.decode import build
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +116,7 @@ class Cluster:
     @staticmethod
     def of_attempt(layout: RunLayout, number: int) -> Cluster:
         """The hosts of one attempt; until it has been written down, those of the run. Raises FileNotFoundError."""
-        path = layout.attempt(number) / "cluster.json"
-        return Cluster.from_json(read_json(path if path.exists() else layout.cluster))
+        try:
+            return load_record(layout.attempt_cluster(number), Cluster)
+        except FileNotFoundError:
+            return load_record(layout.cluster, Cluster)

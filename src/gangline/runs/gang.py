@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gangline.runs.deal import split_whole
-from gangline.runs.files import read_json, write_json
-from gangline.runs.job import build
 from gangline.runs.rows import rows_left, rows_of
+from gangline.runs.versions import load_record, write_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ class Gang:
 
     def save(self, path: Path) -> None:
         """Write gang.json."""
-        write_json(path, self.to_json())
+        write_record(path, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for gang.json."""
@@ -156,7 +155,7 @@ class Gang:
     @staticmethod
     def load(path: Path) -> Gang:
         """Read gang.json."""
-        return build(Gang, read_json(path))
+        return load_record(path, Gang)
 
 
 def _divided(parts: Sequence[int], left: Sequence[int]) -> tuple[int, ...]:

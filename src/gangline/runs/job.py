@@ -7,12 +7,12 @@ already filled in here, so that the file alone says what ran.
 from __future__ import annotations
 
 import dataclasses
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gangline.runs.files import read_json, write_json
+from gangline.runs.decode import build
+from gangline.runs.versions import load_record, write_record
 
 SCHEMA_VERSION = 1
 ZERO = ("zero-1", "zero-2", "zero-3")
@@ -246,37 +246,9 @@ class Job:
 
     def save(self, path: Path) -> None:
         """Write job.json."""
-        write_json(path, self.to_json())
+        write_record(path, self.to_json())
 
     @staticmethod
     def load(path: Path) -> Job:
         """Read job.json."""
-        return Job.from_json(read_json(path))
-
-
-_T = typing.TypeVar("_T")
-
-
-def build(kind: type[_T], data: dict[str, Any]) -> _T:
-    """Build a dataclass from the plain data of `dataclasses.asdict`, with nested dataclasses and tuples."""
-    hints = typing.get_type_hints(kind)
-    unknown = set(data) - set(hints)
-    if unknown:
-        raise ValueError(f"{kind.__name__} does not know {sorted(unknown)}")
-    return kind(**{key: _value(hints[key], value) for key, value in data.items()})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(hint):
-        return build(typing.cast("type[Any]", hint), value)
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple:
-        return tuple(_value(arguments[0], item) for item in value)
-    for argument in arguments:
-        if dataclasses.is_dataclass(argument):
-            return build(typing.cast("type[Any]", argument), value)
-        if typing.get_origin(argument) is tuple:
-            return _value(argument, value)
-    return value
+        return load_record(path, Job)

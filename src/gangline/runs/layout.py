@@ -97,6 +97,41 @@ class RunLayout:
         return self.folder / "events.jsonl"
 
     @property
+    def command(self) -> Path:
+        """The user's own command, of a run that is no job."""
+        return self.folder / "command.json"
+
+    @property
+    def keeper(self) -> Path:
+        """The host whose supervisor looks after the run."""
+        return self.folder / "keeper.json"
+
+    @property
+    def order(self) -> Path:
+        """The user's last order to end an attempt."""
+        return self.folder / "order.json"
+
+    @property
+    def leave(self) -> Path:
+        """Hosts that the user wants to leave an attempt."""
+        return self.folder / "leave.json"
+
+    @property
+    def last_step(self) -> Path:
+        """The last step of a run that has ended, kept for `ps`."""
+        return self.folder / "last.json"
+
+    @property
+    def prepare_lock(self) -> Path:
+        """Held while a command prepares an attempt."""
+        return self.folder / "prepare.lock"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held while a supervisor looks after the run."""
+        return self.folder / "supervisor.lock"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""
         return self.folder / "tensorboard"
@@ -119,6 +154,38 @@ class RunLayout:
     def attempt(self, number: int) -> Path:
         """The folder of one attempt."""
         return self.folder / "attempts" / str(number)
+
+    def request(self, number: int) -> Path:
+        """Exactly what one attempt starts on which host."""
+        return self.attempt(number) / "request.json"
+
+    def outcome(self, number: int) -> Path:
+        """How one attempt ended."""
+        return self.attempt(number) / "outcome.json"
+
+    def board(self, number: int) -> Path:
+        """How far the start of one attempt has come on each host."""
+        return self.attempt(number) / "board.json"
+
+    def attempt_cluster(self, number: int) -> Path:
+        """The hosts of one attempt."""
+        return self.attempt(number) / self.cluster.name
+
+    def networks(self, number: int) -> Path:
+        """Variables that name the network interfaces of each host, in one attempt."""
+        return self.attempt(number) / "networks.json"
+
+    def base(self, number: int) -> Path:
+        """The attempt that `train` or `resume` started, if this one followed it by itself."""
+        return self.attempt(number) / "base.json"
+
+    def again(self, number: int) -> Path:
+        """How the user's own command is started again by itself after a failure."""
+        return self.attempt(number) / "again.json"
+
+    def supervisor_log(self, number: int) -> Path:
+        """What the supervisor of one attempt printed."""
+        return self.attempt(number) / "supervisor.log"
 
     def gang(self, number: int) -> Path:
         """The gang of one attempt."""

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from gangline import __version__
 from gangline.errors import CheckpointError
+from gangline.runs.decode import build
 from gangline.runs.files import file_digest, write_atomic
-from gangline.runs.job import build
 
 SCHEMA_VERSION = 1
 PART_FILE = "part.json"

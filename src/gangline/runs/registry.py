@@ -8,11 +8,11 @@ from pathlib import Path
 
 from gangline.errors import HostKeyRefused, UsageError
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json, write_json
 from gangline.runs.ids import PATTERN
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_record, write_record
 
 IsAlive = Callable[[ProcessId], bool]
 
@@ -126,13 +126,13 @@ def renew_keys(home: Path, keys: Mapping[str, str]) -> list[str]:
 
 def _renew(path: Path, keys: Mapping[str, str]) -> bool:
     try:
-        cluster = Cluster.from_json(read_json(path))
+        cluster = load_record(path, Cluster)
     except (OSError, ValueError, TypeError):
         return False  # a run that was interrupted before it began
     hosts = tuple(replace(host, host_key=keys.get(host.host_key or "", host.host_key)) for host in cluster.hosts)
     if hosts == cluster.hosts:
         return False
-    write_json(path, replace(cluster, hosts=hosts).to_json())
+    write_record(path, replace(cluster, hosts=hosts).to_json())
     return True
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gangline.runs.decode import build
 from gangline.runs.events import now_iso
-from gangline.runs.files import read_json, write_json
-from gangline.runs.job import build
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
+from gangline.runs.versions import load_if_there, load_record, write_record
 
 Phase = Literal["preparing", "running", "stopping", "restarting", "finished", "stopped", "failed"]
 """restarting: an attempt has ended, and the supervisor prepares the next one."""
@@ -40,12 +40,12 @@ class RunState:
 
     def save(self, layout: RunLayout) -> None:
         """Write state.json, with the time of now."""
-        write_json(layout.state, dataclasses.asdict(dataclasses.replace(self, updated=now_iso())))
+        write_record(layout.state, dataclasses.asdict(dataclasses.replace(self, updated=now_iso())))
 
     @staticmethod
     def load(layout: RunLayout) -> RunState:
         """Read state.json; raises FileNotFoundError."""
-        return build(RunState, read_json(layout.state))
+        return load_record(layout.state, RunState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +74,17 @@ class Outcome:
 
     def save(self, path: Path) -> None:
         """Write outcome.json."""
-        write_json(path, dataclasses.asdict(self))
+        write_record(path, dataclasses.asdict(self))
 
     @staticmethod
     def load(path: Path) -> Outcome:
-        """Read outcome.json; raises FileNotFoundError."""
-        return Outcome.from_json(read_json(path))
+        """Read outcome.json; raises FileNotFoundError and RecordError."""
+        return load_record(path, Outcome)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Outcome:
-        """The outcome that `save` wrote; raises LookupError, TypeError, ValueError or AttributeError for others."""
-        hosts = {name: build(HostOutcome, host) for name, host in data["hosts"].items()}
-        lists = {name: tuple(data.get(name, ())) for name in ("failures", "left", "unverified")}
-        outcome = Outcome(**{**data, "hosts": hosts, **lists})
-        if outcome.result not in {"finished", "stopped", "failed"} or not isinstance(outcome.error, dict | None):
-            raise ValueError("no outcome of an attempt")
-        if not all(isinstance(each, str) for each in (*outcome.left, *outcome.unverified)):
-            raise TypeError("a host that is no name")
-        return outcome
+        """The outcome that `save` wrote; raises DecodeError for anything else."""
+        return build(Outcome, data)
 
 
 Order = Literal["stop", "kill"]
@@ -99,29 +92,24 @@ Order = Literal["stop", "kill"]
 
 def write_order(layout: RunLayout, order: Order, *, attempt: int) -> None:
     """Ask an attempt to end: `stop` saves first, `kill` does not."""
-    write_json(layout.folder / "order.json", {"order": order, "attempt": attempt})
+    write_record(layout.order, {"order": order, "attempt": attempt})
 
 
 def read_order(layout: RunLayout, *, attempt: int) -> Order | None:
     """What was ordered of this attempt, if anything."""
-    try:
-        said = read_json(layout.folder / "order.json")
-    except FileNotFoundError:
-        return None
-    order = said.get("order") if said.get("attempt") == attempt else None
+    said = load_if_there(layout.order, dict)
+    order = said.get("order") if said and said.get("attempt") == attempt else None
     return order if order in {"stop", "kill"} else None
 
 
 def write_leave(layout: RunLayout, hosts: Iterable[str], *, attempt: int) -> None:
     """Ask a run to go on without some hosts of this attempt; those that were asked to leave it before stay asked."""
     asked = dict.fromkeys((*read_leave(layout, attempt=attempt), *hosts))
-    write_json(layout.folder / "leave.json", {"hosts": list(asked), "attempt": attempt})
+    write_record(layout.leave, {"hosts": list(asked), "attempt": attempt})
 
 
 def read_leave(layout: RunLayout, *, attempt: int) -> tuple[str, ...]:
     """Hosts of this attempt that the user wants to leave."""
-    try:
-        said = read_json(layout.folder / "leave.json")
-    except FileNotFoundError:
-        return ()
-    return tuple(said.get("hosts", ())) if said.get("attempt") == attempt else ()
+    said = load_if_there(layout.leave, dict)
+    hosts = said.get("hosts") if said and said.get("attempt") == attempt else None
+    return tuple(map(str, hosts)) if isinstance(hosts, list) else ()

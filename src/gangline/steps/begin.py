@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.launch.program import Again, Program
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json, write_atomic
+from gangline.runs.files import write_atomic
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_if_there
 from gangline.steps.equip import Ready
 from gangline.steps.keep import Keeping, copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.steps.seams import Means
-from gangline.supervise.next_attempt import AGAIN_FILE, REST_S
+from gangline.supervise.next_attempt import REST_S
 from gangline.sync.place import host_layout, place_gang, write_documents
 
 
@@ -87,13 +89,10 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     head = cluster.head
     keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
-    folder = f"attempts/{number}"
-    documents = {"cluster.json": seen, f"{folder}/cluster.json": seen}
-    for name in ("gang.json", "networks.json", AGAIN_FILE):
-        if (layout.attempt(number) / name).exists():
-            documents[f"{folder}/{name}"] = read_json(layout.attempt(number) / name)
-    if layout.plan.exists():  # not of a command of the user's own
-        documents["plan.json"] = read_json(layout.plan)
+    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
+    # the plan: not of a command of the user's own
+    copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
+    documents |= _documents(copied)
     hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
     with _kept_by(layout, cluster, keeping):
         try:
@@ -158,16 +157,19 @@ def _kept_by(layout: RunLayout, cluster: Cluster, keeping: Keeping) -> Iterator[
         raise
 
 
-def _earlier(layout: RunLayout, number: int) -> dict[str, Any]:
-    """What earlier attempts have left unfinished is finished by who keeps the run now."""
-    found: dict[str, Any] = {}
+def _documents(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Records that are there, by path."""
+    found = {path: load_if_there(path, dict) for path in paths}
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def _earlier(layout: RunLayout, number: int) -> dict[Path, dict[str, Any]]:
+    """What earlier attempts have left unfinished is finished by the host that keeps the run now."""
+    found: dict[Path, dict[str, Any]] = {}
     for each in range(1, number):
-        folder = layout.attempt(each)
-        if not (folder / "request.json").exists() or not (folder / "cluster.json").exists():
+        cluster = load_if_there(layout.attempt_cluster(each), Cluster)
+        if cluster is None or not layout.request(each).exists():
             continue
-        seen = seen_from_head(Cluster.from_json(read_json(folder / "cluster.json")))
-        found[f"attempts/{each}/cluster.json"] = seen.to_json()
-        for name in ("request.json", "outcome.json"):
-            if (folder / name).exists():
-                found[f"attempts/{each}/{name}"] = read_json(folder / name)
+        found[layout.attempt_cluster(each)] = seen_from_head(cluster).to_json()
+        found |= _documents((layout.request(each), layout.outcome(each)))
     return found

@@ -11,17 +11,15 @@ from typing import Any, Literal
 from gangline.errors import UsageError
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import build
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 from gangline.steps.begin import start_attempt
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
 from gangline.sync.place import write_documents
 from gangline.sync.project import foresee_project, lay_out, place_project
 
-COMMAND_FILE = "command.json"
 STALL_AFTER_S = 600.0
 
 
@@ -87,7 +85,7 @@ class CommandRecord:
     def load(layout: RunLayout) -> CommandRecord | None:
         """The command of a run; None where it is a job."""
         try:
-            return build(CommandRecord, read_json(layout.folder / COMMAND_FILE))
+            return load_record(layout.command, CommandRecord)
         except FileNotFoundError:
             return None
 

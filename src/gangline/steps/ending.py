@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
 from gangline.remote.said import understood
-from gangline.runs.files import read_json
 from gangline.runs.registry import RunRecord
+from gangline.runs.versions import decode_record, load_if_there
 from gangline.steps.command import CommandRecord
 from gangline.steps.keep import Opened, kill_without_keeper
 from gangline.steps.seams import Seams
@@ -88,19 +87,20 @@ def started_request(run: Opened, record: RunRecord) -> Request:
     """What was started last. Who keeps the run begins attempts of its own, of which this computer has no copy."""
     last = record.state.attempt if record.state else 1
     for number in range(last, 0, -1):
-        path = run.layout.attempt(number) / "request.json"
-        if path.exists():
-            return Request.from_json(read_json(path))
+        request = load_if_there(run.layout.request(number), Request)
+        if request is not None:
+            return request
         if run.keeper is None:
             continue
+        path = run.kept.request(number)
         with understood(run.keeper.host, f"what it has started of {run.layout.run_id}"):
             try:
-                return Request.from_json(json.loads(run.keeper.read(run.kept.attempt(number) / path.name)))
+                return decode_record(run.keeper.read(path), path, Request, host=run.keeper.host)
             except FileNotFoundError:
                 continue
     raise UsageError(
         f"nothing of {run.layout.run_id} was started",
-        seen=f"no request.json in {run.layout.folder}",
+        seen=f"no {run.layout.request(last).name} in {run.layout.folder}",
         fix="it was interrupted before it began, or damaged; start a new run: gangline train",
     )
 

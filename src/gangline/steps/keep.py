@@ -7,26 +7,25 @@ renewed whenever the head answers.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import Request
 from gangline.planning.outcome import Comparison
 from gangline.planning.spent import TimeReport
-from gangline.remote.said import NONSENSE, understood, whole
+from gangline.remote.said import NONSENSE, understood
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json, write_atomic, write_json
-from gangline.runs.job import build
+from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId, parse_stat
 from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
-from gangline.runs.state import Outcome, Phase, RunState
+from gangline.runs.state import Outcome, RunState
+from gangline.runs.versions import decode_record, encode_record, load_if_there, load_record, read_regular, write_record
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
 from gangline.sync.place import host_layout
@@ -34,12 +33,13 @@ from gangline.watch.board import checked_board
 from gangline.watch.follow import View
 from gangline.watch.logs import last_step
 
-KEEPER_FILE = "keeper.json"
-LAST_FILE = "last.json"
 REVIVED_S = 75.0
 """After so long the guard beside a supervisor that is gone has started another one: it looks once a second, and waits a
 minute at the most where several have died one after the other (gangline.agent.revive)."""
-ATTEMPT_FILES: Mapping[str, Callable[[Any], object]] = {"outcome.json": Outcome.from_json, "board.json": checked_board}
+ATTEMPT_FILES: tuple[tuple[Callable[[RunLayout, int], Path], Any], ...] = (
+    (RunLayout.outcome, Outcome),
+    (RunLayout.board, checked_board),
+)
 """What the supervisor writes of an attempt, and people want to see here; and what raises for anything else.
 
 What was started (request.json) this computer wrote itself: `kill_without_keeper` has hosts do what stands there, so
@@ -63,16 +63,12 @@ class Keeping:
 
     def save(self, layout: RunLayout) -> None:
         """Write keeper.json."""
-        write_json(layout.folder / KEEPER_FILE, {"host": self.host, "why_not": list(self.why_not)})
+        write_record(layout.keeper, {"host": self.host, "why_not": list(self.why_not)})
 
     @staticmethod
     def load(layout: RunLayout) -> Keeping:
         """Read keeper.json; a run without one is kept here."""
-        try:
-            data = read_json(layout.folder / KEEPER_FILE)
-        except FileNotFoundError:
-            return Keeping()
-        return Keeping(host=data.get("host"), why_not=tuple(data.get("why_not", ())))
+        return load_if_there(layout.keeper, Keeping) or Keeping()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +178,7 @@ def _listed(layout: RunLayout, seams: Seams) -> Listed:
             view = run.view()
             last = last_step(view.head, view.head_layout.metrics)
             if record.ended and last is not None and record.state is not None:
-                write_json(layout.folder / LAST_FILE, {"attempt": record.state.attempt, "last": last})
+                write_record(layout.last_step, {"attempt": record.state.attempt, "last": last})
     except HostKeyRefused as error:  # the other runs are listed all the same
         record = replace(record, silent=error.what, refused=error)
     except UsageError:
@@ -203,10 +199,7 @@ def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
     """The last step of a run that has ended, as it was read then."""
     if not here.ended or here.state is None:
         return None
-    try:
-        kept = read_json(layout.folder / LAST_FILE)
-    except (FileNotFoundError, ValueError):
-        return None
+    kept = load_if_there(layout.last_step, dict) or {}
     last = kept.get("last")
     return last if kept.get("attempt") == here.state.attempt and isinstance(last, dict) else None
 
@@ -230,8 +223,8 @@ def _request_here(layout: RunLayout, attempt: int) -> Request:
     the folders of that attempt.
     """
     numbers = range(attempt, 0, -1)
-    own = next((each for each in numbers if (layout.attempt(each) / "request.json").exists()), attempt)
-    request = Request.from_json(read_json(layout.attempt(own) / "request.json"))
+    own = next((each for each in numbers if layout.request(each).exists()), attempt)
+    request = load_record(layout.request(own), Request)
     parts = [(part, PurePath(part.rank_files).parent / str(attempt)) for part in request.hosts]
     moved = [
         replace(part, attempt=attempt, rank_files=str(files), folder=str(files / PurePath(part.folder).name))
@@ -248,44 +241,30 @@ def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
     if state is None:
         return
     with understood(keeper.host, f"where {here.run_id} stands"):
-        said = json.loads(state)
-        number = _attempt_in(said)
-    if said.get("phase") == "preparing" or number < _attempt_here(here):
+        said = decode_record(state, there.state, RunState, host=keeper.host)
+    number = said.attempt
+    if said.phase == "preparing" or number < _attempt_here(here):
         return  # what was handed over, or is about to be: this computer knows more
     write_atomic(here.state, state)
     here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, read in ATTEMPT_FILES.items():
-        if (data := _read(keeper, there.attempt(number) / name)) is not None:
-            with understood(keeper.host, f"{name} of {here.run_id}"):
-                read(json.loads(data))
-            write_atomic(here.attempt(number) / name, data)
-    if said["phase"] in {"finished", "stopped", "failed"}:
-        _copy_if_read(here.comparison, there.comparison, keeper, read=Comparison.from_json)
-        _copy_if_read(here.times(number), there.times(number), keeper, read=TimeReport.from_json)
+    for path, kind in ATTEMPT_FILES:
+        if (data := _read(keeper, path(there, number))) is not None:
+            with understood(keeper.host, f"{path(there, number).name} of {here.run_id}"):
+                decode_record(data, path(there, number), kind, host=keeper.host)
+            write_atomic(path(here, number), data)
+    if said.phase in {"finished", "stopped", "failed"}:
+        _copy_if_read(here.comparison, there.comparison, keeper, kind=Comparison)
+        _copy_if_read(here.times(number), there.times(number), keeper, kind=TimeReport)
 
 
-def _copy_if_read(here: Path, there: Path, keeper: Transport, *, read: Callable[[Any], object]) -> None:
+def _copy_if_read(here: Path, there: Path, keeper: Transport, *, kind: type[object]) -> None:
     """What is written just before the run has ended. One that cannot be read, of another version perhaps, hides nothing
     else: then there is none here.
     """
     if (data := _read(keeper, there)) is not None:
         with contextlib.suppress(*NONSENSE):
-            read(json.loads(data))
+            decode_record(data, there, kind, host=keeper.host)
             write_atomic(here, data)
-
-
-def _attempt_in(said: dict[str, Any]) -> int:
-    """The attempt of a state; raises TypeError or ValueError for one that this computer could not read again."""
-    state = build(RunState, said)
-    texts = (state.name, state.created, state.updated)
-    if state.phase not in get_args(Phase) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("no state of a run")
-    if state.supervisor is not None:
-        whole(state.supervisor.pid)
-    if not isinstance(state.error, dict | None):
-        raise TypeError("an error that is none")
-    whole(state.epoch)
-    return whole(state.attempt)
 
 
 def _attempt_here(here: RunLayout) -> int:
@@ -295,12 +274,15 @@ def _attempt_here(here: RunLayout) -> int:
         return 0
 
 
-def hand_over(here: RunLayout, there: RunLayout, keeper: Transport, *, attempt: int, documents: dict[str, Any]) -> None:
-    """Give the records of an attempt to the host that will look after it. `documents`: path below the run -> JSON."""
-    for path in (here.state, here.attempt(attempt) / "request.json"):
-        keeper.write(there.folder / path.relative_to(here.folder), path.read_bytes())
-    for name, value in documents.items():
-        keeper.write(there.folder / name, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+def hand_over(
+    here: RunLayout, there: RunLayout, keeper: Transport, *, attempt: int, documents: Mapping[Path, dict[str, Any]]
+) -> None:
+    """Give the records of an attempt to the host that will look after it. documents: path on this computer -> keys."""
+    for path in (here.state, here.request(attempt)):
+        keeper.write(there.folder / path.relative_to(here.folder), read_regular(path))
+    for path, value in documents.items():
+        target = there.folder / path.relative_to(here.folder)
+        keeper.write(target, encode_record(value, target))
 
 
 def runs_there(keeper: Transport, process: ProcessId) -> bool:

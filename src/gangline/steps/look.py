@@ -72,7 +72,7 @@ class Sight:
         """The files of the run directory that say so."""
         return {
             "inventory": self.inventory.to_json(),
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": {"findings": [finding.to_json() for finding in self.findings]},
             "networks": {host: dataclasses.asdict(choice) for host, choice in self.networks.items()},
         }
 

@@ -10,10 +10,10 @@ from typing import Any
 from gangline.errors import GanglineError
 from gangline.planning.explain import length
 from gangline.planning.plan import DataCount, Plan
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import read_record
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_if_there
 from gangline.steps.decide import Decision
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
@@ -113,7 +113,7 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, talk: Talk) 
 
 def inputs_before(layout: RunLayout) -> Inputs | None:
     """What the run has read so far; None where it failed before its data was tokenised."""
-    return Inputs.from_json(read_json(layout.inputs)) if layout.inputs.exists() else None
+    return load_if_there(layout.inputs, Inputs.from_json)
 
 
 def _tokenising(record: dict[str, Any]) -> str:

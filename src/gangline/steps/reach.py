@@ -13,9 +13,9 @@ from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.registry import BACKENDS, backend
 from gangline.remote.transport import Transport, below_home
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import read_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 from gangline.steps.seams import Means, Seams, Talk, Transports
 from gangline.sync.wrappers import wrapped
 
@@ -42,7 +42,7 @@ def load(start: Start) -> tuple[Job, Cluster]:
 def read_cluster(layout: RunLayout) -> Cluster:
     """The cluster of a run that exists already; raises UsageError where its file is gone or damaged."""
     try:
-        return Cluster.from_json(read_json(layout.cluster))
+        return load_record(layout.cluster, Cluster)
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(
             f"{layout.run_id} cannot be used",

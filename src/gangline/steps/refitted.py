@@ -9,9 +9,9 @@ from pathlib import Path
 from gangline.inventory.profiles import load_profiles, save_profile
 from gangline.planning.outcome import Comparison, fold
 from gangline.remote.said import NONSENSE
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
+from gangline.runs.versions import load_record
 from gangline.steps.seams import Talk
 
 FOLDED_FILE = "folded"
@@ -34,7 +34,7 @@ def _unfolded(home: Path, known: set[str]) -> Iterator[Comparison]:
     """Comparisons that say something of a known profile, and have not been taken account of."""
     for layout in (RunLayout(home, run_id) for run_id in (run_ids(home) if known else ())):
         try:
-            comparison = Comparison.from_json(read_json(layout.comparison))
+            comparison = load_record(layout.comparison, Comparison)
         except (OSError, *NONSENSE):
             continue
         if comparison.run != layout.run_id or not known & {rank.profile for rank in comparison.ranks}:

@@ -81,7 +81,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
-        log = os.open(layout.attempt(attempt) / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(layout.supervisor_log(attempt), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for target, source in ((0, null), (1, log), (2, log)):
             os.dup2(source, target)
         code = _supervise(layout, attempt, secrets=secrets, ready=ready)

@@ -332,7 +332,7 @@ def _told(problem: GanglineError | OSError) -> GanglineError:
 def _has_ended(layout: RunLayout, attempt: int) -> bool:
     """Whether an earlier supervisor has seen this attempt end, and died before the next."""
     is_between = RunState.load(layout).phase == "restarting"
-    return is_between and (layout.attempt(attempt) / "outcome.json").exists()
+    return is_between and layout.outcome(attempt).exists()
 
 
 def _listed(hosts: Collection[str]) -> str:

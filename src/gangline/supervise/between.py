@@ -8,9 +8,9 @@ from dataclasses import replace
 from gangline.launch.backend import Backend, Request
 from gangline.runs.cluster import Cluster
 from gangline.runs.events import append_event
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_if_there
 from gangline.supervise.clean import clean_rest
 from gangline.supervise.earlier import Connect, finish_all
 from gangline.supervise.lock import supervisor_lock
@@ -37,10 +37,9 @@ def _last_parts(layout: RunLayout, last: int) -> list[Request]:
     found: list[Request] = []
     seen: set[str] = set()
     for number in range(last, 0, -1):
-        path = layout.attempt(number) / "request.json"
-        if not path.exists():
+        request = load_if_there(layout.request(number), Request)
+        if request is None:
             continue
-        request = Request.from_json(read_json(path))
         part = request.on(set(request.names) - seen)
         seen.update(request.names)
         found += [part] if part.hosts else []

@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 
 MOST_BYTES = 8 << 20
 """Of figures that are read: the last thousand steps of 64 ranks, or more of fewer."""
@@ -70,7 +70,7 @@ def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]])
     from gangline.planning.plan import Plan
 
     try:
-        plan = Plan.from_json(read_json(layout.plan))
+        plan = load_record(layout.plan, Plan)
         if plan.forecast is None:
             return None
     except FileNotFoundError:

@@ -20,9 +20,9 @@ from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.said import NONSENSE, understood
 from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import Order, RunState, write_leave, write_order
+from gangline.runs.versions import load_record
 from gangline.supervise import earlier
 from gangline.supervise.between import end_between
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
@@ -81,7 +81,7 @@ def _stdin(secrets: Mapping[str, str] | None) -> bytes:
 def _require_started(result: Result, run_folder: Path, attempt: int) -> None:
     if result.returncode == 0:
         return
-    log = RunLayout.of(run_folder).attempt(attempt) / "supervisor.log"
+    log = RunLayout.of(run_folder).supervisor_log(attempt)
     said = _error_in(_last_words(result), result.host)
     raise RunFailed(
         f"the supervisor of {run_folder.name} did not start",
@@ -244,7 +244,7 @@ def _runs_somewhere(layout: RunLayout) -> bool:
 @contextmanager
 def _attempt_at_hand(layout: RunLayout, attempt: int) -> Iterator[tuple[Request, Mapping[str, Transport]]]:
     """What was started, and ways to the hosts on which it was; raises FileNotFoundError."""
-    request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
+    request = load_record(layout.request(attempt), Request)
     transports = connect_all(Cluster.of_attempt(layout, attempt))
     try:
         yield request, transports

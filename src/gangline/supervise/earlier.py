@@ -9,9 +9,9 @@ from gangline.errors import RunFailed
 from gangline.launch.backend import Backend, Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import Outcome, RunState
+from gangline.runs.versions import load_if_there, load_record
 from gangline.supervise.clean import clean
 
 Connect = Callable[[Cluster], Mapping[str, Transport]]
@@ -26,13 +26,12 @@ def end_earlier(
     Hosts that do not answer are left to themselves: if they are of the new attempt, it does not start anyway.
     """
     for number in range(1, attempt):
-        folder = layout.attempt(number)
-        if not (folder / "request.json").exists():
+        request = load_if_there(layout.request(number), Request)
+        if request is None:
             continue
-        if (folder / "outcome.json").exists():
+        if layout.outcome(number).exists():
             finish(layout, number, hosts=hosts, backend=backend, connect=connect, epoch=epoch)
             continue
-        request = Request.from_json(read_json(folder / "request.json"))
         transports = connect(Cluster.of_attempt(layout, number))
         try:
             if any(status.phase == "running" for status in backend.poll(request, transports)):
@@ -74,12 +73,11 @@ def finish(
     outcome = _outcome(layout, number)
     if outcome is None:
         return
-    folder = layout.attempt(number)
     doubtful = {*outcome.unverified, *(each.partition(":")[0] for each in outcome.left)}
     hosts = doubtful if hosts is None else doubtful & set(hosts)
     if not hosts:
         return
-    request = Request.from_json(read_json(folder / "request.json")).on(hosts)
+    request = load_record(layout.request(number), Request).on(hosts)
     transports = connect(Cluster.of_attempt(layout, number))
     try:
         backend.stop(request, transports, now=True, epoch=epoch)
@@ -96,7 +94,7 @@ def finish(
             sorted({each.host for each in left if each.kind == "unknown"} | (set(outcome.unverified) - hosts))
         ),
     )
-    renewed.save(folder / "outcome.json")
+    renewed.save(layout.outcome(number))
 
 
 def _last_attempt(layout: RunLayout) -> int:
@@ -108,7 +106,7 @@ def _last_attempt(layout: RunLayout) -> int:
 
 def _outcome(layout: RunLayout, number: int) -> Outcome | None:
     try:
-        return Outcome.load(layout.attempt(number) / "outcome.json")
+        return Outcome.load(layout.outcome(number))
     except FileNotFoundError:
         return None
 

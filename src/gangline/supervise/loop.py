@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +15,11 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Backend, HostStatus, Leftover, Request
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import HostOutcome, Order, Outcome, RunState, read_order
+from gangline.runs.versions import decode_record, load_if_there, load_record, write_record
 from gangline.supervise.aside import Aside
 from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
 from gangline.supervise.claims import Claims
@@ -85,7 +85,7 @@ class Supervisor:
         self._cluster = Cluster.of_attempt(layout, attempt)
         self._transports = connect(self._cluster)
         self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
-        self.request = Request.from_json(read_json(layout.attempt(attempt) / "request.json"))
+        self.request = load_record(layout.request(attempt), Request)
         committer = Committer(
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
         )
@@ -150,7 +150,7 @@ class Supervisor:
         else:
             self._start_gang(statuses, secrets)
         # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
-        self.records.persist(lambda: write_json(self._layout.cluster, self._cluster.to_json()))
+        self.records.persist(lambda: write_record(self._layout.cluster, self._cluster.to_json()))
 
     def _require_no_order(self) -> None:
         """What was told to end before it began is not started; raises RunFailed. A guard may still come up: its
@@ -386,8 +386,8 @@ class Supervisor:
     def _of_memory(self, failure: Failure) -> RunFailed | None:
         """Whether a rank ended for want of memory, beside what was planned for it."""
         with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
-            plan, job = (read_json(path) if path.exists() else {} for path in (self._layout.plan, self._layout.job))
-            smaller = read_json(self._layout.gang(self.attempt)).get("micro_batch")
+            plan, job = (load_if_there(path, dict) or {} for path in (self._layout.plan, self._layout.job))
+            smaller = load_record(self._layout.gang(self.attempt), Gang).micro_batch
             return of_memory(failure, plan, {**job, **({"micro_batch": smaller} if smaller else {})})
         return None
 
@@ -429,11 +429,11 @@ class Supervisor:
             return all(status.reason == "finished" for status in statuses)
         path = PurePath(head.rank_files) / self._layout.result(self.attempt).name
         try:
-            said = json.loads(self._transports[head.host].read(path))
+            said = decode_record(self._transports[head.host].read(path), path, dict, host=head.host)
         except (OSError, ValueError, GanglineError) as error:
             self.records.complain(f"{head.host} does not say how rank 0 left: {error}")
             return False
-        return isinstance(said, dict) and said.get("result") == "finished"
+        return said.get("result") == "finished"
 
     def _conclude(
         self,
@@ -475,6 +475,6 @@ def _has_failed(status: HostStatus) -> bool:
 def _is_done(layout: RunLayout, attempt: int) -> bool:
     """Whether an earlier supervisor has seen all ranks join."""
     try:
-        return bool(read_json(layout.attempt(attempt) / "board.json")["done"])
+        return bool(load_record(layout.board(attempt), dict)["done"])
     except (FileNotFoundError, ValueError, KeyError):
         return False

@@ -18,16 +18,14 @@ from gangline.launch.program import Again, Program
 from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice
 from gangline.runs.cluster import Cluster
-from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import ZERO, FailureJob, Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_if_there, load_record, write_record
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
 from gangline.sync.place import carry_history, place_gang
 from gangline.sync.trees import Spot
 
-BASE_FILE = "base.json"
-AGAIN_FILE = "again.json"
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
 PASSED_ON = ("ddp", "local-sgd", *ZERO)
@@ -64,7 +62,7 @@ class Base:
             attempt=attempt,
             cluster=Cluster.of_attempt(layout, attempt),
             gang=Gang.load(layout.gang(attempt)),
-            networks=read_json(layout.attempt(attempt) / "networks.json"),
+            networks=load_record(layout.networks(attempt), dict),
             left=tuple(said.get("left", ())),
             away=tuple(said.get("away", ())),
             micro_batch=said.get("micro_batch"),
@@ -126,7 +124,7 @@ def prepare(
         "away": [host for host in gone if host not in {*base.left, *hosts}],  # some may be there without work
         "micro_batch": base.micro_batch,
     }
-    write_json(layout.attempt(number) / BASE_FILE, said)
+    write_record(layout.base(number), said)
     return request
 
 
@@ -173,17 +171,14 @@ def failures_of(layout: RunLayout, attempt: int) -> FailureJob | None:
 
 
 def _said(layout: RunLayout, attempt: int) -> dict[str, Any]:
-    path = layout.attempt(attempt) / BASE_FILE
-    found: dict[str, Any] = read_json(path) if path.exists() else {"attempt": attempt}
-    return found
+    return load_if_there(layout.base(attempt), dict) or {"attempt": attempt}
 
 
 def _again(layout: RunLayout, attempt: int) -> Again | None:
-    path = layout.attempt(attempt) / AGAIN_FILE
-    return Again.from_json(read_json(path)) if path.exists() else None
+    return load_if_there(layout.again(attempt), Again)
 
 
 def _write(layout: RunLayout, number: int, documents: Mapping[str, Any]) -> None:
     layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, value in documents.items():
-        write_json(layout.attempt(number) / f"{name}.json", value)
+        write_record(layout.attempt(number) / f"{name}.json", value)

@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from gangline.errors import RunFailed
 from gangline.runs.events import append_event
-from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import Outcome, Phase, RunState
+from gangline.runs.versions import write_record
 
 log = logging.getLogger(__name__)
 
@@ -73,27 +74,27 @@ class Records:
     def outcome(self, outcome: Outcome) -> None:
         """Write outcome.json."""
         self.require_charge(RunState.load(self._layout).epoch)
-        self.persist(lambda: outcome.save(self._layout.attempt(self._attempt) / "outcome.json"))
+        self.persist(lambda: outcome.save(self._layout.outcome(self._attempt)))
 
-    def board(self, board: object) -> None:
+    def board(self, board: dict[str, Any]) -> None:
         """Write board.json; on a full disk it waits for the next."""
         try:
-            write_json(self._layout.attempt(self._attempt) / "board.json", board)
+            write_record(self._layout.board(self._attempt), board)
         except OSError as error:
             self.complain(f"cannot write board.json: {error}")
 
-    def comparison(self, comparison: object) -> None:
+    def comparison(self, comparison: dict[str, Any]) -> None:
         """Write comparison.json; on a full disk the run ends without it."""
         self.require_charge(RunState.load(self._layout).epoch)
         try:
-            write_json(self._layout.comparison, comparison)
+            write_record(self._layout.comparison, comparison)
         except OSError as error:
             self.complain(f"cannot write comparison.json: {error}")
 
-    def times(self, times: object) -> None:
+    def times(self, times: dict[str, Any]) -> None:
         """Write times.json; on a full disk the run ends without it."""
         try:
-            write_json(self._layout.times(self._attempt), times)
+            write_record(self._layout.times(self._attempt), times)
         except OSError as error:
             self.complain(f"cannot write times.json: {error}")
 

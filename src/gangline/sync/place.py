@@ -11,11 +11,11 @@ from typing import Any
 from gangline.errors import HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import write_json
 from gangline.runs.gang import Gang
 from gangline.runs.ids import new_id
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
+from gangline.runs.versions import encode_record, write_record
 from gangline.sync.trees import Spot, same_place
 
 
@@ -39,7 +39,7 @@ def create_folder(home: Path) -> RunLayout:
 def write_documents(layout: RunLayout, documents: Mapping[str, Any]) -> None:
     """Write JSON documents into the run directory on the controller, by name ("job" -> job.json)."""
     for name, value in documents.items():
-        write_json(layout.folder / f"{name}.json", value)
+        write_record(layout.folder / f"{name}.json", value)
 
 
 def place_documents(
@@ -49,17 +49,15 @@ def place_documents(
     for host in cluster.hosts:
         folder = host_layout(host, run_id).folder
         for name, value in documents.items():
-            transports[host.name].write(folder / f"{name}.json", _encode(value))
+            path = folder / f"{name}.json"
+            transports[host.name].write(path, encode_record(value, path))
 
 
 def place_gang(cluster: Cluster, transports: Mapping[str, Transport], gang: Gang) -> None:
     """Write gang.json into the attempt's folder on every host."""
     for host in cluster.hosts:
-        transports[host.name].write(host_layout(host, gang.run_id).gang(gang.attempt), _encode(gang.to_json()))
-
-
-def _encode(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+        path = host_layout(host, gang.run_id).gang(gang.attempt)
+        transports[host.name].write(path, encode_record(gang.to_json(), path))
 
 
 def carry_history(before: Spot, now: Spot, run_id: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from gangline.errors import CheckFailed
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import build
+from gangline.runs.decode import build
 from gangline.sync.archive import Archive, place_archive, scratch_folder, write_archive
 from gangline.sync.ask import ask_agent
 from gangline.sync.parallel import in_parallel

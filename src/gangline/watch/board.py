@@ -6,22 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 from gangline.watch.table import table
 from gangline.watch.text import clean
 
-BOARD_FILE = "board.json"
 Board = Mapping[str, Any]
 
 
 def read_board(layout: RunLayout, attempt: int) -> Board | None:
     """The board of an attempt; None where there is none yet."""
     try:
-        board: Board = read_json(layout.attempt(attempt) / BOARD_FILE)
+        return load_record(layout.board(attempt), checked_board)
     except (FileNotFoundError, ValueError):
         return None
-    return board
 
 
 def checked_board(data: Any) -> Board:

@@ -11,8 +11,8 @@ from typing import TextIO
 from gangline.planning.outcome import Comparison
 from gangline.planning.spent import TimeReport
 from gangline.remote.said import NONSENSE
-from gangline.runs.files import read_json
 from gangline.runs.registry import RunRecord
+from gangline.runs.versions import load_record
 from gangline.watch.curve import curve
 from gangline.watch.follow import Update, View, follow
 from gangline.watch.history import History
@@ -89,7 +89,7 @@ def summary(
 def _measured(view: View, run: RunRecord) -> list[str]:
     """The plan beside what came of it, where that was compared of this attempt."""
     try:
-        comparison = Comparison.from_json(read_json(view.layout.comparison))
+        comparison = load_record(view.layout.comparison, Comparison)
     except (OSError, *NONSENSE):
         return []
     if run.state is None or comparison.attempt != run.state.attempt:
@@ -100,7 +100,7 @@ def _measured(view: View, run: RunRecord) -> list[str]:
 def _times(view: View, run: RunRecord) -> list[str]:
     """Where time went, where that is known of this attempt."""
     try:
-        return time_table(TimeReport.from_json(read_json(view.layout.times(run.state.attempt)))) if run.state else []
+        return time_table(load_record(view.layout.times(run.state.attempt), TimeReport)) if run.state else []
     except (OSError, *NONSENSE):
         return []
 

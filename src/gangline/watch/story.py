@@ -6,7 +6,6 @@ one after the other, and ends of ranks host by host, as the guard of each saw th
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from gangline.remote.transport import Transport
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import Outcome
+from gangline.runs.versions import decode_record
 from gangline.watch.follow import View
 
 MOST_ATTEMPTS = 200
@@ -167,16 +167,17 @@ def _outcome(
 ) -> Outcome | None:
     """How an attempt ended: it is written once, so a copy on this computer is as good."""
     try:
-        return Outcome.load(here.attempt(number) / "outcome.json")
+        return Outcome.load(here.outcome(number))
     except FileNotFoundError:
         pass
     except (*NONSENSE, OSError) as error:
-        gaps[f"outcome.json of attempt {number} cannot be read: {error}"] = None
+        gaps[str(error).splitlines()[0]] = None
     if keeper is None:
         return None
     try:
         with understood(keeper.host, f"how attempt {number} ended"):
-            return Outcome.from_json(json.loads(keeper.read(kept.attempt(number) / "outcome.json")))
+            path = kept.outcome(number)
+            return decode_record(keeper.read(path), path, Outcome, host=keeper.host)
     except HostKeyRefused:
         raise
     except HostUnreachable as error:

@@ -37,8 +37,8 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import DoesNotFit, GanglineError, UsageError
-from gangline.runs import job as plain
 from gangline.runs.deal import split_whole
+from gangline.runs.decode import build as decoded
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job, ModelJob, ScheduleJob
 from gangline.worker.agree import StepReport, gather
@@ -95,7 +95,7 @@ def scaling_main(argv: list[str]) -> int:
     # No handler: the kernel ends the process, also where it hangs in a collective.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, round(order["deadline_s"])))
-    gang = plain.build(Gang, order["gang"])
+    gang = decoded(Gang, order["gang"])
     world = join(dataclasses.replace(gang, collective_timeout_s=order["deadline_s"]))
     try:
         measure(order, world)

@@ -10,9 +10,9 @@ from torch import nn
 
 from gangline.errors import ModelError, RunFailed
 from gangline.runs.deal import total_steps
-from gangline.runs.files import read_json
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record
 from gangline.worker.batch import Order, TokenSource
 from gangline.worker.cut import connecting
 from gangline.worker.halves import train_half
@@ -147,7 +147,7 @@ def open_sets(layout: RunLayout) -> tuple[TokenSource, TokenSource | None]:
     """The token sets that `inputs` prepared for this run. Raises RunFailed when they are not on this host."""
     from gangline.worker.data.tokens import TokenSet
 
-    names = read_json(layout.inputs)
+    names = load_record(layout.inputs, dict)
     found: list[TokenSource | None] = []
     for name in (names["train"], names["evaluation"]):
         folder = layout.token_set(name) if name else None

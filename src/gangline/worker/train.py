@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from gangline.errors import BadState, GanglineError, RunFailed
-from gangline.runs.files import read_json, write_json
 from gangline.runs.held import held_by
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.versions import load_record, write_record
 from gangline.worker.checkpoint import Saver
 from gangline.worker.cut import Cut, abort_comm, told_to_leave
 from gangline.worker.loop import Loop
@@ -124,7 +124,7 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: Ending) -> 
         ending.cut.stay()
         result = Loop(session, outlets, progress).run()
         if recorder is not None:
-            write_json(layout.result(gang.attempt), {"result": result, "step": progress.step})
+            write_record(layout.result(gang.attempt), {"result": result, "step": progress.step})
     except Exception as error:
         ending.save(error, last_step)
         raise
@@ -156,7 +156,7 @@ def _make_saver(job: Job, layout: RunLayout, world: World, *, beat: Callable[[],
         "attempt": world.gang.attempt,
         "hosts": world.gang.hosts,
         "num_ranks": world.size,
-        "fingerprints": read_json(layout.inputs),
+        "fingerprints": load_record(layout.inputs, dict),
         "held": held_by(world.gang),
     }
     return Saver(layout.checkpoints, host=world.host, job=job.checkpoint, description=description, beat=beat)

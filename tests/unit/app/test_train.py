@@ -17,6 +17,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import list_runs
 from gangline.runs.state import RunState
+from gangline.runs.versions import load_record
 from gangline.steps import forecast
 from tests.unit.app.world import World
 
@@ -42,8 +43,8 @@ def test_the_run_directory_says_what_was_asked_seen_and_decided(world: World) ->
     assert read_json(layout.plan)["steps"] == 7
     assert read_json(layout.plan)["data"] == {"num_samples": 100, "num_tokens": 6400}
     assert [host["host"] for host in read_json(layout.inventory)["hosts"]] == ["a", "b"]
-    assert read_json(layout.findings) == []
-    request = Request.from_json(read_json(layout.attempt(1) / "request.json"))
+    assert read_json(layout.findings)["findings"] == []
+    request = load_record(layout.attempt(1) / "request.json", Request)
     assert [part.host for part in request.hosts] == ["a", "b"]
     assert [record.id for record in list_runs(world.home)] == [layout.run_id]
 

@@ -15,7 +15,7 @@ from gangline.launch.program import Again, StallWatch
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.steps.command import COMMAND_FILE, Command, CommandRecord, again_of, command_gang, draft, program_of
+from gangline.steps.command import Command, CommandRecord, again_of, command_gang, draft, program_of
 
 CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w", python="/p", slots=2),))
 
@@ -47,7 +47,7 @@ def test_a_resume_flag_whose_quotes_do_not_close_is_refused() -> None:
 def kept(folder: Path, record: dict) -> CommandRecord:
     layout = RunLayout(folder, "calm-otter-7")
     layout.folder.mkdir(parents=True)
-    write_json(layout.folder / COMMAND_FILE, record)
+    write_json(layout.command, record)
     loaded = CommandRecord.load(layout)
     assert loaded is not None
     return loaded

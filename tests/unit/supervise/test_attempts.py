@@ -23,6 +23,7 @@ from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
 from gangline.runs.state import Outcome, RunState, write_leave, write_order
+from gangline.runs.versions import load_record
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import away as away_module
 from gangline.supervise import loop as loop_module
@@ -158,7 +159,7 @@ class Story:
         return RunState.load(self.layout)
 
     def request(self):
-        return Request.from_json(read_json(self.layout.attempt(self.state().attempt) / "request.json"))
+        return load_record(self.layout.attempt(self.state().attempt) / "request.json", Request)
 
     def gang(self, number=None):
         return Gang.load(self.layout.gang(number or self.state().attempt))
@@ -429,7 +430,7 @@ def test_without_the_head_the_next_host_is_the_head(story):
     story.joined(2)
     assert story.gang(2).hosts == ("pc2", "pc3")
     assert Cluster.of_attempt(story.layout, 2).head.name == "pc2"
-    assert Cluster.from_json(read_json(story.layout.cluster)).head.name == "pc2"
+    assert load_record(story.layout.cluster, Cluster).head.name == "pc2"
     story.finish()
 
 

@@ -23,10 +23,11 @@ from gangline.remote.transport import AGENT
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
-from gangline.runs.files import read_json, write_json
+from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, read_leave, read_order
+from gangline.runs.versions import load_record
 from gangline.supervise import __main__ as program
 from gangline.supervise import detached
 from gangline.supervise.detached import (
@@ -433,7 +434,7 @@ def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
     second = Request(run_id=RUN_ID, attempt=2, hosts=(lab.parts[-1],))
     write_json(lab.layout.attempt(2) / "request.json", second.to_json())
     spawn(lab.layout.folder, 2)
-    assert Cluster.from_json(read_json(lab.layout.cluster)) == fresh
+    assert load_record(lab.layout.cluster, Cluster) == fresh
     assert is_alive(lab.layout)
     let_go(lab.parts[-1], 0)
     wait_until((lab.layout.attempt(2) / "outcome.json").exists, "the second attempt ends")
@@ -453,7 +454,7 @@ def test_a_gang_that_does_not_start_leaves_the_run_with_its_hosts(make):
     write_json(lab.layout.attempt(2) / "request.json", second.to_json())
     with pytest.raises(RunFailed, match="did not start"):
         spawn(lab.layout.folder, 2)
-    assert Cluster.from_json(read_json(lab.layout.cluster)) == lab.cluster
+    assert load_record(lab.layout.cluster, Cluster) == lab.cluster
     assert not is_alive(lab.layout)
 
 

@@ -20,6 +20,7 @@ from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Outcome, RunState, write_order
+from gangline.runs.versions import load_record
 from gangline.supervise.board import Limits
 from gangline.supervise.earlier import finish_all, unfinished
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
@@ -118,7 +119,7 @@ def test_at_the_end_the_plan_stands_beside_what_came_of_it(make):
     lab = make()
     figures_of(lab)
     lab.run(lab.finish)
-    comparison = Comparison.from_json(read_json(lab.layout.comparison))
+    comparison = load_record(lab.layout.comparison, Comparison)
     assert (comparison.run, comparison.attempt, comparison.step_s.measured) == ("calm-otter-7", 1, 0.8)
 
 
@@ -128,8 +129,8 @@ def test_of_a_run_that_did_not_finish_too(make, end):
     figures_of(lab)
     lab.run((lambda: write_order(lab.layout, "stop", attempt=1)) if end == "stopped" else (lambda: lab.end(pc2=1)))
     assert lab.phase() == end
-    assert Comparison.from_json(read_json(lab.layout.comparison)).num_steps == 18
-    assert TimeReport.from_json(read_json(lab.layout.times(1))).num_steps == 18
+    assert load_record(lab.layout.comparison, Comparison).num_steps == 18
+    assert load_record(lab.layout.times(1), TimeReport).num_steps == 18
 
 
 def test_after_too_few_steps_what_an_earlier_attempt_showed_stays(make):

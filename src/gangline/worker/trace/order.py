@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.errors import UsageError
-from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob, build
+from gangline.runs.decode import build
+from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob
 
 AttentionKernel = Literal["flash", "math", "cpu"]
 """flash: what a recent NVIDIA card takes. math: the plain kernel everywhere. cpu: this machine's own."""
