@@ -224,12 +224,19 @@ def _failure(launcher: JobLauncher, head: Transport) -> RunFailed | None:
         log = head.read(PurePath(launcher.folder, "launcher.log"))[-TAIL_BYTES:].decode(errors="replace").strip()
     except FileNotFoundError:
         log = ""
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    if code < 0:
+        how = f"was killed by signal {-code}"
+        fix = f"find out who ended it on {launcher.host} (a batch system, the kernel for want of memory)"
+    else:
+        how = f"ended with exit code {code}"
+        fix = (
+            f"on {launcher.host}, `ssh ADDRESS true` has to work for the address of every other host, and OpenMPI has "
+            "to be installed on all of them; or write `backend: direct`"
+        )
     return RunFailed(
         f"mpirun on {launcher.host} {how}, and the host agents with it",
         seen=log or f"it printed nothing; its log is {launcher.folder}/launcher.log",
-        fix=f"on {launcher.host}, `ssh ADDRESS true` has to work for the address of every other host, and OpenMPI has "
-        "to be installed on all of them; or write `backend: direct`",
+        fix=f"{fix}; then: gangline resume",
     )
 
 

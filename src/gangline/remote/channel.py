@@ -80,11 +80,10 @@ class Channel:
         return self._process.returncode
 
     def greet(self, first_words: bytes, timeout_s: float) -> Hello:
-        """Say the first words and wait for the agent's; raises Lost."""
-        deadline = time.monotonic() + timeout_s
+        """Say the first words and wait for the agent's; each may take `timeout_s`. Raises Lost."""
         with contextlib.suppress(Lost):
             self._write(first_words, within_s=timeout_s)
-        if not self._greeted.wait(max(0.0, deadline - time.monotonic())):
+        if not self._greeted.wait(timeout_s):
             self.end(f"no answer within {timeout_s:g} s")
         if self.hello is None:
             raise self._lost()

@@ -148,6 +148,14 @@ def _no_protocol(ending: Ending) -> HostUnreachable:
         return HostUnreachable(
             f"{ending.host}: ssh cannot connect", seen="; ".join(said), fix=f"try: ssh {ending.destination} true"
         )
+    if not ending.noise and (
+        ending.returncode is None or ending.returncode < 0
+    ):  # we ended it: it said nothing in time
+        return HostUnreachable(
+            f"{ending.host} does not answer",
+            seen="; ".join(said),
+            fix=f"is it busy? try: ssh {ending.destination} true",
+        )
     return HostUnreachable(
         f"{ending.host} answers, but does not speak our protocol",
         seen="; ".join(said),

@@ -118,6 +118,31 @@ without them if you say so, or with `--force`. `--dry-run` prints the file.
 | `{apptainer: /images/train.sif}` | the Python inside that image |
 | `{python: /opt/train/bin/python}` | that Python; `python: ...` at a host means the same |
 
+## What starts gangline on the hosts
+
+`backend` names it. Whatever it is, the same process looks after the run, and ranks meet in the same way.
+
+| `backend` | how a host agent comes to its host |
+|---|---|
+| `direct` (default) | one ssh connection per host, or none on this computer |
+| `mpirun` | one OpenMPI `mpirun` on the head starts all of them |
+
+Under `mpirun` every restart imports torch anew, and the loss of one host ends the ranks on all hosts: the
+next attempt does without it. Of two starts at the same moment on the same slots, both may fail. `check`,
+`plan`, `train`, `run` and `resume` say so in a line that begins with `backend`. It needs:
+
+- OpenMPI on every host (Debian: `apt install openmpi-bin`).
+- A head that logs in to the other hosts by the addresses of this file, without a password and with host
+  keys that it knows: try `ssh ADDRESS true` there. All hosts have the same user and the same ssh port.
+
+When mpirun ends, however it ends, the host agents have their ranks save and leave. The run has failed then,
+or goes on with the next attempt if the job allows restarts. Tokens reach the hosts as under `direct`: by
+gangline's own connections, never on a disk or in a command line.
+
+**Slurm.** gangline cannot start anything inside an allocation yet: `scancel` would not end its ranks. With
+`SLURM_JOB_ID` set, `train`, `run` and `resume` refuse and say so; `ps`, `logs`, `explain` and the others
+work.
+
 ## Hostfiles
 
 A file in the manner of DeepSpeed and MPI is a cluster, too. A line is a host, its slots, an interface and variables:
@@ -130,30 +155,6 @@ localhost slots=2  lo         NCCL_DEBUG=INFO OMP_NUM_THREADS=1
 A file whose name ends in `.yaml`, `.yml` or `.json` is a cluster file, any other a hostfile; lines with `slots=` are
 recognised under any name. `name:N` is `name slots=N`; `slots` left out is 1. A hostfile has neither addresses nor host
 keys of other computers: `gangline init --hostfile FILE` finds them out and writes a cluster.yaml.
-
-## What starts gangline on the hosts
-
-`backend` names it. Whatever it is, the same process looks after the run, and ranks meet in the same way.
-
-| `backend` | how a host agent comes to its host |
-|---|---|
-| `direct` (default) | one ssh connection per host, or none on this computer |
-| `mpirun` | one OpenMPI `mpirun` on the head starts all of them |
-
-Under `mpirun` every restart imports torch anew, and the loss of one host ends the ranks on all hosts: the next attempt
-does without it. Of two starts at the same moment on the same slots, both may fail. `check`, `plan`, `train`, `run` and
-`resume` say so in a line that begins with `backend`. It needs:
-
-- OpenMPI on every host (Debian: `apt install openmpi-bin`).
-- A head that logs in to the other hosts by the addresses of this file, without a password and with host keys that it
-  knows: try `ssh ADDRESS true` there. All hosts have the same user and the same ssh port.
-
-When mpirun ends, however it ends, the host agents have their ranks save and leave. The run has failed then, or goes on
-with the next attempt if the job allows restarts. Tokens reach the hosts as under `direct`: by gangline's own
-connections, never on a disk or in a command line.
-
-**Slurm.** gangline cannot start anything inside an allocation yet: `scancel` would not end its ranks. With
-`SLURM_JOB_ID` set, `train`, `run` and `resume` refuse and say so; `ps`, `logs`, `explain` and the others work.
 
 """
 

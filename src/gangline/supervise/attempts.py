@@ -19,7 +19,7 @@ from gangline.runs.state import Outcome, RunState, read_leave, read_order, write
 from gangline.supervise.away import Away
 from gangline.supervise.clean import clean_rest
 from gangline.supervise.earlier import end_earlier
-from gangline.supervise.loop import Ended, Supervisor
+from gangline.supervise.loop import Ended, Hooks, Supervisor
 from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
 from gangline.supervise.pace import Pace
 from gangline.supervise.policy import Seats, Tried, pause_s, seats, why_not
@@ -255,17 +255,14 @@ class Attempts:
             self._returning.reach(stage)
 
     def _supervisor(self, attempt: int) -> Supervisor:
-        supervisor = Supervisor(
+        return Supervisor(
             self._layout,
             attempt,
             backend=self._backend,
             connect=self._connect if attempt == self._first else lambda _cluster: self._transports,
             pace=self._pace,
-            beat=self._beat,
+            hooks=Hooks(beat=self._beat, makes_way=(lambda: None) if self._base is None else self._look),
         )
-        if self._base is not None:
-            supervisor.makes_way = self._look
-        return supervisor
 
     def _look(self) -> str | None:
         """At every look of the current attempt: why it shall end in good order, so that another can take its place."""

@@ -61,6 +61,16 @@ class Ended:
     """Hosts that answered us, but were found to be cut off from the others."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a supervisor calls at every look."""
+
+    beat: Callable[[], None] = lambda: None
+    """Says that it gets on."""
+    makes_way: Callable[[], str | None] = lambda: None
+    """Why the attempt is to end in good order, so that another can take its place; None: it is not."""
+
+
 class Supervisor:
     """Looks after one attempt until nothing of it runs.
 
@@ -75,8 +85,9 @@ class Supervisor:
         backend: Backend,
         connect: Callable[[Cluster], Mapping[str, Transport]],
         pace: Pace | None = None,
-        beat: Callable[[], None] = lambda: None,
+        hooks: Hooks | None = None,
     ) -> None:
+        hooks = hooks or Hooks()
         self._layout = layout
         self.attempt = attempt
         self._backend = backend
@@ -84,7 +95,7 @@ class Supervisor:
         self._pace = pace or Pace()
         self._cluster = Cluster.of_attempt(layout, attempt)
         self._transports = connect(self._cluster)
-        self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=beat)
+        self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=hooks.beat)
         self.request = load_record(layout.request(attempt), Request)
         committer = Committer(
             self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
@@ -92,8 +103,7 @@ class Supervisor:
         self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
         self._comparing = Aside(self._compared, patience_s=self._pace.patience_s)
         self._claims = Claims(num_hosts=len(self.request.hosts), doubt_s=self._pace.doubt_s)
-        self.makes_way: Callable[[], str | None] = lambda: None
-        """Asked at every look: why the attempt is to end in good order, so that another can take its place."""
+        self._makes_way = hooks.makes_way
         self._made_way: str | None = None
         self.ended: Ended | None = None
         """Once it has; then the run goes on with another attempt, or `close` ends it."""
@@ -269,7 +279,7 @@ class Supervisor:
         """End in good order, where the next attempt shall have other hosts."""
         if self._ordering.given is not None or not self.followed.joined:
             return
-        self._made_way = self.makes_way()
+        self._made_way = self._makes_way()
         if self._made_way is not None:
             self._ordering.give("yield")
             self.records.event("leaving", what=self._made_way)

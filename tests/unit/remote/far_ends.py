@@ -48,6 +48,16 @@ def silence():
     time.sleep(600)
 
 
+def slow_twice():
+    time.sleep(1.4)  # the way to the host
+    left = 1 << 17
+    while left:
+        left -= len(os.read(0, left))
+    time.sleep(1.4)  # its disk
+    greet()
+    time.sleep(600)
+
+
 def noise_without_end():
     while True:
         say(b"=")

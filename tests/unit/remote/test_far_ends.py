@@ -64,6 +64,12 @@ def test_a_host_that_never_begins_costs_its_time_limit(sshd, kind, monkeypatch):
         transport.run(["true"])
 
 
+def test_a_slow_way_to_a_host_does_not_take_the_time_that_its_agent_has_to_greet():
+    slow = channel.Channel(connection.spawn([sys.executable, str(LIARS), "slow_twice"]))
+    assert slow.greet(bytes(1 << 17), 2.2).python
+    slow.close()
+
+
 @pytest.mark.parametrize("kind", ["drip", "deaf"])
 def test_a_host_that_never_answers_costs_the_time_limit_of_the_command(sshd, kind, monkeypatch):
     monkeypatch.setattr(link, "MARGIN_S", 0.5)

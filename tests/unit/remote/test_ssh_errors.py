@@ -106,6 +106,13 @@ def test_a_host_without_python_is_told_so():
     assert "has no Python 3.8 or newer" in told("", returncode=NO_PYTHON).what
 
 
+@pytest.mark.parametrize("returncode", [-9, -15, None])
+def test_a_host_that_said_nothing_in_time_is_not_said_to_speak_another_protocol(returncode):
+    error = told("", returncode=returncode, noise="", why="no answer within 30 s")
+    assert error.what == "gpu1 does not answer"
+    assert error.seen == "no answer within 30 s"
+
+
 def test_what_a_host_printed_is_quoted_harmlessly():
     error = told(
         "", returncode=1, noise="\x1b]0;evil\x07\x1b[2JThis account is locked.\r\n", why="it ended with code 1"

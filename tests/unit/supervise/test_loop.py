@@ -24,7 +24,7 @@ from gangline.runs.versions import load_record
 from gangline.supervise.board import Limits
 from gangline.supervise.earlier import finish_all, unfinished
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
-from gangline.supervise.loop import Supervisor
+from gangline.supervise.loop import Hooks, Supervisor
 from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
 from tests.fakes.backend import FakeBackend
@@ -674,7 +674,11 @@ def test_it_shows_that_it_gets_on(make):
         beat()
         assert not is_frozen(lab.layout)
         supervisor = Supervisor(
-            lab.layout, 1, backend=lab.backend, connect=lambda _: lab.transports, beat=lambda: beats.append(1)
+            lab.layout,
+            1,
+            backend=lab.backend,
+            connect=lambda _: lab.transports,
+            hooks=Hooks(beat=lambda: beats.append(1)),
         )
         supervisor.begin()
         lab.finish()
