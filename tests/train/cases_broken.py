@@ -102,13 +102,15 @@ def wait_for_ever(folder: str):
         stop.install(log)
         cut.install(lambda: None)
         cut.stay()
+        with connecting():
+            group = dist.new_group([0, 1])
         # what is given back is read while the group still lives
         dist.barrier()
         Path(folder, f"ready-{dist.get_rank()}").touch()
         if dist.get_rank() == 1:
             time.sleep(60)
         try:
-            dist.all_reduce(torch.zeros(1 << 16))
+            dist.all_reduce(torch.zeros(1 << 16), group=group)
         except RuntimeError as error:
             return {
                 "raised_s": time.monotonic(),
@@ -123,10 +125,10 @@ def severed():
     """What is left after `abort_comm`: the sockets that collectives open, the group's wait, and a connection of another."""
     with connecting():
         group = dist.new_group([0, 1])
-    before = len(_sockets())
+    before = set(_sockets().values())
     for _ in range(2):
         dist.all_reduce(torch.ones(4), group=group)
-    opened = len(_sockets()) - before
+    opened = len(set(_sockets().values()) - before)
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()

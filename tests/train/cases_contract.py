@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from gangline.errors import UsageError
+from gangline.plugins import Plugin
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.held import held_by
 from gangline.runs.job import OuterJob, StrategyJob
@@ -21,7 +23,7 @@ from gangline.worker.optimizer import norm_of
 from gangline.worker.precision import agree_precision
 from gangline.worker.progress import Progress, restore
 from gangline.worker.session import make_strategy
-from gangline.worker.strategy import StrategySetup
+from gangline.worker.strategy import Strategy, StrategySetup
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 OUTER = StrategyJob(inner_steps=1, payload="fp32", outer=OuterJob(learning_rate=1.0, momentum=0.0))
@@ -95,14 +97,14 @@ def _steps_alone(method: str, precision: str):
     return alone.steps, alone.evaluations
 
 
-def _resumed_job(method: str):
-    job = _job(method=method, precision="fp32", steps=8)
-    return replace(job, schedule=replace(job.schedule, warmup_steps=50))
+def _resumed_job(method: str, precision: str):
+    job = _job(method=method, precision=precision, steps=8)
+    return replace(job, schedule=replace(job.schedule, warmup_steps=50 if precision == "fp32" else 5))
 
 
-def save(gang: dict, folder: str, method: str):
+def save(gang: dict, folder: str, method: str, precision: str):
     """The first 6 of 8 steps, and a checkpoint of them."""
-    world, job = make_world(rank=dist.get_rank(), **gang), _resumed_job(method)
+    world, job = make_world(rank=dist.get_rank(), **gang), _resumed_job(method, precision)
     session = make_session(job, world, num_evaluation=0)
     description = {"attempt": 1, "hosts": world.gang.hosts, "num_ranks": world.size, "fingerprints": {}}
     description["held"] = held_by(world.gang)
@@ -120,18 +122,18 @@ def save(gang: dict, folder: str, method: str):
     return {"result": result, "step": progress.step, "losses": captured.steps}
 
 
-def resume(gang: dict, folder: str, method: str):
+def resume(gang: dict, folder: str, method: str, precision: str):
     """The last two steps, from a checkpoint; and those of one process that was never stopped."""
     session = make_session(
-        _resumed_job(method), make_world(rank=dist.get_rank(), resume_step=6, **gang), num_evaluation=0
+        _resumed_job(method, precision), make_world(rank=dist.get_rank(), resume_step=6, **gang), num_evaluation=0
     )
     _, captured = run_loop(session, progress=restore(session, Path(folder)))
-    return {"split": captured.steps, "alone": _resumed_alone(method)[6:]}
+    return {"split": captured.steps, "alone": _resumed_alone(method, precision)[6:]}
 
 
 @functools.cache
-def _resumed_alone(method: str):
-    _, captured = run_loop(_alone(_resumed_job(method), num_evaluation=0))
+def _resumed_alone(method: str, precision: str):
+    _, captured = run_loop(_alone(_resumed_job(method, precision), num_evaluation=0))
     return captured.steps
 
 
@@ -146,3 +148,40 @@ def refusal(gang: dict, changes: dict, shares_gpus: bool):
     except UsageError as error:
         return error.to_json()
     return None
+
+
+class Averaging(Strategy):
+    """Every rank takes a step of its own, and all go on from the mean of the weights."""
+
+    def after_update(self) -> None:
+        for parameter in trainable(self.loss).values():
+            dist.all_reduce(parameter.data)
+            parameter.data /= self.world.size
+
+
+class AveragingPlan:
+    """What the entry point of a plug-in names: importable without torch, in a package of its own."""
+
+    train = "tests.train.cases_contract:Averaging"
+
+
+def averaging():
+    """Train with a strategy that gangline does not know, found by its entry point."""
+    plugin = Plugin(
+        group="gangline.strategies",
+        name="averaging",
+        value="tests.train.cases_contract:AveragingPlan",
+        package="averaging",
+        version="1",
+    )
+    with mock.patch("gangline.plugins.find_plugins", return_value=(plugin,)):
+        session = make_session(
+            _job(precision="fp32"), make_world([6, 4], rank=dist.get_rank(), strategy="averaging"), num_evaluation=0
+        )
+        _, captured = run_loop(session)
+    weights = torch.cat([each.detach().flatten() for each in trainable(session.model).values()])
+    return {
+        "kind": type(session.strategy).__name__,
+        "losses": captured.steps and [loss for _, loss, _ in captured.steps],
+        "digest": str(torch.hash_tensor(weights).item()),
+    }

@@ -98,17 +98,17 @@ class Kept:
 def _harm(loop, session, progress, flip, *, drift: float) -> None:
     """After the update of every step, before anybody looks."""
     stepper = loop._stepper
-    plain, dice = stepper._record, torch.Generator().manual_seed(dist.get_rank())
+    look, dice = stepper._replicas.look, torch.Generator().manual_seed(dist.get_rank())
 
-    def record(*arguments, **named):
-        plain(*arguments, **named)
+    def harm_and_look(*, step):
         for parameter in trainable(session.model).values() if drift else ():
             off = torch.randn(parameter.shape, generator=dice) * drift
             parameter.data.mul_(1 + off)
         if flip and progress.step == flip["step"]:
             _flip(next(iter(trainable(session.model).values())), flip["bit"])
+        look(step=step)
 
-    stepper._record = record
+    stepper._replicas.look = harm_and_look
 
 
 def _flip(parameter, bit: int | None) -> None:

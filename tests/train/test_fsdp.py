@@ -9,21 +9,6 @@ pytestmark = pytest.mark.rotating
 GANGS = {"ddp": [5, 3, 2], "fsdp": [7, 3], "hsdp": [1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize(("strategy", "method"), [("fsdp", "full"), ("fsdp", "lora")])
-def test_many_steps_have_the_losses_of_one_process(pool, strategy, method):
-    """All of 100 steps, and all ways to go on: benchmarks/exactness.py."""
-    shares = GANGS[strategy]
-    ask = {"shares": shares, "strategy": strategy, "method": method, "steps": 16, "checkpointing": True}
-    result = pool(len(shares)).run("tests.train.cases_exact:losses", **ask, packed=strategy == "fsdp")[0]
-    assert len(result["split"]) == 16
-    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
-        assert split == pytest.approx(alone, rel=1e-9)
-        assert norm == pytest.approx(norm_alone, rel=1e-9)
-    evaluations, expected = result["evaluations"]
-    assert [step for step, _ in evaluations] == [0, 8, 16]
-    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
-
-
 def test_in_fp32_they_are_off_by_rounding_only(pool):
     ask = {"shares": [5, 3, 2], "strategy": "fsdp", "precision": "fp32", "warmup": 50, "steps": 24}
     result = pool(3).run("tests.train.cases_exact:losses", **ask)[0]
@@ -41,10 +26,6 @@ def test_in_bf16_layers_travel_as_they_are_computed(pool):
 @pytest.mark.parametrize(
     ("before", "after", "method"),
     [
-        ("ddp", "fsdp", "full"),
-        ("fsdp", "hsdp", "full"),
-        ("hsdp", "ddp", "full"),
-        ("fsdp", "ddp", "lora"),
         ("ddp", "fsdp", "qlora"),
     ],
 )

@@ -80,20 +80,6 @@ def test_recomputed_activations_have_the_same_gradient(pool):
         assert max(step["error"] for step in result["steps"]) < 1e-9
 
 
-def test_many_steps_have_the_losses_of_one_process(pool):
-    """All of 100 steps, and all ways to go on: benchmarks/exactness.py."""
-    stages = [3, 1, 2]
-    ask = {"shares": stages, "strategy": "pipeline", "method": "lora", "steps": 16, "dropout": 0.0}
-    result = pool(len(stages)).run("tests.train.cases_exact:losses", **ask, packed=True, checkpointing=True)[0]
-    assert len(result["split"]) == 16
-    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
-        assert split == pytest.approx(alone, rel=1e-9)
-        assert norm == pytest.approx(norm_alone, rel=1e-9)
-    evaluations, expected = result["evaluations"]
-    assert [step for step, _ in evaluations] == [0, 8, 16]
-    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
-
-
 def test_in_bf16_what_travels_is_bf16(pool):
     ask = {"shares": [1, 1], "strategy": "pipeline", "precision": "bf16", "steps": 20}
     result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.train.test_resume import run, sample_order
-
 pytestmark = pytest.mark.rotating
 
 CASES = "tests.train.cases_tensor_parallel"
@@ -76,44 +74,11 @@ def test_what_ranks_send_is_what_the_plan_says(pool, method, checkpointing):
             assert counted == planned, name
 
 
-def test_many_steps_have_the_losses_of_one_process(pool):
-    ask = {"shares": [6, 4], "strategy": "tp", "method": "lora", "steps": 16}
-    result = pool(4).run("tests.train.cases_exact:losses", **ask, packed=True)[0]
-    assert len(result["split"]) == 16
-    for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
-        assert split == pytest.approx(alone, rel=1e-9)
-        assert norm == pytest.approx(norm_alone, rel=1e-9)
-    evaluations, expected = result["evaluations"]
-    assert [loss for _, loss in evaluations] == pytest.approx([loss for _, loss in expected], rel=1e-9)
-
-
 def test_in_bf16_what_travels_is_bf16(pool):
     ask = {"shares": [10], "strategy": "tp", "precision": "bf16", "steps": 12}
     result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
         assert split[1] == pytest.approx(alone[1], rel=5e-3)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "method"),
-    [
-        (("tp", [6, 4]), ("ddp", [7, 3]), "full"),
-        (("fsdp", [7, 3]), ("tp", [10]), "full"),
-        (("ddp", [7, 3]), ("tp", [3, 7]), "lora"),
-        (("tp", [10]), ("pipeline", [1, 1]), "lora"),
-    ],
-    ids=["to ddp", "from fsdp", "from ddp", "to a pipeline"],
-)
-def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, before, after, method):
-    job = {"precision": "fp64", "method": method, "dropout": 0.0, "layers": 2}
-    whole = run(pool, tmp_path / "whole", [10], job=job, steps=12)
-    first = run(pool, tmp_path / "cut", before[1], job=job, steps=12, stop_after=5, strategy=before[0])
-    second = run(pool, tmp_path / "cut", after[1], job=job, steps=12, resume_step=5, strategy=after[0])
-    pieces = first[0]["losses"] + second[0]["losses"]
-    assert [step for step, _, _ in pieces] == list(range(1, 13))
-    for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
-        assert loss == pytest.approx(expected, rel=1e-9)
-    assert sample_order(first, second) == sample_order(whole)
 
 
 @pytest.mark.parametrize(("method", "tied"), [("full", True), ("lora", False)])
