@@ -44,7 +44,8 @@ from gangline.steps.engine import require_engine
 from gangline.steps.equip import claim, equip, foresee
 from gangline.steps.forecast import require_startable
 from gangline.steps.foretell import Foretold, WhatIf, foretell
-from gangline.steps.keep import Listed, Opened, all_records
+from gangline.steps.keep import Opened
+from gangline.steps.listing import Listed, all_records
 from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
 from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
 from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached, starting
@@ -63,6 +64,7 @@ __all__ = [
     "Command",
     "Decision",
     "Foretold",
+    "Listed",
     "Opened",
     "Seams",
     "Sight",

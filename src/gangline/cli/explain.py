@@ -43,7 +43,14 @@ def _is_file(what: str) -> bool:
     """A name with a slash is a file; of a word that may be both, a run of that whole name counts."""
     if "/" in what:
         return True
-    return Path(what).is_file() and not (app.default_home() / "runs" / what).is_dir()
+    return _is_regular(Path(what)) and not (app.default_home() / "runs" / what).is_dir()
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have: over 255 characters
+        return False
 
 
 def _explain_finding(name: str, *, as_json: bool) -> None:
@@ -55,7 +62,7 @@ def _explain_finding(name: str, *, as_json: bool) -> None:
 
 
 def _explain_log(path: Path, *, as_json: bool) -> None:
-    if not path.is_file():
+    if not _is_regular(path):
         raise UsageError(
             f"{path} is no file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
         )

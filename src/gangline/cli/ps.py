@@ -9,7 +9,6 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data, print_json
-from gangline.runs.registry import RunRecord
 from gangline.watch.attempts import attempt_rows, attempt_table
 from gangline.watch.story import read_story
 from gangline.watch.table import age, table
@@ -45,7 +44,7 @@ def _list_attempts(prefix: str, *, as_json: bool) -> None:
 def _list_runs(*, as_json: bool) -> None:
     home = app.default_home()
     listed = app.records(home)
-    rows = [_row(each.record, each.last) for each in listed]
+    rows = [_row(each) for each in listed]
     if as_json:
         print_json({"runs": rows})
     elif rows:
@@ -55,6 +54,9 @@ def _list_runs(*, as_json: bool) -> None:
     else:
         print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
     for each in listed:
+        if each.damage is not None and not as_json:
+            Terminal().say(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")
+    for each in listed:
         if each.record.refused is not None:
             raise each.record.refused
 
@@ -62,12 +64,14 @@ def _list_runs(*, as_json: bool) -> None:
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")
 
 
-def _row(record: RunRecord, last: dict[str, Any] | None) -> dict[str, Any]:
-    state, last = record.state, last or {}
+def _row(run: app.Listed) -> dict[str, Any]:
+    record, last = run.record, run.last or {}
+    state = record.state
     return {
         "id": record.id,
         "job": state.name if state else "",
-        "phase": record.phase,
+        "phase": record.phase if run.damage is None else "damaged",
+        "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
         "quiet_since": state.quiet_since if state and record.phase == "running" else None,
         "attempt": state.attempt if state else None,

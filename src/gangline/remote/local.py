@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -86,7 +88,10 @@ class LocalTransport:
     def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
         """See `Transport.read`."""
         try:
-            with Path(path).open("rb") as stream:
+            # O_NONBLOCK: a FIFO has no end, and nobody may write to it
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+                if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                    raise FileNotFoundError(errno.ENOENT, "a pipe in the place of a file", str(path))
                 stream.seek(offset)
                 return stream.read(limit)
         except (NotADirectoryError, IsADirectoryError) as error:

@@ -1,12 +1,12 @@
 """Run folders written before records had a version (gangline 0.1.0 until November 2026), in one place.
 
-Tables only: a row per thing that has another name now. To drop the old format, delete this module, its two uses in
+Tables: a row per thing that has another name or shape now. To drop the old format, delete this module, its two uses in
 `versions`, and tests/fixtures/runs/0.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 FILES: Mapping[str, str] = {}
@@ -18,6 +18,21 @@ value of a mapping: {"request.json": {"hosts[].guard_argv": "hosts[].agent_argv"
 
 VALUES: Mapping[str, Mapping[str, Mapping[Any, Any]]] = {}
 """Name of a file now -> {key now: {value then: value now}}: {"status.json": {"phase": {"stand-by": "warm"}}}."""
+
+LISTS: Mapping[str, str] = {"findings.json": "findings"}
+"""Name of a file that was a list -> the key under which that list lies now."""
+
+
+def _exporters(job: dict[str, Any]) -> None:
+    report = job.get("report")
+    if isinstance(report, dict) and "exporters" not in report:
+        project = report.get("wandb_project")
+        wandb = {} if project is None else {"wandb": {"project": project}}
+        job["report"] = {"exporters": {**({"tensorboard": {}} if report.get("tensorboard", True) else {}), **wandb}}
+
+
+SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {"job.json": _exporters}
+"""Name of a file now -> what a row of the tables above cannot say. It changes the record."""
 
 
 def old_names(name: str) -> tuple[str, ...]:
@@ -33,6 +48,8 @@ def translated(name: str, record: dict[str, Any]) -> dict[str, Any]:
             value = holder.pop(key)
             if new:
                 holder[new.rpartition(".")[2]] = value
+    if now in SHAPES:
+        SHAPES[now](record)
     for key_path, values in VALUES.get(now, {}).items():
         for holder, key in _holders(record, key_path):
             value = holder[key]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.errors import HostKeyRefused, UsageError
+from gangline.errors import HostKeyRefused, RecordError, UsageError
 from gangline.runs.cluster import Cluster
+from gangline.runs.files import write_json
 from gangline.runs.ids import PATTERN
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
-from gangline.runs.versions import load_record, write_record
+from gangline.runs.versions import load_record, read_regular
 
 IsAlive = Callable[[ProcessId], bool]
 
@@ -28,6 +30,8 @@ class RunRecord:
     """The state says that it runs, but nobody looks after it any more."""
     silent: str | None = None
     """Why this is what was last heard, and not what is: the host that keeps the run does not answer."""
+    damage: RecordError | None = None
+    """Why state.json cannot be used, where it is there."""
     refused: HostKeyRefused | None = None
     """Who answers there is not who it should be."""
 
@@ -37,6 +41,11 @@ class RunRecord:
         if self.state is None:
             return "unknown"
         return "lost" if self.lost else self.state.phase
+
+    def require_state(self) -> None:
+        """Raise RecordError where state.json is there and cannot be used."""
+        if self.damage is not None:
+            raise self.damage
 
     @property
     def ended(self) -> bool:
@@ -62,22 +71,20 @@ def read_record(layout: RunLayout, *, is_alive: IsAlive = lambda process: proces
 
     is_alive: whether a supervisor runs, where it is not on this computer.
     """
-    state = _read_state(layout)
-    if _is_lost(state, is_alive):
-        # its supervisor may have written the end and left between our two looks
-        state = _read_state(layout)
+    try:
+        state = RunState.load(layout)
+        if _is_lost(state, is_alive):
+            # its supervisor may have written the end and left between our two looks
+            state = RunState.load(layout)
+    except RecordError as error:
+        return RunRecord(id=layout.run_id, state=None, damage=error)
+    except FileNotFoundError:
+        return RunRecord(id=layout.run_id, state=None)
     return RunRecord(id=layout.run_id, state=state, lost=_is_lost(state, is_alive))
 
 
-def _read_state(layout: RunLayout) -> RunState | None:
-    try:
-        return RunState.load(layout)
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _is_lost(state: RunState | None, is_alive: IsAlive) -> bool:
-    if state is None or state.phase in {"finished", "stopped", "failed"} or state.supervisor is None:
+def _is_lost(state: RunState, is_alive: IsAlive) -> bool:
+    if state.phase in {"finished", "stopped", "failed"} or state.supervisor is None:
         return False
     return not is_alive(state.supervisor)
 
@@ -125,15 +132,18 @@ def renew_keys(home: Path, keys: Mapping[str, str]) -> list[str]:
 
 
 def _renew(path: Path, keys: Mapping[str, str]) -> bool:
+    """Only the keys change: what a newer gangline wrote besides stays as it is."""
     try:
-        cluster = load_record(path, Cluster)
-    except (OSError, ValueError, TypeError):
-        return False  # a run that was interrupted before it began
-    hosts = tuple(replace(host, host_key=keys.get(host.host_key or "", host.host_key)) for host in cluster.hosts)
-    if hosts == cluster.hosts:
-        return False
-    write_record(path, replace(cluster, hosts=hosts).to_json())
-    return True
+        load_record(path, Cluster)
+        record = json.loads(read_regular(path))
+    except (OSError, RecordError):
+        return False  # a run that was interrupted before it began, or a damaged one
+    old = [host for host in record["hosts"] if host.get("host_key") in keys]
+    for host in old:
+        host["host_key"] = keys[host["host_key"]]
+    if old:
+        write_json(path, record)
+    return bool(old)
 
 
 def _listed(ids: list[str], most: int = 8) -> str:

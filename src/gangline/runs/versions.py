@@ -83,6 +83,8 @@ def decode_record(data: bytes, path: PurePath, kind: type[T] | Callable[[dict[st
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise damaged(where, _json_fault(data, error)) from error
+    if isinstance(value, list) and path.name in old_format.LISTS:
+        value = {old_format.LISTS[path.name]: value}
     if not isinstance(value, dict):
         raise damaged(where, f"expected a JSON object, found {type(value).__name__}")
     try:

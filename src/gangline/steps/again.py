@@ -27,9 +27,10 @@ def resumable(run: Opened, seams: Seams) -> RunState:
             seen=record.silent,
             fix="bring that host back; only it knows whether the run has ended",
         )
+    record.require_state()
     try:
         state = RunState.load(layout)
-    except (OSError, ValueError, TypeError) as error:
+    except FileNotFoundError as error:
         raise CheckpointError(
             f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
         ) from error

@@ -106,6 +106,7 @@ def started_request(run: Opened, record: RunRecord) -> Request:
 
 
 def _require_started(run: Opened, record: RunRecord) -> None:
+    record.require_state()
     if record.phase == "preparing":
         raise UsageError(
             f"{run.layout.run_id} is being prepared",

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
-from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, UsageError
+from gangline.errors import HostKeyRefused, HostUnreachable, RecordError
 from gangline.launch.backend import Request
 from gangline.planning.outcome import Comparison
 from gangline.planning.spent import TimeReport
@@ -23,15 +22,21 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId, parse_stat
-from gangline.runs.registry import RunRecord, find_run, read_record, run_ids
+from gangline.runs.registry import RunRecord, find_run, read_record
 from gangline.runs.state import Outcome, RunState
-from gangline.runs.versions import decode_record, encode_record, load_if_there, load_record, read_regular, write_record
+from gangline.runs.versions import (
+    decode_record,
+    encode_record,
+    load_if_there,
+    load_record,
+    read_regular,
+    write_record,
+)
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
 from gangline.sync.place import host_layout
 from gangline.watch.board import checked_board
 from gangline.watch.follow import View
-from gangline.watch.logs import last_step
 
 REVIVED_S = 75.0
 """After so long the guard beside a supervisor that is gone has started another one: it looks once a second, and waits a
@@ -148,62 +153,6 @@ def opened(prefix: str, *, home: Path, seams: Seams) -> Iterator[Opened]:
         yield Opened(layout=layout, cluster=cluster, transports=transports, keeping=Keeping.load(layout))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A run as it is listed."""
-
-    record: RunRecord
-    last: dict[str, Any] | None
-    """The step that was written last, where it is known."""
-
-
-def all_records(home: Path, seams: Seams) -> list[Listed]:
-    """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
-    layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        listed = list(pool.map(lambda layout: _listed(layout, seams), layouts))
-    return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
-
-
-def _listed(layout: RunLayout, seams: Seams) -> Listed:
-    here = read_record(layout, is_alive=lambda _process: True)
-    known = _remembered(layout, here)
-    if known is not None:
-        return Listed(record=here, last=known)
-    last: dict[str, Any] | None = None
-    record = _in_doubt(layout, here)
-    try:
-        with opened(layout.run_id, home=layout.root, seams=seams) as run:
-            record = run.record()
-            view = run.view()
-            last = last_step(view.head, view.head_layout.metrics)
-            if record.ended and last is not None and record.state is not None:
-                write_record(layout.last_step, {"attempt": record.state.attempt, "last": last})
-    except HostKeyRefused as error:  # the other runs are listed all the same
-        record = replace(record, silent=error.what, refused=error)
-    except UsageError:
-        pass  # it has no hosts yet, or none that can be read
-    except GanglineError as error:
-        record = record if record.ended else replace(record, silent=error.what)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
-    return Listed(record=record, last=last)
-
-
-def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:
-    """What is believed of a run if nobody can be asked: a supervisor elsewhere is not taken for lost."""
-    return here if Keeping.load(layout).host is not None else read_record(layout)
-
-
-def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
-    """The last step of a run that has ended, as it was read then."""
-    if not here.ended or here.state is None:
-        return None
-    kept = load_if_there(layout.last_step, dict) or {}
-    last = kept.get("last")
-    return last if kept.get("attempt") == here.state.attempt and isinstance(last, dict) else None
-
-
 def kill_without_keeper(run: Opened, error: HostUnreachable, seams: Seams) -> NoReturn:
     """Order every guard that answers to end its ranks, though who keeps the run does not answer; then say so."""
     state = RunState.load(run.layout)
@@ -270,7 +219,7 @@ def _copy_if_read(here: Path, there: Path, keeper: Transport, *, kind: type[obje
 def _attempt_here(here: RunLayout) -> int:
     try:
         return RunState.load(here).attempt
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, RecordError):
         return 0
 
 

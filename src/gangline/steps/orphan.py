@@ -15,6 +15,7 @@ def look_after(run: Opened, *, talk: Talk, seams: Seams) -> bool:
     RunFailed where none comes up.
     """
     record = run.record()
+    record.require_state()
     if run.keeper is not None or not record.lost or record.state is None or not seams.is_alive(run.layout, None):
         return False
     means = Means(transports=dict(run.transports), home=run.layout.root, talk=talk, seams=seams)

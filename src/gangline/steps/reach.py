@@ -43,11 +43,11 @@ def read_cluster(layout: RunLayout) -> Cluster:
     """The cluster of a run that exists already; raises UsageError where its file is gone or damaged."""
     try:
         return load_record(layout.cluster, Cluster)
-    except (OSError, ValueError, TypeError) as error:
+    except FileNotFoundError as error:
         raise UsageError(
             f"{layout.run_id} cannot be used",
             seen=f"{layout.cluster}: {error}",
-            fix="it was interrupted before it began, or damaged; start a new run: gangline train",
+            fix="it was interrupted before it began; start a new run: gangline train",
         ) from error
 
 

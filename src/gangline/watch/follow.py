@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from gangline.errors import HostKeyRefused, HostUnreachable
@@ -13,6 +15,7 @@ from gangline.remote.transport import Transport
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE
 from gangline.runs.registry import RunRecord, read_record
+from gangline.runs.versions import damaged
 from gangline.watch.board import Board, read_board
 from gangline.watch.tail import JsonTail
 
@@ -180,6 +183,8 @@ class _Here:
     """Reading on this computer."""
 
     def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
-        with Path(path).open("rb") as stream:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise damaged(str(path), "expected a regular file, found a folder, pipe, socket or device")
             stream.seek(offset)
             return stream.read(limit)

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from gangline.errors import HostUnreachable
+from gangline.runs.versions import damaged
 
 LINE_BYTES = 1 << 20
 """A longer line is cut there: a file without an end must not cost memory without an end."""
@@ -57,6 +58,8 @@ class Tail:
                 piece = self._transport.read(self._path, offset=self._offset)
             except FileNotFoundError:
                 return
+            except OSError as error:
+                raise damaged(str(self._path), error.strerror or str(error)) from error
             if not piece:
                 return
             self._offset += len(piece)

@@ -15,7 +15,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.registry import RunRecord
 from gangline.runs.state import RunState
-from gangline.steps.keep import Listed
+from gangline.steps.listing import Listed
 
 
 @pytest.fixture
