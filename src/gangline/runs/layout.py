@@ -72,6 +72,11 @@ class RunLayout:
         return self.folder / "findings.json"
 
     @property
+    def chosen_networks(self) -> Path:
+        """The network interfaces that were chosen when the run was prepared, by host."""
+        return self.folder / "networks.json"
+
+    @property
     def state(self) -> Path:
         """Where the run stands."""
         return self.folder / "state.json"

@@ -102,6 +102,7 @@ OF_RUN: tuple[tuple[Callable[[RunLayout], Path], Any], ...] = (
     (lambda layout: layout.inputs, dict),
     (lambda layout: layout.inventory, Inventory),
     (lambda layout: layout.findings, dict),
+    (lambda layout: layout.chosen_networks, dict),
     (lambda layout: layout.comparison, Comparison),
     (lambda layout: layout.last_step, dict),
     (lambda layout: layout.order, dict),

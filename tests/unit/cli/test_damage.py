@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from gangline.cli import export, main
 from gangline.errors import UsageError
 from gangline.runs.old_format import LISTS
 from gangline.runs.versions import LIMIT_BYTES, load_record, write_record
+from tests.recorded import RECORDED, install
 
-FIXTURES = Path(__file__).parents[2] / "fixtures/runs/0.1"
 RUN, OTHER = "amber-vole-1", "fond-lemming-8"
 VERBS = (
     ("ps", RUN),
     ("logs", RUN),
-    ("logs", RUN, "--console"),
     ("explain", RUN),
     ("resume", RUN, "--dry-run"),
     ("stop", RUN),
@@ -32,20 +30,6 @@ VERBS = (
     ("export", RUN, "--dry-run"),
 )
 NOT_ASKED = "hosts are not asked in this test"
-
-
-def install(kind: str, home: Path) -> None:
-    """A recorded run in a home, with the paths of that home."""
-    for source in (FIXTURES / kind).rglob("*"):
-        if source.is_file():
-            target = home / source.relative_to(FIXTURES / kind)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            data = source.read_bytes()
-            if "checkpoints" not in source.parts:
-                data = data.replace(b"/home/alice/.local/state/gangline", str(home).encode())
-                data = data.replace(b"/home/alice/.venv/bin/python", sys.executable.encode())
-                data = data.replace(b"/home/alice", str(home.parent).encode())
-            target.write_bytes(data)
 
 
 @pytest.fixture
@@ -58,7 +42,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for path in (home / "runs" / run_id).rglob("*.json"):
             write_record(path, load_record(path, dict))
     monkeypatch.setenv("GANGLINE_HOME", str(home))
-    monkeypatch.setattr(app, "reached", _nobody)
+    monkeypatch.setattr(app, "starting", lambda cluster, **_options: contextlib.nullcontext((cluster, None)))
+    monkeypatch.setattr(app, "decide", _nobody)
     monkeypatch.setattr(export, "find_saved", _nobody)
     return home
 
@@ -130,7 +115,7 @@ ALWAYS_DAMAGED = {"emptied", "halved", "a list", "a number", "a folder", "nested
 
 def files_of_run() -> list[str]:
     """Files in the home, and those that the verbs read on the head, by their path below the home."""
-    root = FIXTURES / "ddp-stopped"
+    root = RECORDED / "ddp-stopped"
     here = [path for path in (root / f"runs/{RUN}").rglob("*") if path.is_file()]
     there = [path for path in (root / f"hosts/pc1/runs/{RUN}").rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(root)) for path in [*here, *there])
@@ -205,7 +190,7 @@ def test_a_damaged_file_hides_no_run_and_is_no_bug(home: Path, damage: str) -> N
                     )
                 ):
                     wrong.append((name, " ".join(words), said))
-    assert wrong == []
+    assert wrong == [], wrong
 
 
 def test_a_name_that_is_too_long_is_no_bug(home: Path) -> None:

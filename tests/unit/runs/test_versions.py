@@ -1,0 +1,133 @@
+"""Records on disk: their version, what a newer or older build makes of them, and what is wrong with a damaged one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import RecordError
+from gangline.runs import old_format, versions
+from gangline.runs.decode import DecodeError, build
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.versions import load_record, write_record
+
+
+def a_gang() -> Gang:
+    return Gang(run_id="calm-otter-7", attempt=1, ranks=(GangRank(host="pc1", share=2),))
+
+
+def place(folder: Path, run_id: str = "calm-otter-7") -> Path:
+    path = folder / f"runs/{run_id}/attempts/1/gang.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_a_record_says_its_version_and_its_run(tmp_path: Path) -> None:
+    path = place(tmp_path)
+    a_gang().save(path)
+    said = json.loads(path.read_text())
+    assert (said["schema_version"], said["run_id"]) == ("1.0", "calm-otter-7")
+    assert Gang.load(path) == a_gang()
+
+
+def test_an_older_build_passes_over_the_keys_of_a_newer_minor_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = place(tmp_path)
+    value = a_gang().to_json()
+    value["ranks"][0]["watts"] = 700
+    with monkeypatch.context() as newer:
+        newer.setattr(versions, "SCHEMA_VERSION", (1, 3))
+        write_record(path, {**value, "topology": "ring"})
+    assert Gang.load(path) == a_gang()
+    assert json.loads(path.read_text())["topology"] == "ring"
+
+
+def test_a_newer_build_reads_an_older_minor_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place(tmp_path)
+    a_gang().save(path)
+    monkeypatch.setattr(versions, "SCHEMA_VERSION", (1, 9))
+    assert Gang.load(path) == a_gang()
+
+
+def test_a_newer_major_version_is_refused_with_a_clear_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place(tmp_path)
+    with monkeypatch.context() as newer:
+        newer.setattr(versions, "SCHEMA_VERSION", (2, 0))
+        a_gang().save(path)
+    with pytest.raises(RecordError) as raised:
+        Gang.load(path)
+    assert str(path) in raised.value.what
+    assert "expected version 1.x, found 2.0" in raised.value.seen
+    assert "upgrade gangline" in raised.value.fix
+
+
+def test_an_unknown_key_of_this_version_is_damage(tmp_path: Path) -> None:
+    path = place(tmp_path)
+    write_record(path, {**a_gang().to_json(), "wrlod_size": 4})
+    with pytest.raises(RecordError, match="is damaged") as raised:
+        Gang.load(path)
+    assert "wrlod_size" in raised.value.seen
+
+
+def test_the_record_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = place(tmp_path)
+    a_gang().save(path)
+    other = place(tmp_path, "bold-elk-2")
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(RecordError) as raised:
+        Gang.load(other)
+    assert "it belongs to the run calm-otter-7, not to bold-elk-2" in raised.value.seen
+
+
+def test_the_old_format_is_translated_by_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_format, "FILES", {"agent.json": "guard.json"})
+    monkeypatch.setattr(
+        old_format, "KEYS", {"agent.json": {"guard_pid": "pid", "hosts[].seat": "hosts[].slot", "x": ""}}
+    )
+    monkeypatch.setattr(old_format, "VALUES", {"agent.json": {"phase": {"stand-by": "warm"}}})
+    old = {"guard_pid": 7, "hosts": [{"seat": 1}], "x": 1, "phase": "stand-by"}
+    (tmp_path / "guard.json").write_text(json.dumps(old))
+    assert load_record(tmp_path / "agent.json", dict) == {"pid": 7, "hosts": [{"slot": 1}], "phase": "warm"}
+    write_record(tmp_path / "agent.json", {"phase": "stand-by"})
+    assert load_record(tmp_path / "agent.json", dict) == {"phase": "stand-by"}  # of now: nothing is translated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    count: int
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] | None = None
+    pair: tuple[int, str] | None = None
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"inner": [{"count": "two"}]}, "inner[0].count: expected int, found 'two'"),
+        ({"inner": [{"count": True}]}, "inner[0].count: expected int, found True"),
+        ({"inner": [{}]}, "inner[0].count is missing"),
+        ({"inner": 7}, "inner: expected a list, found 7"),
+        ({"by_name": {"a": {"count": 1, "ratio": "x"}}}, "by_name.a.ratio: expected float, found 'x'"),
+        ({"pair": [1]}, "pair: expected 2 values, found [1]"),
+        ({"pair": [1, 2]}, "pair[1]: expected str, found 2"),
+        ({"outer": 1}, "Outer: unknown keys outer"),
+        ([], "the record: expected the keys of Outer, found []"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_key(data: object, said: str) -> None:
+    with pytest.raises(DecodeError) as raised:
+        build(Outer, data)
+    assert str(raised.value) == said
+
+
+def test_a_whole_number_is_a_float() -> None:
+    assert build(Inner, {"count": 1, "ratio": 2}) == Inner(count=1, ratio=2)
