@@ -129,7 +129,8 @@ def first_damage(layout: RunLayout, *, attempt: int | None) -> RecordError | Non
             load_if_there(path, kind)
         except RecordError as error:
             return error
-    return next((error for path in _lines(layout, attempt) if (error := _not_regular(path)) is not None), None)
+    found = map(_not_regular, _lines(layout, attempt))
+    return next((each for each in found if each is not None), None)
 
 
 def _records(layout: RunLayout, attempt: int | None) -> Iterator[tuple[Path, Any]]:
