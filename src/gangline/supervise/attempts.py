@@ -16,7 +16,7 @@ from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import Outcome, RunState, read_leave, read_order, write_leave, write_order
-from gangline.supervise.away import Away
+from gangline.supervise.away import Away, Returning
 from gangline.supervise.clean import clean_rest
 from gangline.supervise.earlier import end_earlier
 from gangline.supervise.loop import Ended, Hooks, Supervisor
@@ -25,7 +25,6 @@ from gangline.supervise.pace import Pace
 from gangline.supervise.policy import Seats, Tried, pause_s, seats, why_not
 from gangline.supervise.reach import Cut, CutOff, Reaching, find_cut
 from gangline.supervise.records import Superseded
-from gangline.supervise.returning import Returning
 
 NEVER = FailureJob(restarts=0)
 Connect = Callable[[Cluster], Mapping[str, Transport]]

@@ -11,9 +11,8 @@ from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.supervise.first_step import FirstStep
 from gangline.supervise.hang import Hang
-from gangline.supervise.heartbeat import Heartbeats
 from gangline.supervise.pace import Pace
-from gangline.supervise.presence import Presence
+from gangline.supervise.presence import Heartbeats, Presence
 from gangline.supervise.stacks import StackAsking
 from gangline.supervise.stall import Stall
 from gangline.supervise.start import Start

@@ -32,9 +32,8 @@ from gangline.supervise.memory import of_memory
 from gangline.supervise.ordering import GuardOrder, Ordering
 from gangline.supervise.pace import Pace
 from gangline.supervise.reach import Cut, find_cut
-from gangline.supervise.records import Records
+from gangline.supervise.records import Records, Troubles
 from gangline.supervise.reviving import reviving
-from gangline.supervise.troubles import Troubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from gangline.launch.look import PATIENCE_S
 from gangline.supervise.board import Limits
 from gangline.supervise.claims import DOUBT_S
 from gangline.supervise.clean import VERIFY_S
-from gangline.supervise.heartbeat import STALL_S
-from gangline.supervise.presence import NOTICE_S
+from gangline.supervise.presence import NOTICE_S, STALL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

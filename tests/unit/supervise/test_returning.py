@@ -1,6 +1,6 @@
 """Where the time goes between a failure and the next step."""
 
-from gangline.supervise.returning import Returning
+from gangline.supervise.away import Returning
 
 
 def test_every_stage_counts_from_the_one_before():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gangline.supervise.telling import Telling
+from gangline.supervise.ordering import Telling
 from tests.unit.launch.gang import wait_until
 
 
