@@ -11,6 +11,8 @@ import traceback
 from pathlib import Path
 from typing import Callable, Dict, Optional
 
+from gangline.agent import names
+
 Words = Dict[str, str]
 """Why it does not stand, for the user: what, seen, fix."""
 Tell = Callable[[Optional[Words]], None]
@@ -45,7 +47,7 @@ def own(folder: Path) -> Optional[int]:
     descriptor = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_new = not (folder / "guard.json").exists()
+        is_new = not (folder / names.AGENT_RECORD).exists()
     except BlockingIOError:
         is_new = False
     if is_new:

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from gangline.agent import guard, processes
+from gangline.agent import guard, names, processes
 from gangline.agent.detach import detach, log_to, own
 from gangline.agent.leases import TAG
 from gangline.agent.records import read, write_whole
@@ -72,7 +72,7 @@ def _offer(asked: Dict[str, Any]) -> int:
     """Give the request to the process below; 0 once the agent stands."""
     folder, deadline = Path(asked["request"]["folder"]), time.monotonic() + OFFER_S
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "guard.json").exists():
+    if (folder / names.AGENT_RECORD).exists():
         return _refuse({"what": "this attempt was already started here", "seen": str(folder), "fix": ""})
     pipe = folder / PIPE
     with contextlib.suppress(FileExistsError):
@@ -80,7 +80,7 @@ def _offer(asked: Dict[str, Any]) -> int:
     try:
         if not _give(pipe, json.dumps(asked).encode(), lambda: _is_over(folder, deadline)):
             return _refuse(dict(NOT_STARTED, seen=f"nothing asked for its request within {OFFER_S:g} s"))
-        while not (folder / "guard.json").exists():
+        while not (folder / names.AGENT_RECORD).exists():
             if (folder / REFUSED).exists():
                 return _refuse(read(folder / REFUSED))
             if _is_over(folder, deadline):
@@ -150,7 +150,7 @@ def _below(folder: Path) -> int:
         if os.getppid() != launcher:
             return 0
         time.sleep(TICK_S)
-    if not (folder / "exit.json").exists() and not (folder / REFUSED).exists():
+    if not (folder / names.EXIT).exists() and not (folder / REFUSED).exists():
         guard.reap(request)  # it was killed
     return 0
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
+from gangline.agent import names
 from gangline.agent.leases import TAG
 
 SHIM = "rank_start.py"
@@ -34,7 +35,7 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
     if request.get("program") == "command":
         (folder / SHIM).write_bytes(pkgutil.get_data("gangline.agent", SHIM) or b"")
     try:
-        with (folder / "console.log").open("ab") as console:
+        with (folder / names.CONSOLE_LOG).open("ab") as console:
             child = subprocess.Popen(
                 list(request["argv"]),
                 stdin=subprocess.DEVNULL,

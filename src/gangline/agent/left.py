@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import leases, processes, rest, sockets
+from gangline.agent import leases, names, processes, rest, sockets
 from gangline.agent.leases import TAG
 from gangline.agent.records import read
 
@@ -70,7 +70,7 @@ def _running(
 def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     """Processes that were noted when they started: pid, start, what."""
     folder = Path(request["folder"])
-    guard = read(folder / "guard.json")
+    guard = read(folder / names.AGENT_RECORD)
     if guard and not rest.is_handed(folder):
         yield int(guard["pid"]), int(guard["start_ticks"]), "guard"
         yield int(guard["torchrun_pid"]), int(guard["torchrun_start_ticks"]), "torchrun"

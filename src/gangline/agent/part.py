@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from gangline.agent import processes
+from gangline.agent import names, processes
 from gangline.agent.leaving import Leaving
 from gangline.agent.memory_kills import MemoryKills
 from gangline.agent.orders import Orders
@@ -48,7 +48,7 @@ class Part:
     ) -> None:
         self.request = request
         self.folder = Path(request["folder"])
-        self.console = self.folder / "console.log"
+        self.console = self.folder / names.CONSOLE_LOG
         self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), stand_by=seats is not None)
         self.orders = Orders(self.folder, epoch=epoch, complain=complain)
         self.leaving = Leaving(request, self.ranks, seats=seats)
@@ -71,7 +71,7 @@ class Part:
         self._slots = slots
         self._status = Status(self.folder, {"pid": guard["pid"], "start_ticks": guard["start_ticks"]})
         self._status.write(self._facts())
-        write_whole(self.folder / "guard.json", dict(guard, started=time.time(), host=self.request["host"]))
+        write_whole(self.folder / names.AGENT_RECORD, dict(guard, started=time.time(), host=self.request["host"]))
         with contextlib.suppress(OSError):  # what is full already has nothing to keep
             (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
@@ -143,7 +143,7 @@ class Part:
     def close(self, record: Mapping[str, Any]) -> None:
         """Write exit.json; raises OSError if there is no room for it for a minute."""
         (self.folder / RESERVE).unlink(missing_ok=True)
-        write_at_last(self.folder / "exit.json", record)
+        write_at_last(self.folder / names.EXIT, record)
 
     def _failed(self, exits: Mapping[int, int]) -> List[Dict[str, Any]]:
         failures = self.ranks.failures(dict(exits))

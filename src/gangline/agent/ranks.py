@@ -11,23 +11,12 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from gangline.agent.names import PHASES
 from gangline.agent.processes import Process, find, is_alive, send
 
 RANK_FILE = re.compile(r"rank-(\d+)\.(pid|error\.json|exit\.json)")
 # The summary that torchrun prints for a failed rank: "exitcode  : -9 (pid: 4711)".
 EXIT_LINE = re.compile(rb"exitcode\s*:\s*(-?\d+)\s*\(pid:\s*(\d+)\)")
-PHASES = (
-    "importing",
-    "joining",
-    "joined",
-    "data",
-    "compute",
-    "exchange",
-    "update",
-    "evaluate",
-    "save",
-    "ended",
-)
 PHASE_RECORD = struct.Struct("<qqqd")
 """As the worker writes its phase file: step, phase, collectives entered, time."""
 TAIL_LINES = 40

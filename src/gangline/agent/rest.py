@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import processes
+from gangline.agent import names, processes
 from gangline.agent.leases import TAG, forget
 from gangline.agent.records import read, write_whole
 from gangline.agent.seats import stands_by
@@ -49,32 +49,32 @@ def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Pro
         "fits": _fingerprint(request),
         "holds": [[process.pid, process.start_ticks] for process in (me, *holds)],
     }
-    write_whole(Path(request["folder"]) / "resting.json", record)
+    write_whole(Path(request["folder"]) / names.RESTING, record)
 
 
 def end(folder: Path) -> None:
     """Say that nothing is held ready any more."""
     with contextlib.suppress(FileNotFoundError):
-        (folder / "resting.json").unlink()
+        (folder / names.RESTING).unlink()
 
 
 def taken(folder: Path) -> Optional[Dict[str, Any]]:
     """The next part that a guard which rests in `folder` shall take over: {"request", "epoch"}. Nobody else gets it."""
     try:
-        (folder / "next.json").rename(folder / "handed.json")
+        (folder / names.NEXT).rename(folder / names.HANDED)
     except OSError:  # there is none, or it was taken back
         return None
-    return read(folder / "handed.json") or None
+    return read(folder / names.HANDED) or None
 
 
 def tag_of(request: Mapping[str, Any]) -> str:
     """The part whose name is in the environment of what serves this one: the one for which it was started."""
-    return str(read(Path(request["folder"]) / "guard.json").get("tag", request["folder"]))
+    return str(read(Path(request["folder"]) / names.AGENT_RECORD).get("tag", request["folder"]))
 
 
 def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
     """What a guard that rests in `folder` holds ready, itself included: pid and start. None: nobody rests there."""
-    record = read(folder / "resting.json")
+    record = read(folder / names.RESTING)
     if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
         return None
     return {(int(pid), int(start_ticks)) for pid, start_ticks in record["holds"]}
@@ -82,10 +82,10 @@ def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
 
 def is_handed(folder: Path) -> bool:
     """Whether the guard of the part in `folder` went on in another's, with all that it had."""
-    request = read(folder / "handed.json").get("request")
+    request = read(folder / names.HANDED).get("request")
     if not isinstance(request, dict):
         return False
-    before, after = read(folder / "guard.json"), read(Path(request["folder"]) / "guard.json")
+    before, after = read(folder / names.AGENT_RECORD), read(Path(request["folder"]) / names.AGENT_RECORD)
     return bool(before) and all(before.get(name) == after.get(name) for name in ("pid", "start_ticks"))
 
 
@@ -94,11 +94,11 @@ def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
     slots are needed.
     """
     folder = Path(request["folder"])
-    if (folder / "guard.json").exists():
+    if (folder / names.AGENT_RECORD).exists():
         return False
     was_taken = False
     for resting in _resting(folder):
-        guard = read(resting / "resting.json")
+        guard = read(resting / names.RESTING)
         if not guard:
             continue
         if not was_taken and _fits(request, guard) and _offer(request, resting, guard, epoch=epoch):
@@ -124,13 +124,13 @@ def _offer(request: Mapping[str, Any], resting: Path, guard: Mapping[str, Any], 
     """Whether the guard that rests there has taken it."""
     try:
         # What the cluster file says of the environment may be private: it is the same, and the guard has it.
-        write_whole(resting / "next.json", {"request": dict(request, env={}), "epoch": epoch})
+        write_whole(resting / names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
     except OSError:
         return False
     if _is_taken(resting, guard):
         return True
     with contextlib.suppress(FileNotFoundError):
-        (resting / "next.json").unlink()
+        (resting / names.NEXT).unlink()
         return False
     return _is_taken(resting, guard)  # it has just begun to
 

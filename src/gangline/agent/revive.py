@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
+from gangline.agent import names
+
 GOES_ON = ("running", "stopping", "restarting")
 """Phases of a run that somebody has to look after."""
 MISSED_S = 3.0
@@ -89,7 +91,7 @@ class Revive:
     def _has_supervisor(self) -> bool:
         assert self._words is not None
         try:
-            descriptor = os.open(Path(self._words["folder"]) / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(Path(self._words["folder"]) / names.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             return True  # nobody can say; one more would only add to the confusion
         try:
@@ -103,7 +105,7 @@ class Revive:
     def _goes_on(self) -> bool:
         assert self._words is not None
         try:
-            state: Dict[str, Any] = json.loads((Path(self._words["folder"]) / "state.json").read_bytes())
+            state: Dict[str, Any] = json.loads((Path(self._words["folder"]) / names.STATE).read_bytes())
             return state["phase"] in GOES_ON
         except (OSError, ValueError, LookupError, TypeError):
             return False

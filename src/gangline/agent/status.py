@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
+from gangline.agent import names
+
 BEAT_S = 1.0
 
 
@@ -19,7 +21,7 @@ class Status:
     """The status file of a folder. identity: what every version of it says of the guard."""
 
     def __init__(self, folder: Path, identity: Dict[str, Any]) -> None:
-        self._path = folder / "status.json"
+        self._path = folder / names.STATUS
         self._identity = identity
         self._beat = 0
         self._told: Dict[str, Any] = {}

@@ -15,6 +15,7 @@ from gangline.errors import HostUnreachable
 from gangline.launch.backend import HostRequest, HostStatus, RankSigns, RankSilence, Request, StartSigns
 from gangline.remote.said import understood, whole
 from gangline.remote.transport import Transport
+from gangline.runs.layout import AGENT_NAMES
 from gangline.runs.process import parse_stat
 
 AT_ONCE = 32
@@ -93,17 +94,17 @@ class Looks:
 def look(part: HostRequest, transport: Transport) -> HostStatus:
     """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a guard does."""
     folder = PurePath(part.folder)
-    record = read_record(transport, folder / "exit.json")
+    record = read_record(transport, folder / AGENT_NAMES["EXIT"])
     if record is None:
-        said = read_record(transport, folder / "status.json")
+        said = read_record(transport, folder / AGENT_NAMES["STATUS"])
         if said is None:
-            said = read_record(transport, folder / "guard.json")
+            said = read_record(transport, folder / AGENT_NAMES["AGENT_RECORD"])
         if said is None:
             return HostStatus(host=part.host, phase="starting")
         if process_runs(transport, said):
             return _running(part, said)
         # It may have ended between the two looks.
-        record = read_record(transport, folder / "exit.json")
+        record = read_record(transport, folder / AGENT_NAMES["EXIT"])
         if record is None:
             return replace(_running(part, said), phase="lost")
     return HostStatus(
@@ -121,7 +122,7 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
 
 def _rests(folder: PurePath, transport: Transport) -> bool:
     """Whether a guard rests there. The file goes once nothing is held ready any more, or all is handed on."""
-    record = read_record(transport, folder / "resting.json")
+    record = read_record(transport, folder / AGENT_NAMES["RESTING"])
     return record is not None and process_runs(transport, record)
 
 
@@ -137,7 +138,7 @@ def outlives_guard(part: HostRequest, transport: Transport) -> bool:
 def _outlives_guard(part: HostRequest, transport: Transport) -> bool:
     if look(part, transport).phase != "lost":
         return False
-    guard = read_record(transport, PurePath(part.folder) / "guard.json")
+    guard = read_record(transport, PurePath(part.folder) / AGENT_NAMES["AGENT_RECORD"])
     guard = {} if guard is None else guard
     pid, ticks = guard.get("torchrun_pid"), guard.get("torchrun_start_ticks")
     torchrun = [] if pid is None else [{"pid": pid, "start_ticks": ticks}]

@@ -30,8 +30,47 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+PHASES = (
+    "importing",
+    "joining",
+    "joined",
+    "data",
+    "compute",
+    "exchange",
+    "update",
+    "evaluate",
+    "save",
+    "ended",
+)
+"""What a rank does, by number, as its phase file says. importing: torch. joining: the process group. joined: loading
+the model, restoring. The rest: one step."""
+AGENT_NAMES: Mapping[str, str] = {
+    "AGENT_RECORD": "guard.json",
+    "STATUS": "status.json",
+    "EXIT": "exit.json",
+    "RESTING": "resting.json",
+    "NEXT": "next.json",
+    "HANDED": "handed.json",
+    "CONSOLE_LOG": "console.log",
+    "SUPERVISOR_LOCK": "supervisor.lock",
+    "STATE": "state.json",
+}
+"""Files that the agent of a host writes into its folder of an attempt, or reads from the run's."""
+
+
+def agent_module() -> str:
+    """The text of gangline/agent/names.py, by which the agent, which imports nothing of this package, has them."""
+    phases = "\n".join(f'    "{phase}",' for phase in PHASES)
+    files = "\n".join(f'{name} = "{file}"' for name, file in AGENT_NAMES.items())
+    return (
+        '"""Names that the agent shares with the rest; written by `python -m gangline.runs.layout`."""\n\n'
+        f"PHASES = (\n{phases}\n)\n{files}\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +243,14 @@ class RunLayout:
         """Where the time of one attempt went, rank by rank."""
         return self.attempt(number) / "times.json"
 
+    def rank_file(self, number: int, rank: int, kind: str) -> Path:
+        """A file of one rank; kind: log, phase, pid, error.json or exit.json."""
+        return self.attempt(number) / f"rank-{rank}.{kind}"
+
+    def host_folder(self, number: int, host: str) -> Path:
+        """The folder of one host's agent in one attempt, with the files of AGENT_NAMES."""
+        return self.attempt(number) / host
+
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""
         return self.root / "data" / content_hash
@@ -212,3 +259,7 @@ class RunLayout:
     def of(folder: Path) -> RunLayout:
         """The layout whose run directory is `folder`."""
         return RunLayout(folder.parent.parent, folder.name)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(agent_module())

@@ -11,7 +11,7 @@ from typing import Any
 from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.layout import RunLayout
+from gangline.runs.layout import AGENT_NAMES, RunLayout
 from gangline.watch.tail import Tail
 
 LIMIT_BYTES = 1 << 30
@@ -62,7 +62,7 @@ def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
 
 
 def _console(host: str, transport: Transport, folder: Path) -> list[LogFile]:
-    path = folder / host / "console.log"
+    path = folder / host / AGENT_NAMES["CONSOLE_LOG"]
     is_there = path.name in transport.names(path.parent)
     return [LogFile(name=f"{host} console", rank=None, transport=transport, path=path)] if is_there else []
 

@@ -29,22 +29,9 @@ from typing import TextIO
 from gangline.errors import GanglineError, RunFailed
 from gangline.runs.files import sync_folder, write_json
 from gangline.runs.gang import Gang
-from gangline.runs.layout import RunLayout
+from gangline.runs.layout import PHASES, RunLayout
 from gangline.runs.process import ProcessId
 
-PHASES = (
-    "importing",
-    "joining",
-    "joined",
-    "data",
-    "compute",
-    "exchange",
-    "update",
-    "evaluate",
-    "save",
-    "ended",
-)
-"""importing: torch. joining: the process group. joined: loading the model, restoring. The rest: one step."""
 _RECORD = struct.Struct("<qqqd")
 
 

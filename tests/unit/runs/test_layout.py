@@ -1,0 +1,35 @@
+"""Names of a run's files stand in runs/layout.py; the agent, which imports nothing of gangline, has a generated copy."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import gangline
+from gangline.runs.layout import agent_module
+
+SOURCE = Path(gangline.__file__).parent
+NAMES = {
+    *("job.json", "cluster.json", "inventory.json", "plan.json", "findings.json", "inputs.json", "command.json"),
+    *("keeper.json", "order.json", "leave.json", "last.json", "comparison.json", "metrics.jsonl", "events.jsonl"),
+    *("request.json", "gang.json", "networks.json", "base.json", "again.json", "board.json", "outcome.json"),
+    *("times.json", "result.json", "supervisor.log", "supervisor.lock", "prepare.lock", "guard.json", "status.json"),
+    *("resting.json", "next.json", "handed.json", "console.log"),
+}
+"""Not among them: state.json, which a checkpoint has, too, and exit.json, the end of rank-<r>.exit.json."""
+HOMES = {"runs/layout.py", "runs/old_format.py", "agent/names.py"}
+
+
+def test_the_names_of_the_agent_are_those_of_the_layout() -> None:
+    fresh = (SOURCE / "agent/names.py").read_text()
+    assert fresh == agent_module(), "write it anew: python -m gangline.runs.layout > src/gangline/agent/names.py"
+
+
+def test_no_other_module_types_the_name_of_a_file_of_a_run() -> None:
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        name = path.relative_to(SOURCE).as_posix()
+        if name not in HOMES:
+            values = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            found += [f"{name}:{node.lineno}: {node.value}" for node in values if node.value in NAMES]
+    assert found == []
