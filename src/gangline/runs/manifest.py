@@ -49,8 +49,8 @@ class Part:
     hosts: tuple[str, ...]
     """All hosts of the attempt, head first; the checkpoint is complete when each has its part."""
     num_ranks: int
-    fingerprints: dict[str, str | None]
-    """What the state belongs to: content hashes of job, data and model, as the caller names them."""
+    fingerprints: dict[str, Any]
+    """What the state belongs to: the keys of inputs.json, content hashes of data and model and counts of the data."""
     evaluation_loss: float | None
     """Of an evaluation at this very step, else None; retention keeps the lowest."""
     files: tuple[PartFile, ...]

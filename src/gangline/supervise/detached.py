@@ -22,7 +22,7 @@ from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import Order, RunState, write_leave, write_order
-from gangline.runs.versions import load_record
+from gangline.runs.versions import decode_record, load_record
 from gangline.supervise import earlier
 from gangline.supervise.between import end_between
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
@@ -199,7 +199,7 @@ def ask_keeper(layout: RunLayout, keeper: Transport, verb: str, *words: str) -> 
 
 def _cluster_there(layout: RunLayout, keeper: Transport) -> Cluster:
     try:
-        return Cluster.from_json(json.loads(keeper.read(layout.cluster)))
+        return decode_record(keeper.read(layout.cluster), layout.cluster, Cluster, host=keeper.host)
     except FileNotFoundError as error:
         raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
     except TimeoutError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Phase, RunState
+from tests.boards import write_board
 
 
 class World:
@@ -92,9 +92,7 @@ def test_ranks_that_come_up_later_are_followed_too(
 def test_hosts_that_take_no_part_are_not_asked(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.says("pc1", 0, 2, "c")
     world.says("pc2", 1, 2, "not of this attempt")
-    board = {"hosts": [{"host": "pc1"}]}
-    world.layout.attempt(2).mkdir(parents=True)
-    (world.layout.attempt(2) / "board.json").write_text(json.dumps(board), encoding="utf-8")
+    write_board(world.layout, 2, ["pc1"])
     world.stands("finished", 2)
     assert main(["logs", "calm"]) == 0
     assert capsys.readouterr().out == "c\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import Phase, RunState
+from tests.boards import write_board
 
 
 class World:
@@ -38,9 +38,7 @@ class World:
         state = RunState(name="tiny", phase=phase, attempt=attempt, supervisor=ProcessId.current(), error=error)
         state.save(self.layout)
         if hosts:
-            self.layout.attempt(attempt).mkdir(parents=True, exist_ok=True)
-            board = {"hosts": [{"host": host} for host in hosts]}
-            (self.layout.attempt(attempt) / "board.json").write_text(json.dumps(board), encoding="utf-8")
+            write_board(self.layout, attempt, hosts)
 
     def stop(self, _run: app.Opened, *, now: bool = False, hosts: tuple[str, ...] = ()) -> bool:
         self.asked.append((tuple(hosts), now))

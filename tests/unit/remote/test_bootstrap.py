@@ -136,7 +136,7 @@ def test_the_agent_holds_its_own_files_only():
     names = zipfile.ZipFile(BytesIO(agent_zipapp())).namelist()
     assert {name.rpartition("/")[0] for name in names} == {"", "gangline", "gangline/agent"}
     assert "gangline/agent/channel.py" in names
-    assert len(first_words()) < 100_000
+    assert len(first_words()) < 125_000  # sent to each host at each connection: 0.1 s at 10 Mbit/s
 
 
 @pytest.mark.parametrize("how", ["file", "module"])

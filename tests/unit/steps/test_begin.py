@@ -10,11 +10,12 @@ from gangline import app
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.files import write_json
 from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
+from gangline.runs.versions import write_record
 from gangline.steps.again import resumable
 from gangline.steps.begin import start_attempt
 from gangline.steps.equip import Ready
@@ -22,7 +23,10 @@ from gangline.steps.keep import Keeping
 from gangline.steps.prepare import preparing, told_if_kept
 from gangline.steps.seams import Means, Seams
 from tests.fakes.backend import FakeBackend
+from tests.unit.planning.outcomes import plan
 
+ROWS = SourceJob(files=("rows.jsonl",))
+JOB = Job(name="tiny", model=ModelJob(path="model"), data=DataJob(train=ROWS), batch=1, micro_batch=1)
 THERE = ProcessId(pid=4711, start_ticks=99)
 LOST = HostUnreachable("pc1 does not answer any more", seen="the connection ended", fix="look at the network")
 
@@ -84,8 +88,8 @@ class World:
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
         state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
         with told_if_kept(self.layout, self), preparing(self.layout, state):
-            for path in (self.layout.job, self.layout.cluster):
-                write_json(path, self.cluster.to_json())
+            JOB.save(self.layout.job)
+            write_record(self.layout.cluster, self.cluster.to_json())
             start_attempt(self.layout, ready, gang, means)
 
     def record(self):
@@ -126,7 +130,7 @@ def test_a_supervisor_that_came_up_though_the_connection_was_lost_is_found_runni
 def test_who_looks_after_a_run_has_its_plan_to_hold_what_comes_against(world, planned):
     world.comes_up, world.error = True, None
     if planned:
-        write_json(world.layout.plan, {"job": "tiny"})
+        write_record(world.layout.plan, plan().to_json())
     world.start()
     handed_over = world.keeper.files.get(PurePath(world.there.plan))
     assert (handed_over is None) != planned

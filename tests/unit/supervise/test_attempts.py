@@ -16,14 +16,14 @@ from gangline.remote.local import LocalTransport
 from gangline.runs import checkpoints as disk
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
-from gangline.runs.files import read_json, write_json
+from gangline.runs.files import write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.held import held_by
 from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
 from gangline.runs.state import Outcome, RunState, write_leave, write_order
-from gangline.runs.versions import load_record
+from gangline.runs.versions import load_keys, load_record
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import away as away_module
 from gangline.supervise import loop as loop_module
@@ -631,7 +631,7 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     story.joined(2)
     lose(story, "pc2")
     story.joined(3)
-    said = read_json(story.layout.attempt(3) / "base.json")
+    said = load_keys(story.layout.base(3))
     assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None}
     connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
     again = Attempts(story.layout, 3, backend=story.backend, connect=connect)

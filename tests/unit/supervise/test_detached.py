@@ -588,12 +588,28 @@ def test_a_supervisor_that_works_is_not_replaced(make):
     assert lab.outcome().result == "stopped"
 
 
-def test_a_supervisor_that_breaks_says_so(make):
+def test_a_supervisor_that_cannot_read_what_it_is_to_start_names_the_file(make):
     lab = make("plain", "plain")
-    (lab.layout.attempt(1) / "request.json").write_text("[]")
-    with pytest.raises(RunFailed, match=r"did not start[\s\S]*this is a bug of gangline: supervisor.log"):
+    lab.layout.request(1).write_text("[]")
+    with pytest.raises(RunFailed, match=r"did not start[\s\S]*request\.json is damaged"):
         spawn(lab.layout.folder, 1)
-    assert "Traceback" in (lab.layout.attempt(1) / "supervisor.log").read_text()
+    assert "Traceback" not in lab.layout.supervisor_log(1).read_text()
+
+
+def test_a_supervisor_that_breaks_says_so(make, monkeypatch):
+    lab = make("plain", "plain")
+
+    def broken(*_words, **_options):
+        raise LookupError("no such row")
+
+    monkeypatch.setattr(program, "Attempts", broken)
+    reader, writer = os.pipe()
+    with pytest.raises(LookupError, match="no such row"):
+        program._supervise(lab.layout, 1, secrets={}, ready=writer)
+    with os.fdopen(reader) as said:
+        error = json.load(said)["error"]
+    assert error["what"] == "LookupError: no such row"
+    assert error["fix"] == "this is a bug of gangline: supervisor.log has the rest"
 
 
 @pytest.mark.parametrize(("path", "words"), [("state.json", "pc1: No space left"), (None, "pc1: No space left")])
