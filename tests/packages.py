@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 
 from gangline import plugins
+from gangline.spec import validate
 
 
 def make_package(folder, name, *, version="0.1", modules, entry_points):
@@ -47,3 +48,4 @@ def _forget():
     importlib.invalidate_caches()
     plugins.find_plugins.cache_clear()
     plugins.package_files.cache_clear()
+    validate._schema.cache_clear()  # it lists the rows of the tables
