@@ -25,7 +25,6 @@ PACKAGES = (
     "bitsandbytes",
     "triton",
     "tensorboard",
-    "nvidia-ml-py",
     "nvidia-nccl-cu11",
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",

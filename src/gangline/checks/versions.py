@@ -10,6 +10,7 @@ from gangline.checks.finding import Finding
 from gangline.checks.rule import Evidence, Look, Rule, Seen, apply, difference, each, grouped
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
+from gangline.tested import TESTED
 
 NEEDED = ("gangline", "torch", "transformers", "peft", "datasets", "safetensors", "tokenizers")
 """What a rank imports."""
@@ -84,6 +85,18 @@ def _below(floor: Floor) -> Look:
             yield f"{floor.package} {version}"
 
     return each(look)
+
+
+def _untested(facts: HostFacts, _host: Host) -> Iterator[Evidence]:
+    """A version below a floor has a finding of its own."""
+    floors = {floor.package: release(floor.version) for floor in FLOORS}
+    for each_package in TESTED:
+        version = facts.packages.get(each_package.package)
+        word = each_package.judge(version) if version else None
+        if version and word and release(version) >= floors.get(each_package.package, ()):
+            evidence = f"{each_package.package} {version}; tested: {each_package.lowest} to {each_package.newest}"
+            requirement = f"{each_package.package}>={each_package.lowest},<={each_package.newest}"
+            yield evidence, {"package": each_package.package, "word": word, "requirement": requirement}
 
 
 def _old_python(facts: HostFacts, _host: Host) -> Iterator[str]:
@@ -208,6 +221,14 @@ TRAINER = (
         meaning="gangline's trainer does not run there",
         fix="set `python` of this host to a newer one, or `environment` to one that gangline builds",
         look=each(_old_python),
+    ),
+    Rule(
+        id="E-SW-15",
+        severity="warn",
+        title="{package} is {word} than the versions that gangline is tested with",
+        meaning="it may run as well; where it has changed a name or a format, a rank stops and names it",
+        fix="in that environment: pip install '{requirement}'; or go on, and try a short run first",
+        look=each(_untested),
     ),
 )
 """What only gangline's own trainer asks for."""

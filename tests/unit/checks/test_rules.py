@@ -125,6 +125,18 @@ ONE_CHANGE = {
         {"pc1": cpu_only("pc1"), "pc2": put(cpu_only("pc2"), "packages", arch="aarch64")},
         (),
     ),
+    "a package that is newer than the tested ones": (
+        "E-SW-15",
+        ("pc2",),
+        {"pc2": put(pc("pc2"), "packages.packages", peft="0.99.0")},
+        (),
+    ),
+    "a package that is older than the tested ones": (
+        "E-SW-15",
+        ("pc2",),
+        {"pc2": put(pc("pc2"), "packages.packages", datasets="3.6.0")},
+        (),
+    ),
     "a Python that does not run": (
         "E-SW-13",
         ("pc2",),
@@ -275,6 +287,14 @@ def test_model_and_data(data, expected):
 def test_nccl_of_hosts_without_gpus_does_not_matter():
     answers = {"pc1": cpu_only("pc1"), "pc2": put(cpu_only("pc2"), "packages.packages", **{"nvidia-nccl-cu12": "2.1"})}
     assert found(answers) == []
+
+
+def test_a_version_outside_of_the_tested_range_is_told_with_the_range():
+    answer = put(pc("pc1"), "packages.packages", transformers="5.24.0")
+    [finding] = findings({"pc1": answer})
+    assert finding.title == "transformers is newer than the versions that gangline is tested with"
+    assert finding.evidence.startswith("transformers 5.24.0; tested: 5.3.0 to ")
+    assert "pip install 'transformers>=5.3.0,<=" in finding.fix
 
 
 def test_the_users_own_command_needs_no_package_of_ours():

@@ -124,7 +124,7 @@ def test_ganglines_own_lock_is_made_from_its_constraints() -> None:
     for pin in own_lock().pins:
         pinned.setdefault(pin.name, set()).add(pin.version)
     assert {name: versions for name, versions in pinned.items() if constrained.get(name, versions) != versions} == {}
-    assert {"torch", "transformers", "peft", "datasets", "safetensors", "tensorboard", "nvidia-ml-py"} <= set(pinned)
+    assert {"torch", "transformers", "peft", "datasets", "safetensors", "tensorboard"} <= set(pinned)
     assert not {"pytest", "ruff", "mypy"} & set(pinned)
 
 
