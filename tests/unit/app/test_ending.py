@@ -11,7 +11,6 @@ import pytest
 from gangline import app
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.launch.backend import HostRequest, Request
-from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
@@ -20,6 +19,7 @@ from gangline.runs.state import Phase, RunState
 from gangline.steps.command import CommandRecord
 from gangline.steps.ending import started_request
 from gangline.steps.keep import Keeping, Opened
+from tests.fakes.transport import FakeTransport
 from tests.unit.app.world import THREE, World
 
 

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 
-from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.process import ProcessId
 from gangline.runs.state import RunState
 from gangline.steps.keep import Keeping, Opened
+from tests.fakes.transport import FakeTransport
 
 HEAD = Host(name="pc1", workdir="/srv", python="python3", transport="ssh")
 

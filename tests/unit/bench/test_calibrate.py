@@ -13,10 +13,10 @@ from gangline.inventory.profiles import find_profile, load_profiles
 from gangline.planning.calibrate import ProfileKey, architecture_digest, shallow_config
 from gangline.planning.config import read_architecture
 from gangline.planning.training import Training
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.steps.measured import speeds_lines
+from tests.fakes.transport import FakeTransport, Scripted
 
 CONFIG = {
     "model_type": "llama",

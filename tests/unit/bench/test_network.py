@@ -18,9 +18,9 @@ from gangline.inventory.facts import HostFacts, HostFailure, Inventory
 from gangline.inventory.hardware import Gpu, GpuProcess
 from gangline.inventory.network import Collective, Link, Network, load_network, network_line, network_path, save_network
 from gangline.inventory.rounds import rounds
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport, Scripted
 
 ORDER = Order(backend="gloo", port=29500, seconds=5)
 

@@ -11,11 +11,11 @@ from gangline.bench.scaling import Task, measure_scaling
 from gangline.errors import DoesNotFit, RunFailed, UsageError
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.hardware import Gpu, GpuProcess
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.steps.scaled import scaling_lines
+from tests.fakes.transport import FakeTransport, Scripted
 
 JOB = Job(
     name="tiny",

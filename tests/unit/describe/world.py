@@ -10,7 +10,7 @@ from gangline.describe.seams import Seams
 from gangline.errors import HostUnreachable
 from gangline.inventory.facts import HostFacts, HostFailure, Inventory, Machine, System
 from gangline.inventory.hardware import Folder, Gpu, GpuDriver, Nic
-from gangline.remote.fake import FakeTransport
+from tests.fakes.transport import FakeTransport
 
 GIB = 1 << 30
 

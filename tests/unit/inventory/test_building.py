@@ -9,9 +9,9 @@ import pytest
 from gangline.inventory.building import probe_building
 from gangline.inventory.facts import HostFacts, HostFailure, Inventory
 from gangline.inventory.pythons import BuildFacts, FoundPython, why_not
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Host
+from tests.fakes.transport import FakeTransport, Scripted
 
 KNOWN = BuildFacts(lock="abc", torch="2.13.0")
 FIT = FoundPython(

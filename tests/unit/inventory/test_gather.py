@@ -12,10 +12,10 @@ from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import asked_names, facts_request, gather
 from gangline.inventory.read import read_facts
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import AGENT
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.checks.machines import pc
 
 HOSTS = tuple(Host(name=name, workdir=f"/w/{name}", python="python3") for name in ("pc1", "pc2", "pc3"))

@@ -19,9 +19,9 @@ from gangline.inventory.outside import is_member, own_address, probe_outsider
 from gangline.inventory.pairs import Clock, Pair, PortTry, say_tries
 from gangline.inventory.probe import Probe, askable, clocks, median_of, probe_pairs, suspects
 from gangline.inventory.rounds import both_ways, rounds, sample
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport, Scripted
 
 
 def host(name, address, **more):

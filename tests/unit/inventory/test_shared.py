@@ -7,9 +7,9 @@ import pytest
 from gangline.inventory.disk import probe_disks
 from gangline.inventory.same import compare
 from gangline.inventory.shared import probe_shared
-from gangline.remote.fake import FakeTransport
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport
 
 
 def host(name, **more):

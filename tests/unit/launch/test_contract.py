@@ -13,11 +13,11 @@ from gangline.launch.backend import Request
 from gangline.launch.direct import DirectBackend
 from gangline.launch.mpirun import MpirunBackend, job_launcher
 from gangline.launch.program import Program
-from gangline.remote.fake import FakeTransport
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,

@@ -9,7 +9,7 @@ import pytest
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, Request
 from gangline.launch.direct import DirectBackend
-from gangline.remote.fake import FakeTransport, Scripted
+from tests.fakes.transport import FakeTransport, Scripted
 
 NOTHING = {"processes": [], "ports": [], "leases": [], "gpus": []}
 REFUSED = {"what": "slots cannot be claimed: [Errno 28] No space left on device", "seen": "", "fix": ""}

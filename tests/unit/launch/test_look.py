@@ -12,7 +12,7 @@ from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.backend import HostRequest, Request
 from gangline.launch.direct import DirectBackend
 from gangline.launch.look import Looks, look, outlives_guard
-from gangline.remote.fake import FakeTransport, Scripted
+from tests.fakes.transport import FakeTransport, Scripted
 
 PARTS = tuple(
     HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}) for host in ("pc1", "pc2")

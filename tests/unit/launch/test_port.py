@@ -7,9 +7,9 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.port import free_port
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
+from tests.fakes.transport import FakeTransport, Scripted
 
 
 @pytest.fixture

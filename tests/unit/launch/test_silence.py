@@ -8,7 +8,7 @@ import pytest
 
 from gangline.launch.backend import HostRequest, RankSilence, Request
 from gangline.launch.look import Looks
-from gangline.remote.fake import FakeTransport
+from tests.fakes.transport import FakeTransport
 
 PART = HostRequest(host="pc1", folder="/srv/pc1", rank_files="/srv", argv=(), env={}, ranks=(2, 3), program="command")
 STAT = " ".join(["4711", "(a)", "S", *["0"] * 18, "99", "0"]).encode()

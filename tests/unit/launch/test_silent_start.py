@@ -5,7 +5,7 @@ import pytest
 from gangline.errors import HostUnreachable
 from gangline.launch.backend import HostRequest, Request
 from gangline.launch.direct import DirectBackend
-from gangline.remote.fake import FakeTransport, Scripted
+from tests.fakes.transport import FakeTransport, Scripted
 
 
 class Silent(FakeTransport):

@@ -8,8 +8,8 @@ from pathlib import PurePath
 import pytest
 
 from gangline.remote.connect import connect
-from gangline.remote.fake import Call, FakeTransport, Scripted
 from gangline.runs.cluster import Host
+from tests.fakes.transport import Call, FakeTransport, Scripted
 from tests.unit.remote.sshd import Sshd
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.runs.cluster import Host
 from gangline.serve import tensorboard
 from gangline.serve.tensorboard import PATH_VARIABLE, SHOW, show_tensorboard
+from tests.fakes.transport import FakeTransport, Scripted
 
 HOST = Host(name="pc1", workdir="/w", python="/env/python", transport="ssh", code="/w/code")
 ADDRESS = re.compile(r"http://127\.0\.0\.1:4711(/[A-Za-z0-9_-]{20,})/  \(no password: .* log in to pc1\)")

@@ -8,7 +8,6 @@ import pytest
 
 from gangline import app
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
-from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
@@ -23,6 +22,7 @@ from gangline.steps.keep import Keeping
 from gangline.steps.prepare import preparing, told_if_kept
 from gangline.steps.seams import Means, Seams
 from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
 from tests.unit.planning.outcomes import plan
 
 ROWS = SourceJob(files=("rows.jsonl",))

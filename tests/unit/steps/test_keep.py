@@ -9,7 +9,6 @@ import pytest
 from gangline import app
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.planning.spent import spent
-from gangline.remote.fake import FakeTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.gang import Gang, GangRank
@@ -22,6 +21,7 @@ from gangline.steps.keep import Keeping, copy_records
 from gangline.steps.keeper import who_keeps
 from gangline.steps.seams import Means, Seams
 from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
 from tests.unit.planning.outcomes import line, outcome, plan
 
 

@@ -4,13 +4,13 @@ import pytest
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, Request
-from gangline.remote.fake import FakeTransport
 from gangline.runs.events import read_events
 from gangline.runs.files import write_json
 from gangline.runs.state import HostOutcome, Outcome, RunState
 from gangline.supervise.between import end_between
 from gangline.supervise.lock import supervisor_lock
 from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
 from tests.unit.supervise.runs import cluster_of, create_run
 
 

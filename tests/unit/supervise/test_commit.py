@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.remote.fake import FakeTransport
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import Commit
 from gangline.supervise.commit import Committer
+from tests.fakes.transport import FakeTransport
 from tests.unit.supervise.runs import RUN_ID, cluster_of, save_part
 
 HOSTS = ("pc1", "pc2", "pc3")

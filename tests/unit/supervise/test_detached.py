@@ -17,7 +17,6 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Request
 from gangline.remote import local
 from gangline.remote.connect import connect_all
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import AGENT
 from gangline.runs.checkpoints import step_folder
@@ -40,6 +39,7 @@ from gangline.supervise.detached import (
     unfinished,
 )
 from gangline.supervise.lock import has_supervisor, supervisor_lock
+from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.launch.gang import (
     exit_record,
     guard_record,

@@ -13,7 +13,6 @@ from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
 from gangline.planning.outcome import Comparison
 from gangline.planning.spent import TimeReport
-from gangline.remote.fake import FakeTransport
 from gangline.runs.events import read_events
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
@@ -28,6 +27,7 @@ from gangline.supervise.loop import Hooks, Supervisor
 from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
 from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
 from tests.unit.launch.gang import wait_until
 from tests.unit.planning.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part

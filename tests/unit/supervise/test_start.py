@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangline.remote.fake import FakeTransport, Scripted
 from gangline.runs.cluster import Cluster, Host
 from gangline.supervise.start import Start
+from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.test_board import PLACES, RANKS, Clock, all_at, rank, request, status
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gangline.errors import DataError, RunFailed
-from gangline.remote.fake import Call, FakeTransport, Scripted
 from gangline.runs.cluster import Host
 from gangline.sync.ask import ask_worker
+from tests.fakes.transport import Call, FakeTransport, Scripted
 
 HOST = Host(name="pc1", workdir="/w", python="/env/python")
 
