@@ -5,22 +5,21 @@ What constraints.txt does not name, such as setuptools, is pinned as it is insta
 not installed there is for another Python, and stays.
 """
 
-import re
 from importlib import metadata
 from pathlib import Path
 
 import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-from gangline.sync.lock import canonical
-from gangline.sync.markers import holds, linux_environment
+from gangline.sync.lock import linux_environment
 
 ROOT = Path(__file__).parents[1]
 HEAD = """\
 # What gangline installs on a host whose environment is `locked`, and that the project is tested with.
 # Made from constraints.txt by .ci/lock.py. torch has no local version (such as +cpu): any build of it will do.
 """
-VERSIONS = [(3, minor, 0) for minor in range(10, 15)]
-REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*))?")
+PYTHONS = [linux_environment((3, minor, 0), "x86_64") for minor in range(10, 15)]
 
 
 def needed(requirements: list[str]) -> set[str]:
@@ -29,13 +28,13 @@ def needed(requirements: list[str]) -> set[str]:
     queue = [(text, "") for text in requirements]
     while queue:
         text, extra = queue.pop()
-        name, extras, marker = REQUIREMENT.match(text).groups()
-        if marker and not any(holds(marker, {**linux_environment(v, "x86_64"), "extra": extra}) for v in VERSIONS):
+        found = Requirement(text)
+        if found.marker and not any(found.marker.evaluate({**python, "extra": extra}) for python in PYTHONS):
             continue
-        for asked in ["", *filter(None, (word.strip() for word in (extras or "").split(",")))]:
-            if (canonical(name), asked) not in seen:
-                seen.add((canonical(name), asked))
-                queue += [(text, asked) for text in _requires(name)]
+        for asked in ["", *found.extras]:
+            if (canonicalize_name(found.name), asked) not in seen:
+                seen.add((canonicalize_name(found.name), asked))
+                queue += [(text, asked) for text in _requires(found.name)]
     return {name for name, _ in seen}
 
 
@@ -51,11 +50,15 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = needed(project["optional-dependencies"]["train"])
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
-    named = {canonical(line.partition("==")[0]) for line in lines}
-    kept = [line for line in lines if (name := canonical(line.partition("==")[0])) in wanted or not _is_installed(name)]
+    named = {canonicalize_name(Requirement(line).name) for line in lines}
+    kept = [line for line in lines if _is_kept(canonicalize_name(Requirement(line).name), wanted)]
     kept += [f"{name}=={metadata.version(name)}" for name in sorted(wanted - named) if _is_installed(name)]
     kept.sort(key=str.lower)
     (ROOT / "src/gangline/sync/lock.txt").write_text(HEAD + "".join(f"{line}\n" for line in kept))
+
+
+def _is_kept(name: str, wanted: set[str]) -> bool:
+    return name in wanted or not _is_installed(name)
 
 
 def _is_installed(name: str) -> bool:

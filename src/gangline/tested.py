@@ -62,6 +62,7 @@ TESTED = (
     Tested(package="ruamel.yaml", accepted="0.18", lowest="0.18.0", newest="0.19.1", below="0.20", reason=_ZERO),
     Tested(package="typer", accepted="0.15", lowest="0.15.0", newest="0.29.2", below="0.30", reason=_ZERO),
     Tested(package="platformdirs", accepted="4.3", lowest="4.3.0", newest="4.14.5", below="5", reason=_MAJOR),
+    Tested(package="packaging", accepted="24.2", lowest="24.2", newest="26.3", below="27", reason=_MAJOR),
     Tested(
         package="torch",
         accepted="2.10",

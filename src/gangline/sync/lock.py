@@ -9,39 +9,46 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from gangline.errors import UsageError
 from gangline.remote.once import once
-from gangline.sync.markers import holds, linux_environment
 from gangline.sync.tell import shown
 
-_PIN = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[A-Za-z0-9,._\s-]*\])?\s*===?\s*(?P<version>[A-Za-z0-9.!+_-]+)"
-    r"\s*(?:;\s*(?P<marker>.*?))?\s*",
-)
 _OPTION = re.compile(
     r"(--index-url|--extra-index-url|--find-links|--trusted-host|-i|-f)([=\s]\s*)(\S+)|--no-index|--pre|--prefer-binary"
 )
-_HASHES = re.compile(r"\s--hash[=\s]\S+")
 _HASH = re.compile(r"\s--hash[=\s]\s*([a-z0-9]+:[0-9a-f]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One package."""
+    """One package with its version."""
 
-    name: str
-    """As pip spells it: small letters, dashes."""
-    version: str
-    extras: str = ""
-    marker: str = ""
-    """Where it is needed; "": everywhere."""
+    requirement: Requirement
     hashes: tuple[str, ...] = ()
     """What the wheel may be, such as "sha256:...": pip refuses others. If one package has some, all need them."""
 
     @property
+    def name(self) -> str:
+        """Its normalised name: small letters, dashes."""
+        return canonicalize_name(self.requirement.name)
+
+    @property
+    def version(self) -> str:
+        """Its version, with the local part if the lock names one."""
+        return next(iter(self.requirement.specifier)).version
+
+    @property
     def line(self) -> str:
         """The requirement without its marker."""
-        return f"{self.name}{self.extras}=={self.version}"
+        return self.at(self.version)
+
+    def at(self, version: str) -> str:
+        """The same of another version."""
+        extras = f"[{','.join(sorted(self.requirement.extras))}]" if self.requirement.extras else ""
+        return f"{self.name}{extras}=={version}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +62,16 @@ class Lock:
     @property
     def hash(self) -> str:
         """Of the pins and their hashes: the same packages are the same environment, wherever they come from."""
-        rows = sorted(" ".join([f"{pin.line};{pin.marker}", *sorted(pin.hashes)]) for pin in self.pins)
+        rows = sorted(
+            " ".join([f"{pin.line};{pin.requirement.marker or ''}", *sorted(pin.hashes)]) for pin in self.pins
+        )
         return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()
 
-    def pins_for(self, version: tuple[int, int, int], machine: str) -> tuple[Pin, ...]:
+    def pins_for(self, version: tuple[int, ...], machine: str) -> tuple[Pin, ...]:
         """What CPython of this version needs on a Linux host."""
         environment = linux_environment(version, machine)
-        return tuple(pin for pin in self.pins if not pin.marker or holds(pin.marker, environment))
+        markers = ((pin, pin.requirement.marker) for pin in self.pins)
+        return tuple(pin for pin, marker in markers if marker is None or marker.evaluate(environment))
 
 
 @once
@@ -94,8 +104,8 @@ def read_lock(text: str, name: str) -> Lock:
     for number, line in _lines(text):
         if _OPTION.fullmatch(line):
             options.append(line)
-        elif (found := _PIN.fullmatch(_HASHES.sub("", line))) and _is_marker(found["marker"]):
-            pins.append(_pin(found, tuple(_HASH.findall(line))))
+        elif found := _pinned(_HASH.sub("", line)):
+            pins.append(Pin(requirement=found, hashes=tuple(_HASH.findall(line))))
         else:
             wrong.append(f"{shown(name)}:{number}: {shown(line)}")
     if wrong or not pins:
@@ -107,29 +117,33 @@ def read_lock(text: str, name: str) -> Lock:
     return Lock(pins=tuple(pins), options=tuple(options))
 
 
-def _pin(found: re.Match[str], hashes: tuple[str, ...]) -> Pin:
-    return Pin(
-        name=canonical(found["name"]),
-        version=found["version"],
-        extras="".join((found["extras"] or "").split()),
-        marker=(found["marker"] or "").strip(),
-        hashes=hashes,
-    )
+def linux_environment(version: tuple[int, ...], machine: str) -> dict[str, str]:
+    """What markers may ask of CPython on a Linux host."""
+    full = ".".join(map(str, version))
+    return {
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": machine,
+        "platform_release": "",
+        "platform_version": "",
+        "python_version": f"{version[0]}.{version[1]}",
+        "python_full_version": full,
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "implementation_version": full,
+        "extra": "",
+    }
 
 
-def _is_marker(text: str | None) -> bool:
-    if not text:
-        return True
+def _pinned(text: str) -> Requirement | None:
+    """A requirement of exactly one version; None: it is something else."""
     try:
-        holds(text, linux_environment((3, 12, 0), "x86_64"))
-    except ValueError:
-        return False
-    return True
-
-
-def canonical(name: str) -> str:
-    """A name as pip compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+        found = Requirement(text)
+    except InvalidRequirement:
+        return None
+    exact = [each for each in found.specifier if each.operator in {"==", "==="} and not each.version.endswith(".*")]
+    return found if len(exact) == len(found.specifier) == 1 and found.url is None else None
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
 import shutil
@@ -12,6 +11,8 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from gangline.errors import GanglineError
 from gangline.remote.local import LocalTransport, our_python
@@ -155,7 +156,7 @@ def _choices(pins: list[Pin], kind: Kind) -> list[list[Pin]]:
 
 
 def _cpu_build(pin: Pin) -> Pin:
-    return dataclasses.replace(pin, version=f"{pin.version}+cpu")
+    return Pin(requirement=Requirement(pin.at(f"{pin.version}+cpu")))
 
 
 def _keep(fresh: Path, folder: Path) -> None:

@@ -5,52 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from gangline.errors import UsageError
-from gangline.sync.lock import canonical, load_lock, own_lock, read_lock
-from gangline.sync.markers import holds, linux_environment
-
-LINUX = linux_environment((3, 11, 7), "x86_64")
+from gangline.sync.lock import load_lock, own_lock, read_lock
 
 
 @pytest.mark.parametrize(
     ("marker", "expected"),
     [
-        ('python_version >= "3.10"', True),
-        ('python_version < "3.9"', False),
-        ("python_version == '3.11'", True),
-        ('python_version == "3.*"', True),
-        ('python_version != "3.1.*"', True),
-        ('python_version ~= "3.10"', True),
         ('python_full_version >= "3.11.8"', False),
-        ('"3.12" > python_version', True),
+        ("python_version == '3.11'", True),
         ('sys_platform == "linux" and platform_machine == "x86_64"', True),
         ('sys_platform == "win32" or platform_system == "Linux"', True),
         ('(os_name == "nt" or os_name == "posix") and implementation_name == "cpython"', True),
         ('platform_machine in "x86_64 aarch64"', True),
-        ('platform_machine not in "x86_64 aarch64"', False),
         ('extra == "dev"', False),
     ],
 )
-def test_markers_are_answered_for_the_host(marker: str, expected: bool) -> None:
-    assert holds(marker, LINUX) is expected
-
-
-@pytest.mark.parametrize(
-    "marker",
-    [
-        "",
-        "python_version",
-        'python_version >= "3.9" and',
-        '(os_name == "posix"',
-        'os_name < "posix"',
-        'me == "x"',
-        "$(rm)",
-    ],
-)
-def test_what_is_no_marker_is_refused(marker: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        holds(marker, LINUX)
+def test_markers_are_answered_for_the_host_and_not_for_this_computer(marker: str, expected: bool) -> None:
+    pins = read_lock(f"always==1\nsix==1.0 ; {marker}", "lock").pins_for((3, 11, 7), "x86_64")
+    assert ("six" in {pin.name for pin in pins}) is expected
 
 
 def test_each_python_gets_its_own_rows() -> None:
@@ -94,6 +69,10 @@ def test_where_packages_come_from_does_not_change_the_hash_and_a_version_does() 
         "./wheel.whl",
         "git+https://x/y",
         "a==1 ; rm -rf",
+        "a==1 ; me == 'x'",
+        "a==1.*",
+        "a==1,==2",
+        "a @ https://x/y.whl",
         "-o=x",
         "a==1; b",
     ],
@@ -119,7 +98,9 @@ def test_ganglines_own_lock_is_made_from_its_constraints() -> None:
     constrained = {}
     for line in lines:
         if line and not line.startswith("#"):
-            constrained.setdefault(canonical(line.partition("==")[0]), set()).add(line.partition("==")[2].split()[0])
+            constrained.setdefault(canonicalize_name(line.partition("==")[0]), set()).add(
+                line.partition("==")[2].split()[0]
+            )
     pinned = {}
     for pin in own_lock().pins:
         pinned.setdefault(pin.name, set()).add(pin.version)
