@@ -15,11 +15,11 @@ from gangline.launch.registry import Backends
 from gangline.remote.connect import connect, connect_all
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.events import read_events
-from gangline.runs.files import read_json, write_json
+from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState
-from gangline.runs.versions import load_record
+from gangline.runs.versions import load_record, write_record
 from gangline.steps.keep import copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.supervise import detached
@@ -101,8 +101,8 @@ def begin(
         request = fake_request(cluster, gang, port=port)
     layout = RunLayout(HOME, run_id)
     layout.attempt(1).mkdir(parents=True)
-    for name, value in (("cluster", cluster), ("attempts/1/cluster", cluster), ("attempts/1/request", request)):
-        write_json(layout.folder / f"{name}.json", value.to_json())
+    for path, value in ((layout.cluster, cluster), (layout.attempt_cluster(1), cluster), (layout.request(1), request)):
+        write_record(path, value.to_json())
     RunState(name="fake").save(layout)
     begun = time.monotonic()
     try:
@@ -124,7 +124,7 @@ def _begin_there(cluster, layout, keeper):
     keeper.push(ROOT / "src" / "gangline", Path(head.code, "gangline"))
     seen = seen_from_head(cluster)
     assert detached.cannot_supervise(seen, keeper) == []
-    documents = {"cluster.json": seen.to_json(), "attempts/1/cluster.json": seen.to_json()}
+    documents = {layout.cluster: seen.to_json(), layout.attempt_cluster(1): seen.to_json()}
     hand_over(layout, there, keeper, attempt=1, documents=documents)
     detached.spawn_there(head, keeper, there, 1, secrets={"HF_TOKEN": "hf_canary"})
 

@@ -54,8 +54,12 @@ def command(
     sight = app.check(app.cluster_file(cluster), home=app.default_home(), wish=wish, talk=talk)
     talk.clear()
     if as_json:
-        rows = [{"what": row.what, "why": row.why} for row in sight.skipped]
-        print_json({**sight.documents(), "skipped": rows, "tier": tier.value, "seconds": round(sight.seconds, 2)})
+        said = {
+            **sight.documents(),
+            "findings": [finding.to_json() for finding in sight.findings],
+            "skipped": [{"what": row.what, "why": row.why} for row in sight.skipped],
+        }
+        print_json({**said, "tier": tier.value, "seconds": round(sight.seconds, 2)})
     else:
         print_data(_screen(sight, wish))
     require(sight.findings)

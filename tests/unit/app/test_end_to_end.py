@@ -165,3 +165,5 @@ def test_plan_of_a_cluster_that_is_not_ready_shows_it_and_exits_3(
     output = capsys.readouterr()
     assert "E-SW-02" in output.out
     assert "error: " in output.err
+    assert main(["check", words[-1], "--json"]) == 3
+    assert "E-SW-02" in {finding["id"] for finding in json.loads(capsys.readouterr().out)["findings"]}
