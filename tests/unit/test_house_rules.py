@@ -1,6 +1,7 @@
 """The rules of the house that no off-the-shelf tool checks: sizes, words, docstrings, places."""
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -47,6 +48,7 @@ def num_lines(node) -> int:
     return node.end_lineno - node.lineno + 1
 
 
+@functools.cache
 def parsed():
     return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES]
 
@@ -61,6 +63,7 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+@functools.cache
 def texts() -> list[tuple[str, str]]:
     found = []
     for path in tracked_files():

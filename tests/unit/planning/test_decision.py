@@ -331,7 +331,7 @@ def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> Non
 
 def test_where_only_local_steps_fit_they_are_not_begun_unasked() -> None:
     job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
-    for gib in (x / 4 for x in range(60, 140)):
+    for gib in range(15, 35):
         verdict = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
         assert verdict.runnable is None or verdict.runnable.strategy.kind != "local-sgd"
 
