@@ -1,10 +1,8 @@
 """What the tests of sync do on the user's computer of a lab; see `LabHost.call`."""
 
 import contextlib
-import ensurepip
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -119,8 +117,6 @@ def locked(hosts):
     shop = Path.home() / "shop"
     make_wheel(shop, "tiny_a", "1.0", needs="tiny_b")
     make_wheel(shop, "tiny_b", "2.0")
-    (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-    shutil.copy(pip, shop)
     os.environ.update(PIP_CONFIG_FILE="/dev/null", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(shop))
     lock = Path.home() / "my.lock"
     lock.write_text("tiny-a==1.0\ntiny_b==2.0\n")

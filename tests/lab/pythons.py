@@ -3,6 +3,7 @@
 import functools
 import os
 import pwd
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -56,3 +57,10 @@ def has(version: str) -> bool:
     except LabFailed:
         return False
     return True
+
+
+def of_the_system() -> tuple[str, ...]:
+    """Every Python that a login without a terminal may find: hidden, a host has none but the one it is given."""
+    folders = [Path(folder) for folder in ("/usr/bin", "/usr/local/bin", "/bin")]
+    paths = [path for folder in folders for path in folder.glob("python3*")]
+    return tuple(str(path) for path in paths if re.fullmatch(r"python3[.0-9]*", path.name))

@@ -1,14 +1,12 @@
 """`gangline init` on real hosts with real sshd: from names to a cluster.yaml, and keys that change afterwards."""
 
 import json
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from gangline.spec.load import read_cluster_text
-from tests.lab import gpus
+from tests.lab import gpus, pythons
 
 COMMAND = (sys.executable, "-m", "gangline.cli.main")
 NAMES = ("pc1", "pc2", "pc3")
@@ -132,18 +130,7 @@ def test_slots_are_the_cards_and_simulated_ones_are_called_so(lab, tmp_path):
 
 
 def test_a_host_without_python_is_named(lab):
-    hosts = lab(2, names=("pc1", "pc2"), special={"pc2": {"hide": tuple(pythons_of_this_machine())}})
+    hosts = lab(2, names=("pc1", "pc2"), special={"pc2": {"hide": pythons.of_the_system()}})
     done = init(hosts, "pc1", "pc2")
     assert done.returncode == 4
     assert "pc2 has no Python 3.8 or newer" in done.stderr
-
-
-def pythons_of_this_machine():
-    """Every Python that a login without terminal may find."""
-    folders = [Path(folder) for folder in ("/usr/bin", "/usr/local/bin", "/bin")]
-    return [
-        str(path)
-        for folder in folders
-        for path in folder.glob("python3*")
-        if re.fullmatch(r"python3[.0-9]*", path.name)
-    ]

@@ -17,24 +17,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PYTHON = "/usr/bin/python3"
 """Of the hosts."""
-NOT_THERE = ("pip", "pip3", "ensurepip", "rsync")
+NOT_THERE = ("pip", "pip3", "ensurepip", "venv", "uv", "rsync")
 LOOK_FOR = """
 import importlib.util
-print(*filter(importlib.util.find_spec, ("pip", "ensurepip", "torch", "numpy", "gangline")))
+print(*filter(importlib.util.find_spec, ("pip", "ensurepip", "venv", "torch", "numpy", "gangline")))
 """
 DOWNLOAD_S = 500
 
 
 @pytest.fixture(scope="module")
 def wheels(request):
-    """Every package of our lock for the hosts' Python, the CPU build of torch, and pip: 330 MB."""
+    """Every package of our lock for the hosts' Python, and the CPU build of torch: 330 MB."""
     words = subprocess.check_output([PYTHON, "-c", "import sys; print(*sys.version_info[:3])"], text=True)
     version = tuple(map(int, words.split()))
     lock, machine, name = own_lock(), platform.machine(), "-".join(words.split()[:2])
     folder = request.config.cache.mkdir(f"lab-wheels-{lock.hash}-{name}")
     if not (folder / "whole").exists():
         lines = [f"{pin.line}+cpu" if pin.name == "torch" else pin.line for pin in lock.pins_for(version, machine)]
-        (folder / "wanted.txt").write_text("\n".join([*lines, "pip", ""]))
+        (folder / "wanted.txt").write_text("\n".join([*lines, ""]))
         _download(folder, "--python-version", ".".join(map(str, version)), "--requirement", folder / "wanted.txt")
         (folder / "whole").touch()
     return folder

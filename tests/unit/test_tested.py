@@ -18,7 +18,11 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 AT_RUN_TIME = [*PROJECT["project"]["dependencies"], *EXTRAS["train"], *EXTRAS["deepspeed"]]
 TOOLS = [*PROJECT["build-system"]["requires"], *EXTRAS["dev"], *EXTRAS["wandb"]]
 IMPORTED_AS = {"ruamel.yaml": "ruamel"}
-NEVER_IMPORTED = {"tensorboard": "torch.utils.tensorboard imports it"}
+NEVER_IMPORTED = {
+    "tensorboard": "torch.utils.tensorboard imports it",
+    "pip": "a program: it gathers wheels",
+    "uv": "a program: hosts get it",
+}
 
 
 def imported() -> set[str]:

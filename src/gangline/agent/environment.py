@@ -1,15 +1,19 @@
-"""`environment`: what Pythons there are, what one holds, and a virtual environment built from wheels, offline.
+"""`environment`: what Pythons there are, what one holds, and a virtual environment that uv builds from wheels, offline.
 
 One JSON request on stdin, JSON lines on stdout, the last {"kind": "result", ...}:
 
     {"do": "look", "root": FOLDER} -> {"pythons": [{"path", "version", ...}], "built": [NAME, ...], "free_bytes"}
     {"do": "contents", "argv": [...], "env": {...}} -> what `gangline.agent.contents` prints, asked of that Python
     {"do": "verify", "folder": FOLDER} -> {"whole": bool, "built": bool, "why", "packages"}
-    {"do": "build", "folder", "python", "wheels", "pip", "requirements", "lock"} -> {"packages"}
+    {"do": "build", "folder", "python", "wheels", "requirements", "lock"} -> {"packages"}
 
 A folder is whole once it has its manifest, the last file that is written, and its Python still finds the very packages
 that stand there. It is built where it will be used: the programs in it begin with its path. What an interrupted build
 left has no manifest, and is built anew; whoever builds holds a lock.
+
+`wheels` holds uv, too. What uv unpacks stays in `.uv` beside the environments, and environments are hard links to it:
+packages that two locks have in common are unpacked once, and take room once. What lies there is deleted where nothing
+was built for 30 days; the environments keep their links.
 """
 
 from __future__ import annotations
@@ -38,16 +42,12 @@ MARK = "gangline-contents"
 CONTENTS_S = 60.0
 PYTHON_S = 10.0
 BUILD_S = 3600.0
+KEPT_S = 30 * 86400.0
 BEAT_S = 2.0
 TAIL_BYTES = 4000
 
 QUESTION = """
 import json, platform, sys, sysconfig
-try:
-    import venv
-    has_venv = True
-except ImportError:
-    has_venv = False
 print(json.dumps({
     "path": sys.executable,
     "version": list(sys.version_info[:3]),
@@ -55,7 +55,6 @@ print(json.dumps({
     "machine": platform.machine(),
     "libc": list(platform.libc_ver()),
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    "has_venv": has_venv,
 }))
 """
 
@@ -142,43 +141,59 @@ def _verify(folder: Path) -> Dict[str, Any]:
 
 
 def _build(request: Dict[str, Any]) -> Dict[str, Any]:
-    folder = Path(request["folder"])
+    folder, wheels = Path(request["folder"]), Path(request["wheels"])
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _lock(folder.with_name("." + folder.name + ".lock")):
+    with _lock(folder.with_name(".uv.lock")):
         if (folder / MANIFEST).exists():  # somebody else has built it meanwhile
             return {"packages": _verify(folder)["packages"]}
         if folder.exists():
             shutil.rmtree(str(folder))
-        deadline = time.monotonic() + BUILD_S
-        _step("environment", [request["python"], "-m", "venv", "--without-pip", str(folder)], deadline)
-        _install(request, folder, deadline)
+        _run_uv(request, folder, wheels)
         found = contents([str(folder / "bin" / "python")], {"PYTHONNOUSERSITE": "1"})
         manifest = {"lock": request["lock"], "python": found["python"], "packages": found["packages"]}
         write_whole(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
     return {"packages": found["packages"]}
 
 
-def _install(request: Dict[str, Any], folder: Path, deadline: float) -> None:
-    """Run pip from its own wheel, so that neither pip nor ensurepip has to be there."""
-    wheels = Path(request["wheels"])
-    requirements = folder / "requirements.txt"
-    requirements.write_text(request["requirements"], encoding="utf-8")
-    argv = [
-        str(folder / "bin" / "python"), "-m", "pip", "install", "--no-index", "--find-links", str(wheels),
-        "--only-binary=:all:", "--no-compile", "--no-cache-dir", "--no-input", "--disable-pip-version-check",
-        "--no-warn-script-location", "--progress-bar=off", "--quiet", "--requirement", str(requirements),
-    ]  # fmt: skip
-    _step("packages", argv, deadline, PYTHONPATH=str(wheels / request["pip"]))
+def _run_uv(request: Dict[str, Any], folder: Path, wheels: Path) -> None:
+    uv, cache, constant = wheels / "uv", folder.with_name(".uv"), folder.with_name(".wheels")
+    uv.chmod(0o700)
+    cache.mkdir(mode=0o700, exist_ok=True)
+    if time.time() - cache.stat().st_mtime > KEPT_S:
+        shutil.rmtree(str(cache))
+        cache.mkdir(mode=0o700)
+    os.utime(str(cache))
+    with contextlib.suppress(FileNotFoundError):
+        constant.unlink()
+    constant.symlink_to(wheels)  # uv knows again what it has unpacked by the path that it came from
+    deadline = time.monotonic() + BUILD_S
+    variables = {"UV_CACHE_DIR": str(cache), "UV_LINK_MODE": "hardlink"}
+    try:
+        _step("environment", [str(uv), "venv", "--python", request["python"], str(folder)], deadline, variables)
+        requirements = folder / "requirements.txt"
+        requirements.write_text(request["requirements"], encoding="utf-8")
+        argv = [
+            str(uv), "pip", "sync", "--python", str(folder / "bin" / "python"), "--no-index", "--find-links",
+            str(constant), "--no-build", "--require-hashes", str(requirements),
+        ]  # fmt: skip
+        _step("packages", argv, deadline, variables)
+    finally:
+        constant.unlink()
 
 
-def _step(what: str, argv: List[str], deadline: float, **variables: str) -> None:
-    """Run one program of the build, with a sign of life; raises CannotBuild with its last words."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
-    env = {**kept, "PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1", "LC_ALL": "C.UTF-8", **variables}
+def _step(what: str, argv: List[str], deadline: float, variables: Dict[str, str]) -> None:
+    """Run uv, with a sign of life; raises CannotBuild with its last words. Nothing that the user set for uv counts."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PYTHON", "VIRTUAL_ENV"))}
+    alone = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    env = {**kept, **alone, **variables, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, cwd="/"
-        )
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, cwd="/"
+            )
+        except OSError as error:
+            fix = "give the host a `workdir` on a file system from which programs may run (no `noexec`)"
+            raise CannotBuild("uv, which builds the environment, cannot be started", str(error), fix) from error
         with _beating(what):
             try:
                 code = process.wait(max(1.0, deadline - time.monotonic()))
@@ -188,20 +203,17 @@ def _step(what: str, argv: List[str], deadline: float, **variables: str) -> None
                 process.kill()
                 process.wait()
         if code != 0:
-            raise CannotBuild(*_why(what, argv, code, output))
+            raise CannotBuild(*_why(what, code, output))
 
 
-def _why(what: str, argv: List[str], code: Optional[int], output: Any) -> Sequence[str]:
+def _why(what: str, code: Optional[int], output: Any) -> Sequence[str]:
     output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
     tail = output.read().decode("utf-8", "replace").strip()
     ended = "did not end in time" if code is None else "exit code {}".format(code)
     seen = "{}\n{}".format(ended, "\n".join("    " + line for line in tail.splitlines()[-15:]))
-    if "No module named venv" in tail:
-        fix = "install the module venv for {} there (on Debian and Ubuntu: python3-venv)".format(argv[0])
-        return "{} has no module venv".format(argv[0]), seen, fix
     if "No space left" in tail:
         return "no room for the {}".format(what), seen, "make room there, or give the host a `workdir` on a larger disk"
-    return "the {} cannot be installed".format(what), seen, ""
+    return "uv cannot make the {}".format(what), seen, "put right what uv names, and start again"
 
 
 @contextlib.contextmanager

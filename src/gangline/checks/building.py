@@ -39,14 +39,10 @@ def _no_python(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     if None not in reasons.values():
         found = "; ".join(f"{path} ({why})" for path, why in reasons.items())
         low, high = (".".join(map(str, version)) for version in (LOWEST, HIGHEST))
-        needs_venv = any("venv" in str(why) for why in reasons.values())
         yield (
             f"found {found or 'none'}",
             {
                 "fit": f"CPython {low} to {high}" if own_lock else f"CPython {low} or newer",
-                "install": "sudo apt install python3-venv, or what that is called there"
-                if needs_venv
-                else "install Python 3.12",
             },
         )
 
@@ -79,8 +75,8 @@ NO_PYTHON = Rule(
     id="E-SW-14",
     severity="fail",
     title="no Python to build its environment with",
-    meaning="no rank can start there: it takes {fit} with its module venv",
-    fix="there: {install}; or name an environment of your own in the cluster file",
+    meaning="no rank can start there: it takes {fit}",
+    fix="there: install Python 3.12; or name an environment of your own in the cluster file",
     look=each(_no_python),
 )
 NO_ROOM = Rule(

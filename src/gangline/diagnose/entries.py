@@ -38,7 +38,7 @@ ROWS = """
 | E-SW-11 | fail | the environment's Python is older than 3.10: gangline's trainer does not run | a newer `python`, or an `environment` that gangline builds |
 | E-SW-12 | warn | hosts have different kinds of processors: other packages, other rounding | hosts of one kind |
 | E-SW-13 | fail | the Python of the environment does not run | correct `python` or `environment` of the host |
-| E-SW-14 | fail | `environment: locked`, and the host has no Python that it can be built with: CPython 3.10 to 3.14 with its module venv | `sudo apt install python3-venv`, or Python 3.12; or an environment of your own |
+| E-SW-14 | fail | `environment: locked`, and the host has no Python that it can be built with: CPython 3.10 to 3.14 | install Python 3.12 there; or an environment of your own |
 | E-SW-15 | warn | torch, transformers or another package is older or newer than the versions that gangline is tested with: it may run as well | a tested version: the finding has the command; or a short run first |
 | E-GPU-01 | fail; warn | a host without GPU among hosts with GPUs; or more `slots` than GPUs: ranks share a card, and only ddp and local-sgd run | take it out, or get its GPU to work; `slots` as many as GPUs |
 | E-GPU-02 | warn | another program holds memory of a GPU (more than 2 GiB and a tenth of it) | end it, or wait for it |

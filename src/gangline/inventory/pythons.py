@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 LOWEST = (3, 10)
@@ -21,7 +22,12 @@ class FoundPython:
     libc: tuple[str, ...]
     """Name and version of the C library, such as "glibc", "2.39"."""
     free_threaded: bool
-    has_venv: bool
+
+    @property
+    def glibc(self) -> tuple[int, int]:
+        """The version of its C library; only of one that is fit, see `why_not`."""
+        major, minor = self.libc[1].split(".")
+        return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +55,10 @@ class BuildFacts:
 def why_not(python: FoundPython, *, own_lock: bool) -> str | None:
     """Why no environment can be built with a Python; None: it can. own_lock: whether the lock is gangline's."""
     version = ".".join(map(str, python.version))
-    if python.implementation != "CPython" or python.free_threaded:
+    if python.implementation != "CPython" or python.free_threaded or len(python.version) != 3:
         return f"{python.implementation} {version}{', free-threaded' if python.free_threaded else ''}"
     if python.version[:2] < LOWEST or (own_lock and python.version[:2] > HIGHEST):
         return f"Python {version}"
-    if python.libc[:1] != ("glibc",) or len(python.libc) != 2 or python.libc[1].count(".") != 1:
+    if python.libc[:1] != ("glibc",) or not re.fullmatch(r"[0-9]+\.[0-9]+", "".join(python.libc[1:])):
         return "not built with glibc, which the wheels need"
-    return None if python.has_venv else f"Python {version} without its module venv"
+    return None

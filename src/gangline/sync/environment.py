@@ -14,9 +14,8 @@ from gangline.inventory.facts import Inventory
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
 from gangline.sync.ask import ask_agent
-from gangline.sync.locked import place_locked
+from gangline.sync.locked import choose, look_around, place_locked
 from gangline.sync.parallel import in_parallel
-from gangline.sync.pythons import choose, look_around
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.wrappers import wrapped
 
@@ -78,7 +77,7 @@ class Locked:
 
     def foresee(self, hosts: Sequence[Host], ground: Ground) -> list[Host]:
         """See `Provider.foresee`."""
-        return [choice.located for choice in choose(look_around(hosts, ground.transports, ground.gpus))]
+        return [site.located for site in choose(look_around(hosts, ground.transports, ground.gpus))]
 
     def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Tell) -> list[Host]:
         """See `Provider.place`."""

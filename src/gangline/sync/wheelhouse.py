@@ -1,49 +1,62 @@
-"""A wheelhouse: every wheel that a lock needs for one kind of host, gathered on this computer by its own pip."""
+"""A wheelhouse: every wheel that a lock needs for one kind of host, and the uv that installs them there.
+
+pip on this computer gathers the wheels: it can ask for wheels of another platform, and the user's pip configuration
+counts. uv cannot download wheels without installing them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import os
 import re
 import shutil
 import sys
+import threading
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.tags import parse_tag
+from packaging.utils import parse_wheel_filename
 
 from gangline.errors import GanglineError
 from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Host
 from gangline.runs.files import write_atomic
-from gangline.sync.gathering import Gathering, size_of
 from gangline.sync.lock import Lock, Pin
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Tree, look
 from gangline.sync.trees import here as spot_here
-from gangline.sync.unused import delete_unused, mark_used
 from gangline.units import format_bytes
 
 DOWNLOAD_S = 4 * 3600.0
+BEAT_S = 1.0
+KEPT_S = 30 * 86400.0
+"""Far longer than gathering, bringing and building may take together: wheels that old are not in use."""
 REQUIREMENTS = "requirements.txt"
-WHOLE = "whole"
+UV = "uv"
+WHOLE = "gathered"
 """Written last."""
 NO_CPU_BUILD = (
     "pip finds no CPU build of torch {version}: the one for GPUs is taken, which is larger by gigabytes; an "
     "extra-index-url with CPU builds (pip config) avoids that"
 )
-LEGACY = {(2, 17): "manylinux2014", (2, 12): "manylinux2010", (2, 5): "manylinux1"}
-"""Names that glibc versions had before they were called by their number."""
+LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+"""Names that versions of glibc 2 had before they were called by their number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """What wheels have to fit: hosts of one kind share a wheelhouse."""
 
-    version: tuple[int, int, int]
+    version: tuple[int, ...]
     machine: str
     """As the host calls its processor: x86_64, aarch64."""
     glibc: tuple[int, int]
@@ -72,26 +85,20 @@ class Kind:
 
     @property
     def platforms(self) -> list[str]:
-        """Tags of wheels that run there, the newest first."""
+        """Tags of wheels that run there, the newest first. `packaging.tags` knows those of this computer only."""
         major, newest = self.glibc
-        names: list[str] = []
-        for minor in range(newest, 4, -1):
-            names.append(f"manylinux_{major}_{minor}_{self.machine}")
-            if legacy := LEGACY.get((major, minor)):
-                names.append(f"{legacy}_{self.machine}")
-        return [*names, f"linux_{self.machine}"]
+        names = [[f"manylinux_{major}_{minor}", *filter(None, [LEGACY.get(minor)])] for minor in range(newest, 4, -1)]
+        return [f"{name}_{self.machine}" for row in [*names, ["linux"]] for name in row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheelhouse:
-    """A folder of wheels on this computer."""
+    """A folder of this computer with wheels and uv."""
 
     folder: Path
     requirements: str
-    """What pip installs from it."""
+    """What is installed from it: every wheel with its hash."""
     tree: Tree
-    pip: str
-    """The wheel of pip itself."""
     python: str
     """What it is for: Python 3.11."""
 
@@ -110,20 +117,19 @@ class NoWheels(GanglineError):
 
 
 def gather_wheels(lock: Lock, kind: Kind, *, home: Path, tell: Tell = SILENT) -> Wheelhouse:
-    """Have pip on this computer download what is not there yet; the user's pip configuration counts.
+    """Have pip on this computer download what is not there yet.
 
     Hosts without a GPU get the CPU build of torch where pip finds one under that version. Raises NoWheels where a
     package has no wheel for this kind of host, GanglineError where pip cannot work.
     """
+    house = home / "wheelhouse"
     name = f"{lock.hash}-{kind.python_tag}-{kind.machine}-glibc{kind.glibc[0]}.{kind.glibc[1]}"
-    folder = home / "wheelhouse" / f"{name}-{'gpu' if kind.has_gpu else 'cpu'}"
-    if not mark_used(folder / WHOLE):
+    folder = house / f"{name}-{'gpu' if kind.has_gpu else 'cpu'}"
+    if not mark_used(folder):
         _gather(lock, kind, folder, tell=tell)
-    delete_unused(folder.parent, WHOLE, tell=tell)
-    tree = look(spot_here(folder, home=home))
-    pip = next(path.name for path in sorted(folder.glob("pip-*.whl")))
+    delete_unused(house, tell=tell)
     requirements = (folder / REQUIREMENTS).read_text("utf-8")
-    return Wheelhouse(folder=folder, requirements=requirements, tree=tree, pip=pip, python=kind.python)
+    return Wheelhouse(folder=folder, requirements=requirements, tree=look(spot_here(folder)), python=kind.python)
 
 
 def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
@@ -131,25 +137,31 @@ def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700, parents=True)
     try:
-        pins = sorted(lock.pins_for(kind.version, kind.machine), key=lambda pin: pin.name != "torch")
-        for choice in _choices(pins, kind):
-            result = _download(choice, lock, kind, fresh, tell=tell)
-            if result.returncode == 0:
-                break
-            if choice is pins or "torch==" not in _last_words(result) or _is_cut_off(result):
-                raise _failed(result, kind)
-            tell.say(NO_CPU_BUILD.format(version=choice[0].version.partition("+")[0]))
-        (fresh / REQUIREMENTS).write_text("".join(f"{pin.line}\n" for pin in choice), encoding="utf-8")
+        _download_any(_choices(lock, kind), lock, kind, fresh, tell=tell)
+        _add_uv(lock, kind, fresh, tell=tell)
+        rows = [_row(path) for path in sorted(fresh.glob("*.whl"))]
+        (fresh / REQUIREMENTS).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
         (fresh / WHOLE).touch()
         size = format_bytes(size_of(fresh))
         _keep(fresh, folder)
-        tell.say(f"{len(choice)} packages for {kind.words} gathered: {size}")
+        tell.say(f"{len(rows)} packages for {kind.words} gathered: {size}")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _choices(pins: list[Pin], kind: Kind) -> list[list[Pin]]:
+def _row(path: Path) -> str:
+    """The requirement that this wheel and no other one meets."""
+    name, version, _build, _tags = parse_wheel_filename(path.name)
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return f"{name}=={version} --hash=sha256:{digest.hexdigest()}"
+
+
+def _choices(lock: Lock, kind: Kind) -> list[list[Pin]]:
     """What to ask pip for, the best first."""
+    pins = sorted(lock.pins_for(kind.version, kind.machine), key=lambda pin: pin.name != "torch")
     if kind.has_gpu or not any(pin.name == "torch" and "+" not in pin.version and not pin.hashes for pin in pins):
         return [pins]
     return [[_cpu_build(pin) if pin.name == "torch" else pin for pin in pins], pins]
@@ -157,6 +169,34 @@ def _choices(pins: list[Pin], kind: Kind) -> list[list[Pin]]:
 
 def _cpu_build(pin: Pin) -> Pin:
     return Pin(requirement=Requirement(pin.at(f"{pin.version}+cpu")))
+
+
+def _download_any(choices: list[list[Pin]], lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
+    for pins in choices:
+        result = _run_pip(wanted_text(pins, lock), kind, folder, num_packages=len(pins), tell=tell)
+        if result.returncode == 0:
+            return
+        if pins is choices[-1] or "torch==" not in _last_words(result) or _is_cut_off(result):
+            raise _failed(result, kind)
+        tell.say(NO_CPU_BUILD.format(version=pins[0].version.partition("+")[0]))
+
+
+def _add_uv(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
+    """The uv that came with gangline, if it runs on such a host; otherwise pip brings the same version for it."""
+    own = metadata.distribution(UV)
+    lines = [line.split() for line in (own.read_text("WHEEL") or "").splitlines()]
+    runs_on = {tag.platform for words in lines if words[:1] == ["Tag:"] for tag in parse_tag(words[1])}
+    programs = [path.locate() for path in own.files or () if path.name == UV and path.parent.name != UV]
+    if runs_on & set(kind.platforms) and programs:
+        shutil.copyfile(programs[0], folder / UV)
+    else:
+        apart = folder / "apart"  # the lock may name uv, too
+        _download_any([[Pin(requirement=Requirement(f"{UV}=={own.version}"))]], lock, kind, apart, tell=tell)
+        with zipfile.ZipFile(next(apart.glob(f"{UV}-*.whl"))) as packed:
+            (name,) = [name for name in packed.namelist() if name.endswith(f".data/scripts/{UV}")]
+            (folder / UV).write_bytes(packed.read(name))
+        shutil.rmtree(apart)
+    (folder / UV).chmod(0o700)
 
 
 def _keep(fresh: Path, folder: Path) -> None:
@@ -180,20 +220,10 @@ def download_argv(wanted: Path, kind: Kind, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def wanted_texts(pins: Sequence[Pin], lock: Lock) -> list[str]:
-    """What pip is asked for, in one go or two: where to look, the packages, and pip itself, which no lock hashes."""
+def wanted_text(pins: Sequence[Pin], lock: Lock) -> str:
+    """What pip is asked for: where to look, and the packages."""
     rows = [" ".join([pin.line, *(f"--hash={digest}" for digest in pin.hashes)]) for pin in pins]
-    itself = [] if any(pin.name == "pip" for pin in pins) else ["pip"]
-    goes = [rows, itself] if any(pin.hashes for pin in pins) else [[*rows, *itself]]
-    return ["".join(f"{line}\n" for line in [*lock.options, *lines]) for lines in goes if lines]
-
-
-def _download(pins: list[Pin], lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> Result:
-    for text in wanted_texts(pins, lock):
-        result = _run_pip(text, kind, folder, num_packages=len(pins), tell=tell)
-        if result.returncode != 0:
-            break
-    return result
+    return "".join(f"{line}\n" for line in [*lock.options, *rows])
 
 
 def _run_pip(text: str, kind: Kind, folder: Path, *, num_packages: int, tell: Tell) -> Result:
@@ -223,12 +253,6 @@ def _is_cut_off(result: Result) -> bool:
 
 def _failed(result: Result, kind: Kind) -> GanglineError:
     words = _last_words(result)
-    if "No module named pip" in words:
-        return GanglineError(
-            "the Python that runs gangline has no pip, which gathers the packages for the hosts",
-            seen=f"{sys.executable}: {shown(words)}",
-            fix=f"{sys.executable} -m ensurepip, or install pip into that environment",
-        )
     said = [re.sub(r"<pip\._vendor[^>]*>: ", "", line) for line in words.splitlines()]
     seen = "pip says:\n" + "\n".join(f"    {shown(line)}" for line in said)
     if _is_cut_off(result):
@@ -252,3 +276,93 @@ def _failed(result: Result, kind: Kind) -> GanglineError:
     return GanglineError(
         f"the packages for {kind.words} cannot be gathered", seen=seen, fix="put that right, and start again"
     )
+
+
+class Gathering:
+    """How far pip is, told every second: one package may take minutes, in which it says nothing."""
+
+    def __init__(self, kind: str, folder: Path, *, num_packages: int, tell: Tell) -> None:
+        self._kind = kind
+        self._folder = folder
+        self._num_packages = num_packages
+        self._tell = tell
+        self._seen: list[str] = []
+        self._begun_s = time.monotonic()
+
+    def hear(self, line: str) -> None:
+        """Take the next line of pip."""
+        if found := re.match(r"\s*(?:Collecting|Processing|Requirement already satisfied:) ([A-Za-z0-9._/+-]+)", line):
+            name = found[1].rpartition("/")[2].partition("-")[0] if "/" in found[1] else found[1]
+            if name not in self._seen:
+                self._seen.append(name)
+            self._tick()
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Tell it until the end."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT_S):
+                self._tick()
+
+        self._tick()
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _tick(self) -> None:
+        number = min(len(self._seen), self._num_packages)
+        last = f"{number} of {self._num_packages}, {shown(self._seen[-1])}" if self._seen else "asking pip"
+        # pip downloads into folders of their own; a file beside them is the copy for its cache
+        size = sum(size_of(path) for path in self._folder.iterdir() if path.is_dir())
+        loaded = f", {format_bytes(size)}" if size else ""
+        self._tell.tick(f"packages for {self._kind}: {last}{loaded}, {time.monotonic() - self._begun_s:.0f} s")
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder that others may be writing to."""
+    total = 0
+    for parent, _folders, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # it has just been taken away
+                total += (Path(parent) / name).stat().st_size
+    return total
+
+
+def mark_used(folder: Path) -> bool:
+    """Whether a wheelhouse is whole; from now on it counts as used, and is not deleted."""
+    with locked(folder.parent), contextlib.suppress(FileNotFoundError):
+        os.utime(folder / WHOLE)
+        return True
+    return False
+
+
+def delete_unused(house: Path, *, tell: Tell = SILENT) -> None:
+    """Delete what was not used for 30 days, and what an interrupted start left there so long ago."""
+    old: list[Path] = []
+    with locked(house):
+        for path in house.iterdir():
+            marked = path / WHOLE if (path / WHOLE).exists() else path
+            with contextlib.suppress(OSError):  # somebody else takes it away, or nobody can
+                if time.time() - marked.stat().st_mtime > KEPT_S:
+                    # nobody can begin to use what is deleted: it gets another name first
+                    old.append(path.rename(path.with_name(f".{path.name.lstrip('.')}.old")))
+    size = sum(size_of(path) if path.is_dir() else path.stat().st_size for path in old)
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    if old:
+        tell.say(f"wheels that were not used for 30 days deleted: {format_bytes(size)} in {house}")
+
+
+@contextlib.contextmanager
+def locked(house: Path) -> Iterator[None]:
+    """Nobody else looks whether wheels are there, or which of them are old."""
+    house.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with house.with_name(f"{house.name}.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -15,7 +15,7 @@ MINE = Environment(kind="locked", path="/home/me/my.lock")
 
 def python(*version, **more):
     known = {"implementation": "CPython", "machine": "x86_64", "libc": ("glibc", "2.39"), "free_threaded": False}
-    return FoundPython(**{"path": "/usr/bin/python3", "version": version, "has_venv": True, **known, **more})
+    return FoundPython(**{"path": "/usr/bin/python3", "version": version, **known, **more})
 
 
 def building(*pythons, **more):
@@ -49,12 +49,6 @@ def test_equal_hosts_without_a_fit_python_are_one_finding_that_names_what_they_h
     assert finding.evidence == "found /usr/bin/python3 (Python 3.9.18)"
     assert "CPython 3.10 to 3.14" in finding.meaning
     assert "install Python 3.12" in finding.fix
-
-
-def test_a_python_without_venv_is_told_which_package_it_lacks():
-    (finding,) = judge(*case(building(python(3, 12, 3, has_venv=False))))
-    assert finding.evidence == "found /usr/bin/python3 (Python 3.12.3 without its module venv)"
-    assert "python3-venv" in finding.fix
 
 
 def test_a_host_without_any_python_that_answers():

@@ -21,7 +21,6 @@ FIT = FoundPython(
     machine="x86_64",
     libc=("glibc", "2.39"),
     free_threaded=False,
-    has_venv=True,
 )
 
 
@@ -108,7 +107,8 @@ def test_a_host_that_has_gone_meanwhile_is_no_error_of_the_check():
         ({"free_threaded": True}, "CPython 3.12.3, free-threaded"),
         ({"libc": ("", "")}, "not built with glibc, which the wheels need"),
         ({"libc": ("glibc",)}, "not built with glibc, which the wheels need"),
-        ({"has_venv": False}, "Python 3.12.3 without its module venv"),
+        ({"libc": ("glibc", "2.x")}, "not built with glibc, which the wheels need"),
+        ({"version": (3,)}, "CPython 3"),
     ],
 )
 def test_which_python_is_fit(change, why):

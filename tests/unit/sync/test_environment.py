@@ -18,7 +18,6 @@ from gangline.inventory.pythons import FoundPython
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.sync import locked as locked_module
-from gangline.sync import pythons
 from gangline.sync.environment import (
     PROVIDERS,
     Difference,
@@ -28,23 +27,21 @@ from gangline.sync.environment import (
     place_environments,
     require_equal,
 )
-from gangline.sync.gathering import Gathering
 from gangline.sync.lock import read_lock
-from gangline.sync.wheelhouse import Kind, NoWheels, download_argv, gather_wheels
+from gangline.sync.wheelhouse import Gathering, Kind, NoWheels, download_argv, gather_wheels
 from gangline.sync.wrappers import seeing, wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, answered, kennel
-from tests.unit.sync.wheels import make_pip, make_wheel
+from tests.unit.sync.wheels import make_wheel
 
 NOBODY = Inventory(gathered="", hosts=())
 
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where pip finds its packages in these tests: two tiny ones, and pip itself. No network."""
+    """Where pip finds its packages in these tests: two tiny ones. No network."""
     folder = tmp_path / "shop"
     make_wheel(folder, "tiny_a", "1.0", needs="tiny_b")
     make_wheel(folder, "tiny_b", "2.0")
-    make_pip(folder)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -61,10 +58,10 @@ def lock(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def this_python_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these tests have all Pythons of this computer, whatever these may be."""
-    real = pythons.why_not
+    real = locked_module.why_not
     own = sys.version_info[:3]
     monkeypatch.setattr(
-        pythons,
+        locked_module,
         "why_not",
         lambda found, **how: real(found, **how) if found.version == own else "other",
     )
@@ -174,10 +171,10 @@ def test_a_changed_environment_is_refused_and_one_that_was_never_finished_is_bui
 
 
 def test_the_same_lock_with_other_packages_on_two_hosts_is_refused() -> None:
-    choices = pythons.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    sites = locked_module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
     there = {"pc1": {"torch": ["2.13.0", "x"]}, "pc2": {"torch": ["2.13.0", "y"]}}
     with pytest.raises(CheckFailed, match="pc1 and pc2 have different environments of one lock") as caught:
-        locked_module._require_equal(choices, there)
+        locked_module._require_equal(sites, there)
     assert caught.value.seen == "different: torch"
 
 
@@ -199,7 +196,7 @@ def test_a_host_without_gpu_gets_the_cpu_build_of_torch_where_pip_has_one(
         make_wheel(shop, "torch", "2.13.0+cpu")
     kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=has_gpu)
     house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path)
-    assert house.requirements == f"torch=={expected}\n"
+    assert house.requirements.startswith(f"torch=={expected} --hash=sha256:")
     assert f"torch-{expected}-py3-none-any.whl" in house.tree.files
     assert house.installed_bytes > 1000
 
@@ -219,7 +216,7 @@ def test_where_pip_has_no_cpu_build_any_will_do(tmp_path: Path, shop: Path) -> N
     kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
     lines = Lines()
     house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path, tell=lines)
-    assert house.requirements == "torch==2.13.0\n"
+    assert house.requirements.startswith("torch==2.13.0 --hash=sha256:")
     assert lines.said[0].startswith("pip finds no CPU build of torch 2.13.0: ")
 
 
@@ -240,7 +237,7 @@ def test_a_lock_with_hashes_takes_no_other_wheel(tmp_path: Path, shop: Path, is_
     kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
     if is_right:
         house = gather_wheels(own, kind, home=tmp_path)
-        assert (house.requirements, house.pip) == ("tiny-b==2.0\n", "pip-99.0-py3-none-any.whl")
+        assert house.requirements == f"tiny-b==2.0 --hash=sha256:{digest}\n"
     else:
         with pytest.raises(GanglineError, match="a package is not the one that the lock names"):
             gather_wheels(own, kind, home=tmp_path)
@@ -262,9 +259,9 @@ def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() ->
 
 
 def test_hosts_with_the_same_environment_are_told_in_one_line() -> None:
-    choices = pythons.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
-    (line,) = locked_module._built_lines([(choice, {"torch": []}) for choice in choices], 75.0)
-    assert line == f"environment built on pc1 pc2: 1 packages in 1 min 15 s, {choices[0].folder}"
+    sites = locked_module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    (line,) = locked_module._built_lines([(each, {"torch": []}) for each in sites], 75.0)
+    assert line == f"environment built on pc1 pc2: 1 packages in 1 min 15 s, {sites[0].folder}"
 
 
 def test_a_download_says_how_much_is_there(tmp_path: Path) -> None:
@@ -296,22 +293,22 @@ def test_no_room_is_told_before_anything_is_built(
     tmp_path: Path, shop: Path, lock: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    real = pythons._look
-    monkeypatch.setattr(pythons, "_look", lambda *w, **o: dataclasses.replace(real(*w, **o), free_bytes=1000))
+    real = locked_module._look
+    monkeypatch.setattr(locked_module, "_look", lambda *w, **o: dataclasses.replace(real(*w, **o), free_bytes=1000))
     with pytest.raises(CheckFailed, match="pc1: no room for the environment"):
         place(locked(cluster, lock), transports, tmp_path)
     assert transports["pc1"].pushed == []
 
 
-def test_a_host_without_venv_or_a_fit_python_is_told_what_it_has(
+def test_a_host_without_a_fit_python_is_told_what_it_has(
     tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    monkeypatch.setattr(pythons, "why_not", lambda *_words, **_options: "Python 3.11.2 without its module venv")
+    monkeypatch.setattr(locked_module, "why_not", lambda *_words, **_options: "Python 3.9.2")
     with pytest.raises(CheckFailed, match="pc1: no Python to build an environment with") as caught:
         place(locked(cluster, lock), transports, tmp_path)
-    assert "without its module venv" in caught.value.seen
-    assert "python3-venv" in caught.value.fix
+    assert "(Python 3.9.2)" in caught.value.seen
+    assert "install Python 3.12" in caught.value.fix
 
 
 def test_a_host_that_lies_about_its_pythons_is_named(tmp_path: Path, lock: Path) -> None:
@@ -333,27 +330,26 @@ def found(*version: int) -> FoundPython:
         machine="x86_64",
         libc=("glibc", "2.36"),
         free_threaded=False,
-        has_venv=True,
     )
 
 
-def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> pythons.Site:
-    all_found = tuple(pythons._python(found(*version)) for version in versions)
+def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> locked_module.Site:
+    all_found = tuple(found(*version) for version in versions)
     host = Host(name=name, workdir="/w", python="")
-    return pythons.Site(
+    return locked_module.Site(
         host=host,
         transport=HostTransport(host),
         lock=read_lock("a==1", "lock"),
         has_gpu=False,
         pythons=all_found,
-        passed_over=(),
+        python=all_found[0],
         built=built,
         free_bytes=None,
     )
 
 
-def versions_of(*sites: pythons.Site, **options: object) -> list[tuple[int, int]]:
-    return [choice.python.version[:2] for choice in pythons.choose(sites, **options)]
+def versions_of(*sites: locked_module.Site, **options: object) -> list[tuple[int, int]]:
+    return [each.python.version[:2] for each in locked_module.choose(sites, **options)]
 
 
 def test_hosts_get_the_version_that_most_of_them_have() -> None:
@@ -371,7 +367,7 @@ def test_a_version_that_has_no_wheels_gives_way_to_the_next() -> None:
 
 def test_an_environment_that_is_there_is_stayed_with() -> None:
     plain = site("pc1", (3, 10, 0), (3, 13, 1))
-    name = plain.folder(plain.pythons[0]).name
+    name = plain.folder.name
     assert versions_of(site("pc1", (3, 10, 0), (3, 13, 1), built=(name,))) == [(3, 10)]
 
 

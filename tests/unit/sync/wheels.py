@@ -31,31 +31,3 @@ def make_wheel(
     with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
         for path, content in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(path, content)
-
-
-INSTALLER = """
-import pathlib, sys, sysconfig, zipfile
-
-words = sys.argv[1:]
-assert words[0] == "install" and "--no-index" in words and "--no-compile" in words, words
-shop = pathlib.Path(words[words.index("--find-links") + 1])
-wanted = pathlib.Path(words[words.index("--requirement") + 1]).read_text().split()
-site = pathlib.Path(sysconfig.get_path("purelib"))
-for line in wanted:
-    name, _, version = line.partition("==")
-    (path,) = shop.glob(name.replace("-", "_") + "-" + version + "*.whl")
-    with zipfile.ZipFile(path) as wheel:
-        wheel.extractall(site)
-    program = pathlib.Path(sysconfig.get_path("scripts")) / name.replace("-", "_")
-    program.write_text("#!" + sys.executable + chr(10))
-"""
-
-
-def make_pip(folder: Path) -> None:
-    """A pip of a few lines, for hosts: it unpacks what it is told to. The real one takes seconds."""
-    with zipfile.ZipFile(folder / "pip-99.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("pip/__init__.py", "")
-        wheel.writestr("pip/__main__.py", INSTALLER)
-        wheel.writestr("pip-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pip\nVersion: 99.0\n")
-        wheel.writestr("pip-99.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("pip-99.0.dist-info/RECORD", "")
