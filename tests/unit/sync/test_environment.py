@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
+import platform
 import shutil
 import subprocess
 import sys
+import time
+import zipfile
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from gangline.errors import CheckFailed, GanglineError, UsageError
+from gangline.errors import CheckFailed, GanglineError, RunFailed, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pythons import FoundPython
 from gangline.remote.transport import Result
@@ -241,6 +246,80 @@ def test_a_lock_with_hashes_takes_no_other_wheel(tmp_path: Path, shop: Path, is_
     else:
         with pytest.raises(GanglineError, match="a package is not the one that the lock names"):
             gather_wheels(own, kind, home=tmp_path)
+
+
+def inode(host: Host, name: str) -> int:
+    (path,) = Path(host.python).parents[1].glob(f"lib/python*/site-packages/{name}")
+    return path.stat().st_ino
+
+
+def test_environments_share_the_files_of_packages_that_they_have_in_common(
+    tmp_path: Path, shop: Path, lock: Path, home: Path
+) -> None:
+    cluster, transports = kennel(tmp_path, "pc1")
+    first = place(locked(cluster, lock), transports, tmp_path).head
+    lock.write_text("tiny_b==2.0\n")
+    second = place(locked(cluster, lock), transports, tmp_path).head
+    assert first.python != second.python
+    assert inode(first, "tiny_b/__init__.py") == inode(second, "tiny_b/__init__.py")
+    unpacked = Path(first.workdir) / "environments" / ".uv"
+    os.utime(unpacked, (time.time() - 31 * 86400,) * 2)
+    lock.write_text("tiny_b==2.0 ; python_version > '3'\n")
+    third = place(locked(cluster, lock), transports, tmp_path).head
+    assert inode(third, "tiny_b/__init__.py") != inode(second, "tiny_b/__init__.py")
+    assert imported(first).startswith("1.0 2.0"), "what was deleted was one name of its files"
+
+
+def test_a_wheel_that_changed_after_it_was_gathered_is_not_installed(
+    tmp_path: Path, shop: Path, lock: Path, home: Path
+) -> None:
+    cluster, transports = kennel(tmp_path, "here", transport="local")
+    (site,) = locked_module.look_around(locked(cluster, lock).hosts, transports, {})
+    (site,) = locked_module.choose([site])
+    house = gather_wheels(site.lock, site.kind, home=home)
+    make_wheel(house.folder, "tiny_b", "2.0", text="version = 'another'\n")
+    with pytest.raises(RunFailed, match="here: uv cannot make the packages") as caught:
+        place(locked(cluster, lock), transports, tmp_path)
+    assert "Hash mismatch for `tiny-b==2.0`" in caught.value.seen
+    assert caught.value.fix == "put right what uv names, and start again"
+    assert foresee_environments(locked(cluster, lock), NOBODY, transports).head == site.located
+
+
+def make_uv(folder: Path, tag: str) -> None:
+    version = metadata.version("uv")
+    info = f"uv-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"uv-{version}-py3-none-{tag}.whl", "w") as wheel:
+        wheel.writestr(f"uv-{version}.data/scripts/uv", tag)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: uv\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_a_host_with_another_processor_gets_the_uv_that_runs_there(tmp_path: Path, shop: Path) -> None:
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    kind = Kind(version=sys.version_info[:3], machine=other, glibc=(2, 36), has_gpu=False)
+    own = read_lock("tiny-b==2.0", "lock")
+    with pytest.raises(NoWheels, match=f"on {other}") as caught:
+        gather_wheels(own, kind, home=tmp_path)
+    assert f"uv=={metadata.version('uv')}" in caught.value.seen
+    make_uv(shop, f"manylinux_2_17_{other}")
+    house = gather_wheels(own, kind, home=tmp_path)
+    assert (house.folder / "uv").read_text() == f"manylinux_2_17_{other}"
+    assert sorted(house.tree.files) == ["gathered", "requirements.txt", "tiny_b-2.0-py3-none-any.whl", "uv"]
+    assert house.requirements.count("\n") == 1
+
+
+def test_a_uv_that_cannot_be_started_says_what_the_host_needs(
+    tmp_path: Path, shop: Path, lock: Path, home: Path
+) -> None:
+    cluster, transports = kennel(tmp_path, "here", transport="local")
+    (site,) = locked_module.choose(locked_module.look_around(locked(cluster, lock).hosts, transports, {}))
+    house = gather_wheels(site.lock, site.kind, home=home)
+    (house.folder / "uv").write_bytes(b"\x7fELF of another processor")
+    with pytest.raises(RunFailed, match="here: uv, which builds the environment, cannot be started") as caught:
+        place(locked(cluster, lock), transports, tmp_path)
+    assert "Exec format error" in caught.value.seen
+    assert "noexec" in caught.value.fix
 
 
 def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() -> None:
