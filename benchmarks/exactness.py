@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gangline.runs.job import ZERO
 from tests.train.pool import Zygote
 from tests.train.test_resume import sample_order
 
+ZERO = ("zero-1", "zero-2", "zero-3")
 METHODS = ("full", "lora", "qlora", "qlora-8")
 SPLITS = ([5, 3, 2], [4, 3, 3], [10, 0, 0])
 Case = tuple[str, float, Callable[[], float]]

@@ -16,6 +16,7 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.held import held_by
 from gangline.runs.job import OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
+from gangline.strategies.base import PlanHalf
 from gangline.worker.batch import begin_draws, deal, micro_batch_seed, pick
 from gangline.worker.checkpoint import Saver
 from gangline.worker.model import trainable
@@ -159,10 +160,15 @@ class Averaging(Strategy):
             parameter.data /= self.world.size
 
 
-class AveragingPlan:
-    """What the entry point of a plug-in names: importable without torch, in a package of its own."""
+class AveragingPlan(PlanHalf):
+    """The entry point of a plug-in names one: importable without torch, in a package of its own."""
 
+    kind = "averaging"
     train = "tests.train.cases_contract:Averaging"
+    meaning = "every rank takes steps of its own, and weights are averaged after each"
+
+
+AVERAGING = AveragingPlan()
 
 
 def averaging():
@@ -170,7 +176,7 @@ def averaging():
     plugin = Plugin(
         group="gangline.strategies",
         name="averaging",
-        value="tests.train.cases_contract:AveragingPlan",
+        value="tests.train.cases_contract:AVERAGING",
         package="averaging",
         version="1",
     )

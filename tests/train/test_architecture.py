@@ -6,7 +6,8 @@ from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
 from gangline.planning.families import FAMILIES, SLICED
 from gangline.planning.lora import lora_parameters
-from gangline.planning.unfit import unpackable, unstageable
+from gangline.planning.unfit import unpackable
+from gangline.strategies.pipeline.plan import unstageable
 from tests.unit.planning.published import PUBLISHED, config
 
 pytestmark = pytest.mark.rotating

@@ -5,6 +5,8 @@ Every kind is there, with ranks of unequal shares. What a kind promises besides 
 
 import pytest
 
+from gangline.strategies.table import STRATEGIES
+
 CASES = "tests.train.cases_contract"
 GANGS = {
     "single": {"shares": [10]},
@@ -36,9 +38,7 @@ def precision_of(kind: str) -> tuple[str, float]:
 
 
 def test_every_strategy_is_here():
-    from gangline.worker.halves import HALVES
-
-    assert GANGS.keys() == HALVES.built_in.keys()
+    assert GANGS.keys() == STRATEGIES.built_in.keys()
 
 
 @pytest.mark.parametrize("kind", GANGS)

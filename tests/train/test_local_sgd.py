@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from gangline.planning.instants import EXCHANGED_NUMBERS
-from gangline.planning.traffic import PAYLOAD_BYTES
+from gangline.strategies.local_sgd.plan import EXCHANGED_NUMBERS, PAYLOAD_BYTES
 
 pytestmark = pytest.mark.rotating
 

@@ -12,11 +12,11 @@ from gangline.planning.world import World
 def crews(world: World, strategy: Strategy) -> list[range]:
     """Ranks of each; where everybody does others, each rank by itself."""
     size = len(world.seats)
-    if strategy.kind == "tp":
+    if strategy.half.layers == "sliced":
         hosts = [seat.host for seat in world.seats]
         firsts = [hosts.index(host) for host in world.hosts]
         return [range(first, end) for first, end in zip(firsts, (*firsts[1:], size), strict=True)]
-    row = size // strategy.replicas if strategy.kind == "pipeline" else 1
+    row = size // strategy.replicas if strategy.half.layers == "staged" else 1
     return [range(first, first + row) for first in range(0, size, row)]
 
 

@@ -4,57 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from gangline.planning.dividing import Dividing
-from gangline.planning.option import Bench, Draft, Option, Question, Shift, lacking, shifts
-from gangline.planning.room import EVEN, pipeline
-from gangline.planning.training import Kind, Number, Strategy, Training
+from gangline.planning.option import Bench, Draft, Option, Question, Shift, shifts
+from gangline.planning.training import Number, Strategy, Training
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count, whole_counts
-from gangline.runs.job import ZERO, StrategyJob
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 
-SIMPLEST: tuple[Kind, ...] = (
-    "single",
-    "ddp",
-    "zero-1",
-    "zero-2",
-    "fsdp",
-    "hsdp",
-    "zero-3",
-    "tp",
-    "pipeline",
-    "local-sgd",
-)
-"""Of two that are as fast, the one further to the left is taken."""
+SIMPLEST: Mapping[str, int] = {kind: number for number, kind in enumerate(STRATEGIES.built_in)}
+"""Of two that are as fast, the one with the smaller number is taken; a plug-in's comes last."""
 AS_FAST = 1.02
 LEAST_CHANCE = 0.1
 """Below that a start is refused; what is foreseen of a process may be a quarter too much."""
-INNER_STEPS = StrategyJob().inner_steps
-"""local-sgd: steps between two exchanges where the job says nothing; published: 50 to 500 (DiLoCo)."""
-ASKED: dict[str, tuple[Kind, ...]] = {
-    "auto": SIMPLEST,
-    "ddp": ("single", "ddp"),
-    "fsdp": ("single", "fsdp"),
-    "hsdp": ("single", "hsdp"),
-    "zero-1": ("single", "zero-1"),
-    "zero-2": ("single", "zero-2"),
-    "zero-3": ("single", "zero-3"),
-    "tp": ("single", "tp"),
-    "pipeline": ("single", "pipeline"),
-    "local-sgd": ("single", "local-sgd"),
-}
-"""All that is weighed, by what the job asks for."""
-SHARING: tuple[Kind, ...] = ("single", "ddp", "local-sgd")
-"""What ranks that share a GPU can do: of what ranks exchange under the others gloo does not do all."""
-BEFORE_TP: tuple[Kind, ...] = ("single", "ddp", "fsdp", "hsdp")
-"""Where one of these fits, tp is taken only if the job asks for it."""
 UNTIMED = 4
 """Samples at once where nobody knows how long they take, if they fit."""
-LEAST_STAGES = 2
-"""Ranks of a pipeline: of one it would be ddp."""
 FEW_HOSTS = 5
 """Up to here every number of them is tried, beyond it 1, 2, 4, 8, ..."""
 MOST_ALONE = 8
@@ -138,20 +105,26 @@ def _runnable(drafts: list[Draft]) -> Draft | None:
 
 
 def drafts_of_kinds(question: Question, world: World, bench: Bench) -> list[Draft]:
-    """The best of every strategy that these seats allow, in the order of `SIMPLEST`. bench: see there.
+    """The best of every strategy that these seats allow, the simplest first. bench: see there.
 
     Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
     not been measured on GPUs.
     """
     possible = shifts(question, world, trainings(question), bench)
-    kinds = ASKED[question.strategy.kind]
+    kinds = weighed_kinds(question.strategy.kind)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
     taken = choose(fitting(list(found.values())))
-    if taken is None or taken.strategy.kind == "pipeline":
-        alone = [found["pipeline"]] if "pipeline" in found else []
-        if several := [*alone, *(_drafts(possible, "pipeline", several=True) if "pipeline" in kinds else [])]:
-            found["pipeline"] = _nearest(several)
+    for kind in kinds:
+        if plan_half(kind).several and (taken is None or taken.strategy.kind == kind):
+            several = [*([found[kind]] if kind in found else []), *_drafts(possible, kind, more=True)]
+            if several:
+                found[kind] = _nearest(several)
     return [found[kind] for kind in kinds if kind in found]
+
+
+def weighed_kinds(asked: str) -> tuple[str, ...]:
+    """All kinds that are weighed, by what the job asks for, the simplest first."""
+    return tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
 
 
 def _nearest(drafts: list[Draft]) -> Draft:
@@ -159,22 +132,24 @@ def _nearest(drafts: list[Draft]) -> Draft:
     return choose(fitting(drafts)) or max(drafts, key=lambda draft: (draft.chance, draft.spare_bytes))
 
 
-def _drafts(possible: list[Shift], kind: Kind, *, several: bool = False) -> list[Draft]:
+def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Draft]:
     """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
 
     That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
-    the same, for what a rank has room for depends on which ones it gets. several: more than one pipeline.
+    the same, for what a rank has room for depends on which ones it gets. more: the
+    `more_candidates` of the strategy.
     """
     found: list[Draft] = []
+    half = plan_half(kind)
     too_large: set[tuple[bool, int]] = set()
     crowded = any(each.world.crowded for each in possible[:1])
     for each in possible:
         like = (each.training.checkpointing, each.room(kind).training.accumulation)
         if like in too_large:
             continue
-        ways = _rows(each) if several else _strategies(each, kind)
-        drafts = [each.draft(strategy) for strategy in ways if not crowded or strategy.kind in SHARING]
-        if drafts and not any(draft.may_fit for draft in drafts) and (kind != "pipeline" or each.is_uniform):
+        ways = half.more_candidates(each) if more else _strategies(each, kind)
+        drafts = [each.draft(strategy) for strategy in ways if not crowded or not strategy.half.capabilities.own_gpu]
+        if drafts and not any(draft.may_fit for draft in drafts) and (half.layers != "staged" or each.is_uniform):
             too_large.add(like)
         found += drafts
     return found
@@ -183,13 +158,13 @@ def _drafts(possible: list[Shift], kind: Kind, *, several: bool = False) -> list
 def choose(drafts: list[Draft]) -> Draft | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
 
-    Nor is zero where something else fits: what it has in parts fsdp has, without a package more. tp is taken where
-    nothing simpler fits, for how fast slices of layers compute is a guess.
+    Nor is a strategy that has to be asked for, where another one fits: fsdp has in parts what zero has, and takes
+    no further package. tp yields to simpler ones, for how fast slices of layers compute is a guess.
     """
     exact = [draft for draft in drafts if draft.is_exact] or drafts
-    exact = [draft for draft in exact if draft.strategy.asked or draft.strategy.kind not in ZERO] or exact
-    if any(draft.strategy.kind in BEFORE_TP for draft in exact):
-        exact = [draft for draft in exact if draft.strategy.kind != "tp"]
+    exact = [each for each in exact if each.strategy.asked or not each.strategy.half.capabilities.asked_only] or exact
+    there = {draft.strategy.kind for draft in exact}
+    exact = [draft for draft in exact if there.isdisjoint(draft.strategy.half.capabilities.yields_to)]
     timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
@@ -199,7 +174,7 @@ def choose(drafts: list[Draft]) -> Draft | None:
 def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, bool, int, float]:
     seconds, draft = timed
     return (
-        SIMPLEST.index(draft.strategy.kind),
+        SIMPLEST.get(draft.strategy.kind, len(SIMPLEST)),
         draft.training.checkpointing,
         draft.training.exchange is not None,
         draft.strategy.eager,
@@ -234,104 +209,10 @@ def _micro_batches(question: Question) -> list[int]:
     return [size for size in sizes if size <= min(question.batch, MOST_AT_ONCE) and question.batch % size == 0]
 
 
-def _strategies(shift: Shift, kind: Kind) -> Iterator[Strategy]:
-    size = len(shift.world.seats)
-    if kind == "single":
-        if size == 1:
-            yield Strategy(kind="single", world_size=1)
-    elif size > 1:
-        yield from _together(shift, kind)
-
-
-def _together(shift: Shift, kind: Kind) -> Iterator[Strategy]:
-    size, slots = len(shift.world.seats), shift.fabric.slots
-    if kind == "pipeline":
-        if shift.question.strategy.replicas in (None, 1) and (layers := shift.stages()) is not None:
-            yield from _paces(shift, pipeline(layers))
-    elif kind == "local-sgd":
-        if shift.training.method == "full":
-            yield _rounds(shift.question, slots)
-    elif kind == "hsdp":
-        yield from _copies(shift, size, slots)
-    elif kind == "tp":
-        yield from _slices(shift, size, slots)
-    elif kind == "fsdp":
-        offload = _offload(shift.question.strategy, kind)
-        for reshard in (True,) if offload else (True, False):
-            yield Strategy(kind="fsdp", world_size=size, shard_size=size, reshard=reshard, offload=offload)
-    else:
-        yield _plain(shift.question.strategy, kind, size)
-
-
-def _plain(job: StrategyJob, kind: Kind, size: int) -> Strategy:
-    """Ddp or zero, with what the job says of it if it asks for just that."""
-    asked, shard_size = kind in ZERO and job.kind == kind, 1 if kind == "ddp" else size
-    on_disk = asked and job.offload_to is not None
-    offload = _offload(job, kind)
-    return Strategy(kind=kind, world_size=size, shard_size=shard_size, asked=asked, offload=offload, on_disk=on_disk)
-
-
-def _offload(job: StrategyJob, kind: Kind) -> tuple[Literal["optimizer", "parameters"], ...]:
-    """What the job has in the machines' memory under that strategy; hsdp is fsdp where hosts are unlike."""
-    same = job.kind == kind or (job.kind == "hsdp" and kind == "fsdp")
-    return job.offload if same else ()
-
-
-def _rows(shift: Shift) -> Iterator[Strategy]:
-    """Several pipelines of as many ranks each, as long as they are likely to fit."""
-    asked, size = shift.question.strategy.replicas, len(shift.world.seats)
-    for replicas in range(2, size // LEAST_STAGES + 1):
-        if size % replicas or asked not in (None, replicas):
-            continue
-        layers = shift.stages(replicas=replicas)
-        if layers is None:  # more ranks than layers
-            continue
-        strategy = pipeline(layers, replicas=replicas)
-        yield from _paces(shift, strategy)
-        if shift.room("pipeline").nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
-            return
-
-
-def _paces(shift: Shift, strategy: Strategy) -> Iterator[Strategy]:
-    """A pipeline, and, where it is known how long sending takes, the same with more micro-batches on their way."""
-    yield strategy
-    if shift.is_timed:
-        yield dataclasses.replace(strategy, eager=True)
-
-
-def _copies(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:
-    """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets that."""
-    if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
-        offload = _offload(shift.question.strategy, "hsdp")
-        yield Strategy(kind="hsdp", world_size=size, shard_size=slots[0], offload=offload)
-    elif shift.question.strategy.kind == "hsdp":
-        offload = _offload(shift.question.strategy, "fsdp")
-        yield Strategy(kind="fsdp", world_size=size, shard_size=size, offload=offload)
-
-
-def _slices(shift: Shift, size: int, slots: Sequence[int]) -> Iterator[Strategy]:
-    """Layers cut over the ranks of every host, by itself where that is possible; one rank on each has all: ddp."""
-    asked = shift.question.strategy.kind == "tp"
-    if max(slots) == 1:
-        if asked:
-            yield Strategy(kind="ddp", world_size=size)
-    elif len(set(slots)) == 1:
-        strategy = Strategy(kind="tp", world_size=size, shard_size=slots[0])
-        if asked or not lacking(strategy, shift.training, shift.question.architecture):
-            yield strategy
-
-
-def _rounds(question: Question, slots: Sequence[int]) -> Strategy:
-    """local-sgd over hosts with these numbers of ranks."""
-    job = question.strategy
-    return Strategy(
-        kind="local-sgd",
-        world_size=sum(slots),
-        shard_size=slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1,
-        inner_steps=job.inner_steps,
-        payload=job.payload,
-        asked=question.asks_for_rounds,
-    )
+def _strategies(shift: Shift, kind: str) -> Iterator[Strategy]:
+    """Of that kind, on one rank or several."""
+    if kind == ALONE or len(shift.world.seats) > 1:
+        yield from plan_half(kind).candidates(shift)
 
 
 def _by_hosts(question: Question, world: World, bench: Bench, *, whole: Few) -> Iterator[Few]:

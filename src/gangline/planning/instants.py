@@ -10,13 +10,11 @@ from gangline.planning.block import LayerBytes, layer_bytes, residual_width
 from gangline.planning.logits import HeadBytes, head_bytes
 from gangline.planning.padding import reordered
 from gangline.planning.states import (
-    SHARDED,
     Share,
     Term,
     gradient_bytes,
     offloaded_bytes,
     optimizer_bytes,
-    outer_bytes,
     quantised_bytes,
     scale_bytes,
     shards,
@@ -27,16 +25,8 @@ from gangline.planning.training import BYTES, Strategy, Training
 
 MIB = 1 << 20
 FP32 = 4
-BUCKET_NUMBERS = 500_000_000
-"""DeepSpeed's allgather_bucket_size and reduce_bucket_size, unless told otherwise."""
 UNPACKED_BYTES = 20
 """Per number of one tensor, bitsandbytes on a CPU: gradient, both moments, and denominator and its root, in fp32."""
-
-LIVE_NUMBERS = 1_000_000_000
-"""DeepSpeed's stage3_max_live_parameters, unless told otherwise."""
-
-EXCHANGED_NUMBERS = 4 << 20
-"""local-sgd: weights whose changes are exchanged at once (worker/strategy/outer)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +57,14 @@ class Step:
     @property
     def computed(self) -> Training:
         """As it is computed: sharded weights are gathered in the width of products, and nothing needs autocast."""
-        sharded = self.strategy.kind in SHARDED or self.strategy.kind.startswith("zero")
-        if self.training.method == "full" and sharded:
+        if self.training.method == "full" and self.strategy.half.parts != "none":
             return replace(self.training, parameters=self.training.compute)
         return self.training
 
     @property
     def accumulates(self) -> bool:
         """Whether gradients are there before backward begins: of earlier micro-batches, or as buckets."""
-        several = self.strategy.kind == "local-sgd" and self.strategy.shard_size > 1
-        several = several or (self.strategy.kind == "tp" and self.strategy.world_size > self.strategy.shard_size)
-        return self.training.accumulation > 1 or several or self.strategy.kind in ("ddp", "pipeline")
+        return self.training.accumulation > 1 or self.strategy.half.keeps_buckets(self.strategy)
 
     @property
     def full(self) -> bool:
@@ -106,7 +93,7 @@ class Step:
             f" / {parts} ranks" if parts > 1 else "" for parts in (shards(strategy), trained_shards(training, strategy))
         )
         adapters = share.num_adapters(training)
-        parts = trained_shards(training, strategy) if strategy.kind in SHARDED else 1
+        parts = trained_shards(training, strategy) if strategy.half.parts == "weights" else 1
         held = adapters * BYTES[training.parameters] // parts
         return _filled(
             Term(
@@ -122,11 +109,7 @@ class Step:
                 num_bytes=optimizer_bytes(share, training, strategy, in_ram=self.in_ram),
                 source=f"{training.optimizer}: two states per trained number{trained_among}",
             ),
-            Term(
-                name="outer optimizer",
-                num_bytes=outer_bytes(share, training, strategy) if self.in_ram else 0,
-                source="weights of the last exchange, and momentum in fp32",
-            ),
+            *(strategy.half.lasting_terms(self) if self.in_ram else ()),
             *([self._gradients()] if self.accumulates else []),
             Term(name="workspace", num_bytes=8 * MIB, source="cuBLAS, one handle and stream"),
         )
@@ -155,14 +138,8 @@ class Step:
             Instant(name="backward-first", terms=_filled(*self._backward_first())),
             Instant(name="backward-rest", terms=_filled(*self._backward_rest(), self._gathered(0))),
             Instant(name="optimizer", terms=_filled(*self._update())),
-            *([Instant(name="exchange", terms=self._exchange())] if self.strategy.kind == "local-sgd" else []),
+            *self.strategy.half.further_instants(self),
         )
-
-    def _exchange(self) -> tuple[Term, ...]:
-        """Pieces of weights, anchor and momentum, their change, and what comes of rounding it."""
-        numbers = min(EXCHANGED_NUMBERS, self.share.num_trained(self.training))
-        width = max(FP32, BYTES[self.training.parameters])
-        return (Term(name="exchanged changes", num_bytes=6 * numbers * width, source=f"{numbers:,} numbers at once"),)
 
     def _kept(self, *, forward: bool) -> Iterable[Term]:
         """What all layers keep for backward, of every micro-batch in flight."""
@@ -206,7 +183,7 @@ class Step:
         yield Term(name="loss", num_bytes=head.peak, source=head.formula)
 
     def _head(self) -> HeadBytes:
-        parts = self.strategy.shard_size if self.strategy.kind == "tp" else 1
+        parts = self.strategy.shard_size if self.strategy.half.layers == "sliced" else 1
         width = residual_width(self.computed)
         return head_bytes(self.share.architecture, self.computed, hidden_width=width, parts=parts)
 
@@ -270,9 +247,7 @@ class Step:
         if self.in_ram and training.optimizer != "adamw":
             size = UNPACKED_BYTES * self.share.largest_trained(training)
             yield Term(name="moments of 8 bits", num_bytes=size, source="unpacked for the largest trained tensor")
-        if self.strategy.kind in ("zero-1", "zero-2"):
-            size = min(BUCKET_NUMBERS, self.share.num_trained(training)) * BYTES[training.compute]
-            yield Term(name="gather bucket", num_bytes=size, source="DeepSpeed's allgather_bucket_size")
+        yield from self.strategy.half.update_terms(self)
 
     def _of_shards(self, *, units: int, forward: bool = False) -> Iterable[Term]:
         """What exists because weights and gradients are cut among ranks."""
@@ -280,16 +255,12 @@ class Step:
         mixed = max(reordered(layer, self.training, self.strategy) for layer in self.share.layers)
         told = "of one layer, cut along another dimension than their number"
         yield Term(name="experts put in order", num_bytes=mixed * BYTES[self.training.compute], source=told)
-        if not self.full:
-            return
-        numbers = max(layer.num_parameters for layer in self.share.layers)
-        compute, wide = BYTES[self.training.compute], BYTES[self.training.stack.reduces]
-        if self.strategy.kind in SHARDED:
+        if self.full and self.strategy.half.parts == "weights":
+            numbers = max(layer.num_parameters for layer in self.share.layers)
+            compute, wide = BYTES[self.training.compute], BYTES[self.training.stack.reduces]
             size = numbers * (compute + (wide if wide > compute else 0))
             yield Term(name="unreduced gradients", num_bytes=size, source="of one layer, as computed and as summed")
-        if self.strategy.kind == "zero-2":
-            size = min(BUCKET_NUMBERS, self.share.num_trained(self.training)) * compute
-            yield Term(name="reduce bucket", num_bytes=size, source="DeepSpeed's reduce_bucket_size")
+        yield from self.strategy.half.backward_terms(self)
 
     def _gathered(self, units: int, *, forward: bool = False) -> Term:
         """Weights of other ranks that are here for a moment: so many layers, embedding and head.
@@ -297,17 +268,15 @@ class Step:
         `forward`: whether no layer has been through backward; without resharding all of them are here then.
         """
         size, whole = 0, forward and not self.strategy.reshard
-        if self.strategy.kind in SHARDED:
+        if self.strategy.half.parts == "weights":
             root = self.share.num_tables + self.share.architecture.vectors
             layers = [(each.count, self._unit_bytes(each)) for each in self.share.layers]
             size = sum(count * each for count, each in layers) if whole else units * max(each for _, each in layers)
             size += root * BYTES[self.training.compute]
             if "parameters" in self.strategy.offload and not self.in_ram:  # the rank's own part, on its way
                 size += units * max(each for _, each in layers) // shards(self.strategy)
-        if self.strategy.kind == "zero-3":
-            live = min(self.share.num_parameters, LIVE_NUMBERS) * BYTES[self.training.compute]
-            return Term(name="gathered weights", num_bytes=max(size, live), source="DeepSpeed's max_live_parameters")
         told = "all layers, kept since forward" if whole else f"{units} layers, embedding and head"
+        size, told = self.strategy.half.gathered(self, size, told)
         return Term(name="gathered weights", num_bytes=size, source=told)
 
     def _unit_bytes(self, layer: Layer) -> int:

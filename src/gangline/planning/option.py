@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gangline.planning.architecture import Architecture
 from gangline.planning.crews import crews, hosts_s, rows_s, weights_of
@@ -17,23 +18,20 @@ from gangline.planning.links import Fabric
 from gangline.planning.memory import Memory
 from gangline.planning.room import EVEN, SURE, Need, Room
 from gangline.planning.shares import ceiling
-from gangline.planning.slices import lacking_of_tp
 from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_s, step_time
 from gangline.planning.traffic import Backend, Traffic, traffic
-from gangline.planning.training import Kind, Number, Strategy, Training
-from gangline.planning.unfit import unpackable, unstageable
+from gangline.planning.training import Number, Strategy, Training
+from gangline.planning.unfit import unpackable
 from gangline.planning.world import Seat, World
 from gangline.runs.deal import shares_by_time, split_whole, whole_count
-from gangline.runs.job import ZERO, StrategyJob
+from gangline.runs.job import StrategyJob
+from gangline.strategies.base import Violation, asked_of, violations
+from gangline.strategies.table import plan_half
 from gangline.units import format_bytes
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
 index and their free memory."""
-IN_STEP = ("fsdp", "hsdp", "zero-2", "zero-3")
-"""Every rank takes part in every micro-batch's exchanges: whoever has fewer of them waits for the others."""
-BUILT_STRATEGIES = ("single", "ddp", "fsdp", "hsdp", *ZERO, "tp", "pipeline", "local-sgd")
-"""What gangline's own trainer does so far; see `lacking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +50,6 @@ class Question:
     """What the job wishes for, where `batch` was chosen near it."""
     strategy: StrategyJob = field(default_factory=StrategyJob)
     """As the job says. Where it does not ask for local-sgd, that is weighed with these numbers all the same."""
-
-    @property
-    def asks_for_rounds(self) -> bool:
-        """Whether the job asks for local-sgd."""
-        return self.strategy.kind == "local-sgd"
 
     @property
     def tokens_per_sample(self) -> float:
@@ -141,7 +134,7 @@ class Option:
         if not self.dealt_s:
             return found
         here = ceiling(self.dealt_s, sum(self.dealt))
-        found = dataclasses.replace(found, ceiling=here, equal=self.strategy.kind in IN_STEP)
+        found = dataclasses.replace(found, ceiling=here, equal=self.strategy.half.lockstep)
         return with_others(found, self.dealt_s, micro_batch=self.training.micro_batch)
 
 
@@ -201,9 +194,10 @@ class Shift:
 
     def shares(self, strategy: Strategy) -> tuple[int, ...]:
         """Micro-batches of every rank: those of its pipeline, or under tp of its host."""
-        if strategy.kind in ("pipeline", "tp"):
+        half = strategy.half
+        if half.layers != "all":
             return self._of_crews(strategy)
-        return self.even if strategy.kind in IN_STEP else self.own
+        return self.even if half.lockstep else self.own
 
     def samples(self, strategy: Strategy) -> int:
         """Of a step."""
@@ -213,7 +207,7 @@ class Shift:
     def _of_crews(self, strategy: Strategy) -> tuple[int, ...]:
         """Pipelines, or hosts, that do what they can; ranks of one do the same."""
         found = crews(self.world, strategy)
-        if strategy.kind == "pipeline" and strategy.replicas == 1:
+        if strategy.half.layers == "staged" and strategy.replicas == 1:
             shares: tuple[int, ...] = (self.count,)
         elif _is_weighted(self.world):
             shares = split_whole(self.count, weights_of(self.world, found))
@@ -225,7 +219,7 @@ class Shift:
 
     def _crews_s(self, strategy: Strategy) -> tuple[float, ...]:
         """Of a micro-batch, by pipeline or by host. Pipelines of which nobody knows the speed are as fast."""
-        if strategy.kind == "tp":
+        if strategy.half.layers == "sliced":
             return hosts_s(self.seconds, crews(self.world, strategy))
         models = [model for model in self.models if model is not None]
         if len(models) < len(self.models):
@@ -237,24 +231,35 @@ class Shift:
         """Seconds of the micro-batches that are dealt, by rank, by pipeline, under tp by host; none where speeds have
         no say in who gets how many.
         """
-        kind = strategy.kind
-        if not self.is_timed or _is_weighted(self.world) or (kind == "pipeline" and strategy.replicas == 1):
+        half = strategy.half
+        if not self.is_timed or _is_weighted(self.world) or (half.layers == "staged" and strategy.replicas == 1):
             return ()
-        if kind in ("pipeline", "tp"):
+        if half.layers != "all":
             return self._crews_s(strategy)
-        return _equal(self.seconds) if kind in IN_STEP else self.seconds
+        return _equal(self.seconds) if half.lockstep else self.seconds
 
-    def room(self, kind: Kind) -> Room:
+    def plain(self, kind: str) -> Strategy:
+        """A strategy of all ranks without numbers of its own."""
+        asked = self.question.strategy.kind == kind
+        return Strategy(kind=kind, world_size=len(self.world.seats), asked=asked)
+
+    def offload(self, kind: str) -> tuple[Literal["optimizer", "parameters"], ...]:
+        """What the job that asks for this strategy has in the machines' memory."""
+        job = self.question.strategy
+        return job.offload if job.kind == kind else ()
+
+    def room(self, kind: str) -> Room:
         """Memory of its ranks; of pipelines as if each had all micro-batches, for that is known before their layers."""
-        several = self.count > 1 if kind == "pipeline" else max(self.shares(Strategy(kind=kind, world_size=1))) > 1
+        staged = plan_half(kind).layers == "staged"
+        several = self.count > 1 if staged else max(self.shares(Strategy(kind=kind, world_size=1))) > 1
         return self.several if several else self.alone
 
-    def stages(self, *, replicas: int = 1) -> tuple[int, ...] | None:
-        """See `Room.stages`; where the cluster file says who does how much, it says so of layers."""
-        seconds = self.seconds
-        if _is_weighted(self.world):
-            seconds = tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
-        return self.room("pipeline").stages(seconds, replicas=replicas)
+    @property
+    def told_seconds(self) -> tuple[float, ...]:
+        """Seconds of a micro-batch by rank; where the cluster file says who does how much, in proportion to that."""
+        if not _is_weighted(self.world):
+            return self.seconds
+        return tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
 
     def draft(self, strategy: Strategy) -> Draft:
         """One way to share the work."""
@@ -340,7 +345,12 @@ class Draft:
 
     def _narrow_s(self) -> float | None:
         training = self.training
-        if self.strategy.kind != "ddp" or training.parameters != "fp32" or training.exchange or not self.shift.is_timed:
+        if (
+            not self.strategy.half.narrows
+            or training.parameters != "fp32"
+            or training.exchange
+            or not self.shift.is_timed
+        ):
             return None
         (tokens, length), flow = self._tokens(), self._traffic(exchange="bf16")
         return step_s(self.strategy, flow, self._work(), self.shift.fabric, tokens=tokens, length=length)
@@ -446,47 +456,27 @@ def builds_method(training: Training, architecture: Architecture) -> bool:
 
 
 def is_built(strategy: Strategy, training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it, and does: local-sgd and zero only where the job asks for them."""
-    taken = strategy.asked or strategy.kind not in ("local-sgd", *ZERO)
-    updates = training.optimizer == "adamw" or _builds_eight_bits(strategy, training)
-    return taken and updates and not lacking(strategy, training, architecture)
+    """Whether gangline's own trainer can do it, and does: some strategies only where the job asks for them."""
+    taken = strategy.asked or not strategy.half.capabilities.asked_only
+    return taken and lacking(strategy, training, architecture) is None
 
 
-def lacking(strategy: Strategy, training: Training, architecture: Architecture) -> str:
-    """What of it gangline's own trainer cannot do, whatever the optimizer, in words; empty where it can do all."""
-    kind, full = strategy.kind, training.method == "full"
-    moves = training.offloading and kind in (*ZERO, "tp", "pipeline")
-    if kind not in BUILT_STRATEGIES or moves:
-        return f"{kind} with activations in RAM" if moves else kind
+def lacking(strategy: Strategy, training: Training, architecture: Architecture) -> Violation | None:
+    """The first thing in it that gangline's own trainer cannot do; None where it can do all."""
+    found = violations(strategy.half, asked_of(training))
+    if found:
+        return found[0]
     if not builds_method(training, architecture):
-        return f"{training.method} of {unpackable(architecture)}"
-    if kind == "pipeline" and (why := unstageable(architecture)):
-        return f"pipeline with {why}"
-    if kind in ZERO or kind == "tp":
-        parts = strategy.shard_size
-        return _lacking_of_zero(kind, training) if kind in ZERO else lacking_of_tp(architecture, training, parts)
-    if training.compute == "fp16" and (kind == "pipeline" or (full and kind in IN_STEP)):
-        return f"{kind} in fp16{' with every weight' if kind in IN_STEP else ''}"  # no loss scale over parts
-    return ""
-
-
-def _lacking_of_zero(kind: Kind, training: Training) -> str:
-    if training.method == "qlora":
-        return f"{kind} with weights of {training.bits} bits"
-    if training.compute in ("fp16", "fp64"):
-        return f"{kind} in {training.compute}"
-    return f"{kind} without weights of fp32" if training.parameters != "fp32" else ""
-
-
-def _builds_eight_bits(strategy: Strategy, training: Training) -> bool:
-    """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
-    in_parts = strategy.kind in (*ZERO, "tp") or (strategy.kind in IN_STEP and training.method == "full")
-    return training.compute != "fp64" and strategy.kind != "local-sgd" and not in_parts
+        what = f"{training.method} of {unpackable(architecture)}"
+        return Violation(
+            key="method.kind", what=what, seen=what, expected="weights of linears", fix="write method: lora"
+        )
+    return strategy.half.model_violation(architecture, strategy)
 
 
 def is_exact(strategy: Strategy) -> bool:
     """Whether it computes what one big machine would."""
-    return strategy.kind != "local-sgd"
+    return strategy.half.capabilities.exact
 
 
 def _scaled(model: ComputeModel | None, seat: Seat) -> ComputeModel | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.planning.calibrate import Profile, refit
 from gangline.planning.observed import LEAST_STEPS, Observed, ObservedStep, is_amount
 from gangline.runs.decode import build
+from gangline.strategies.table import plan_half
 from gangline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def fold(profiles: Iterable[Profile], comparisons: Iterable[Comparison]) -> Fold
 def _rank(
     plan: Plan, forecast: Forecast, number: int, observed: Observed, used: Sequence[ObservedStep]
 ) -> RankComparison:
-    planned, foreseen = plan.ranks[number], forecast.ranks[number]
+    planned, foreseen, half = plan.ranks[number], forecast.ranks[number], plan_half(plan.strategy)
     most_bytes = max(step.memory_bytes[number] for step in observed.steps)
     done = _done(used)
     computed = [_computed(plan, forecast, rank, done[rank]) for rank in range(len(plan.ranks))]
@@ -207,7 +208,7 @@ def _rank(
         gpu=foreseen.gpu,
         # a profile is of all layers, and of no exchange: what a rank takes for some of them, or with weights that come
         # and go in between, corrects none
-        profile=foreseen.profile if plan.strategy in ("ddp", "local-sgd") else None,
+        profile=foreseen.profile if half.layers == "all" and half.parts == "none" else None,
         micro_batches=done[number],
         slowdown=planned.slowdown,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),

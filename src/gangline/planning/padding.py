@@ -30,7 +30,7 @@ def reordered(layer: Layer, training: Training, strategy: Strategy) -> int:
 
 
 def _cuts(training: Training, strategy: Strategy) -> bool:
-    return strategy.kind in ("fsdp", "hsdp") and not training.stack.expert_modules
+    return strategy.half.sharded_by == "fsdp2" and not training.stack.expert_modules
 
 
 def _layer(layer: Layer, parts: int) -> Layer:

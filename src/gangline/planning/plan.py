@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.catalog.gpus import peak_flops
-from gangline.planning.option import IN_STEP, Option
-from gangline.planning.shares import host_shares, rank_hosts, rank_shares, rows_named
+from gangline.planning.option import Option
+from gangline.planning.shares import host_shares, rank_hosts, rank_shares
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.decode import build
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.job import ZERO, Job, MethodJob, StrategyJob
+from gangline.runs.job import Job, MethodJob
+from gangline.strategies.base import AUTO, PlanHalf
+from gangline.strategies.table import ALONE, DEFAULT, plan_half
 
 SCHEMA_VERSION = 1
 
@@ -90,7 +92,8 @@ class Plan:
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
+    strategy: str
+    """A row of `strategies.table.STRATEGIES`."""
     reason: str
     """Why this strategy."""
     method: str
@@ -196,25 +199,19 @@ def make_plan(
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
-    slots = max(host.slots for host in cluster.hosts)
-    strategy, count = _strategy(job, option, num_ranks=len(devices), slots=slots), job.batch // job.micro_batch
-    shares = rank_shares(cluster, count) if option is None else option.shares
-    if strategy == "pipeline" and option is None:
-        shares = (count,) * len(devices)
-    elif strategy == "tp" and option is None:
-        shares = host_shares(cluster, count)
+    half = plan_half(_kind(job, option, cluster, num_ranks=len(devices)))
+    shares = _told_shares(job, cluster, half) if option is None else option.shares
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
-    weighed = option.strategy if option is not None and strategy == "pipeline" else None
-    several = len(cluster.hosts) > 1 if strategy == "tp" else len(ranks) > 1
-    moving = several and strategy not in (*IN_STEP, *ZERO, "pipeline")
+    weighed = option.strategy if option is not None and half.layers == "staged" else None
+    several = len(cluster.hosts) > 1 if half.layers == "sliced" else len(ranks) > 1
     return Plan(
         job=job.name,
-        strategy=strategy,
+        strategy=half.kind,
         reshard=option is None or option.strategy.reshard,
         stages=weighed.stages if weighed is not None else (),
         replicas=weighed.replicas if weighed is not None else 1,
         eager=weighed is not None and weighed.eager,
-        reason=_reason(job, strategy, ranks, rows=weighed.rows if weighed is not None else ()),
+        reason=_reason(job, half, ranks, rows=weighed.rows if weighed is not None else ()),
         method=_method(job.method),
         precision=job.precision,
         batch=job.batch,
@@ -228,7 +225,7 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        moving_shares=moving and all(host.share is None for host in cluster.hosts),
+        moving_shares=several and half.moves_shares and all(host.share is None for host in cluster.hosts),
         shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
         divides=divides,
@@ -237,6 +234,14 @@ def make_plan(
 
 
 Gpus = Mapping[str, Sequence[str]]
+
+
+def _told_shares(job: Job, cluster: Cluster, half: PlanHalf) -> tuple[int, ...]:
+    """As the cluster file says, where nothing was weighed."""
+    count = job.batch // job.micro_batch
+    if half.layers == "staged":
+        return (count,) * sum(host.slots for host in cluster.hosts)
+    return (host_shares if half.layers == "sliced" else rank_shares)(cluster, count)
 
 
 def _forecast(option: Option) -> Forecast:
@@ -307,18 +312,18 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
-Kind = Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"]
-
-
-def _strategy(job: Job, option: Option | None, *, num_ranks: int, slots: int) -> Kind:
-    """What was weighed, or what the job asks for; with one rank all are one. slots: ranks of a host, at the most."""
-    weighed = job.strategy.kind if option is None else option.strategy.kind
-    kinds: dict[str, Kind] = {"fsdp": "fsdp", "hsdp": "hsdp"}
-    if slots > 1:
-        kinds["tp"] = "tp"
-    if num_ranks > 1:
-        kinds |= {"pipeline": "pipeline", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
-    return "local-sgd" if job.strategy.kind == "local-sgd" else kinds.get(weighed, "ddp")
+def _kind(job: Job, option: Option | None, cluster: Cluster, *, num_ranks: int) -> str:
+    """The strategy of the weighed option, or the one that the job asks for; too few ranks for it have the default."""
+    asked = job.strategy.kind
+    if asked != AUTO and plan_half(asked).in_rounds:
+        return asked  # one host alone has rounds as well, and others may join it
+    weighed = asked if option is None else option.strategy.kind
+    if weighed == AUTO:
+        return DEFAULT
+    half = plan_half(plan_half(weighed).runs_as or weighed)
+    on_host = max(host.slots for host in cluster.hosts)
+    enough = num_ranks >= half.capabilities.min_ranks and on_host >= half.capabilities.min_ranks_on_host
+    return half.kind if enough else DEFAULT
 
 
 def _method(method: MethodJob) -> str:
@@ -328,43 +333,11 @@ def _method(method: MethodJob) -> str:
     return f"{method.kind}{bits}, rank {method.rank}"
 
 
-def _offloaded(job: StrategyJob) -> str:
-    if job.offload_to is not None:
-        return f", and of it optimizer on the machines' disks, in {job.offload_to}"
-    return f", and of it {' and '.join(job.offload)} in the machines' memory" if job.offload else ""
-
-
-def _reason(job: Job, strategy: Kind, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
-    num_ranks, asked = len(ranks), job.strategy
-    if asked.kind == "local-sgd":
-        hosts = len({rank.host for rank in ranks})
-        apart = f"each of the {hosts} hosts trains apart" if hosts > 1 else "the one host trains by itself"
-        return (
-            f"{apart} for {asked.inner_steps} steps, then changes of weights are averaged ({asked.payload}); "
-            "NOT the same numbers as one big machine"
-        )
-    if num_ranks == 1:
-        return "one rank holds the model and does the whole batch"
-    if strategy in ZERO:
-        held = {"zero-1": "optimizer states", "zero-2": "gradients and optimizer states", "zero-3": "all state"}
-        return f"DeepSpeed has {held[strategy]} in parts over the {num_ranks} ranks{_offloaded(asked)}"
-    if strategy in IN_STEP:
-        among = "the ranks of every host have" if strategy == "hsdp" else f"the {num_ranks} ranks have"
-        off = ", from the machines' memory" if asked.offload else ""
-        return f"{among} one copy of the model between them; its layers travel for every micro-batch{off}"
-    if strategy in ("tp", "pipeline"):
-        return _layers_reason(strategy, ranks, rows=rows)
-    return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
-
-
-def _layers_reason(strategy: Kind, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
-    """Where layers are cut, or dealt."""
-    if strategy == "pipeline":
-        named = f" ({rows_named(rows)})" if rows else ""
-        several = f"; gradients travel between the {len(rows)} pipelines" if len(rows) > 1 else ""
-        return f"every rank holds some of the layers{named}; activations travel from one to the next{several}"
-    across = "; gradients travel between hosts" if len({rank.host for rank in ranks}) > 1 else ""
-    return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
+def _reason(job: Job, half: PlanHalf, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
+    if len(ranks) == 1 and not half.in_rounds:
+        return plan_half(ALONE).meaning
+    num_hosts = len({rank.host for rank in ranks})
+    return half.reason(job.strategy, num_ranks=len(ranks), num_hosts=num_hosts, rows=rows)
 
 
 def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from gangline.planning.missing import why_not
 from gangline.planning.option import Option, builds_method
 from gangline.planning.room import Need
 from gangline.planning.saves import SaveCost, Saving, save_cost
-from gangline.planning.shares import rows_named
 from gangline.planning.traffic import Exchange, trained_weights, wire_bytes
 from gangline.planning.training import Strategy
 from gangline.planning.world import Seat
@@ -23,18 +22,6 @@ MUCH_FASTER = 2.0
 """So much faster has a strategy to be that does not compute the same as one big machine, to be mentioned."""
 TITLE, COLUMN = 11, 18
 """Characters of the titles, and of a column of the table of memory."""
-MEANINGS = {
-    "single": "one rank holds the model and does the whole batch",
-    "ddp": "every rank holds the whole model; only the gradients of trained weights travel",
-    "zero-1": "as ddp, with the optimizer's states in parts",
-    "zero-2": "as zero-1, with gradients in parts: they travel after every micro-batch",
-    "zero-3": "weights, gradients and states in parts: weights travel for every micro-batch, forward and backward",
-    "fsdp": "weights, gradients and states in parts: weights travel for every micro-batch",
-    "hsdp": "in parts inside a host, a copy per host; gradients travel between hosts",
-    "tp": "the ranks of a host compute each layer together and sum hidden states in it; gradients travel between hosts",
-    "pipeline": "every rank holds some layers; activations travel from one to the next",
-    "local-sgd": "every host trains a copy of its own for a while; NOT the same numbers as one big machine",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,7 @@ def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 
     if best is None:
         rows.append(("strategy", "none fits"))
     else:
-        rows += [("strategy", f"{name(best.strategy)}: {MEANINGS[best.strategy.kind]}")]
+        rows += [("strategy", f"{name(best.strategy)}: {best.strategy.half.meaning}")]
         rows += [("disk", text) for text in [best.on_disk] if text]
         rows += [("shares", text) for text in [_shares(best)] if text]
         rows += [("divides", text) for text in _divides(verdict)]
@@ -117,15 +104,7 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
 
 def name(strategy: Strategy) -> str:
     """A strategy with what belongs to it."""
-    if strategy.kind == "pipeline":
-        return f"pipeline {rows_named(strategy.rows)}{', eager' if strategy.eager else ''}"
-    if strategy.kind == "fsdp" and not strategy.reshard:
-        return "fsdp, kept"
-    if strategy.kind in ("hsdp", "tp"):
-        return f"{strategy.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
-    if strategy.kind == "local-sgd" and strategy.asked:
-        return f"{strategy.kind}, {strategy.inner_steps} inner steps, {strategy.payload}"
-    return strategy.kind + strategy.moved
+    return strategy.half.title(strategy)
 
 
 def _model(verdict: Verdict) -> str:
@@ -218,12 +197,13 @@ def _shares(option: Option) -> str:
     text += ", activations computed twice" if training.checkpointing else ""
     if option.strategy.replicas > 1:
         return f"{text}: {dealt_to_rows(option.dealt)}"
-    if option.strategy.kind in {"pipeline", "single"}:
+    if option.strategy.world_size == 1 or option.strategy.half.layers == "staged":
         return f"{option.shares[0]} {text}"
     total = sum(option.dealt)
     hosts: dict[str, int] = {}
+    together = option.strategy.half.layers == "sliced"
     for need, share in zip(option.needs, option.shares, strict=True):
-        hosts[need.seat.host] = share if option.strategy.kind == "tp" else hosts.get(need.seat.host, 0) + share
+        hosts[need.seat.host] = share if together else hosts.get(need.seat.host, 0) + share
     each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
     more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
     return f"{text}: {', '.join(each)}{more}"
@@ -274,9 +254,9 @@ def _step(option: Option) -> Iterator[str]:
 def _format(option: Option) -> Iterator[str]:
     """What gradients travel as, where that is worth a word."""
     time, narrow_s = option.time, option.narrow_s
-    if option.training.exchange and option.strategy.kind == "single":
+    if option.training.exchange and option.strategy.world_size == 1:
         yield f"exchange: {option.training.exchange} does nothing: one rank exchanges no gradients"
-    elif option.training.exchange and option.strategy.kind == "ddp":
+    elif option.training.exchange and option.strategy.half.narrows:
         yield f"gradients travel in {option.training.exchange}"
     elif time is not None and narrow_s is not None and narrow_s * AS_FAST < time.total_s:
         gain = f"{_seconds(time.total_s - narrow_s)} off a step of {_seconds(time.total_s)}"
@@ -334,7 +314,7 @@ def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
 
 
 def _matters(option: Option) -> bool:
-    return option.strategy.kind in {"ddp", "fsdp", "pipeline", "local-sgd"}
+    return option.strategy.half.usual
 
 
 def _reason(option: Option, best: Option | None) -> str:
@@ -384,7 +364,7 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
         if best is None and today is not None:
             yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
         return
-    lacking = why_not(best, name(best.strategy))
+    lacking = why_not(best)
     if today is not None:
         length = f": {_length(today, steps)}" if today.time is not None else ""
         yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
@@ -405,7 +385,7 @@ def _notes(verdict: Verdict) -> Iterator[str]:
             yield (
                 f"{option.strategy.kind} would take {_seconds(option.seconds)} a step instead of "
                 f"{_seconds(best.seconds)}, with other numbers than one big machine: an exchange every "
-                f"{option.strategy.inner_steps} steps; it is for strategy: local-sgd to ask for"
+                f"{option.strategy.inner_steps} steps; it is for strategy: {option.strategy.kind} to ask for"
             )
     if best is not None:
         yield from _precision(best)

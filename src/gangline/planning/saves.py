@@ -21,7 +21,6 @@ from gangline.planning.traffic import Among, Exchange, trained_weights
 from gangline.planning.training import BYTES
 from gangline.runs.cadence import minutes_between
 from gangline.runs.held import layers_on
-from gangline.runs.job import ZERO
 
 NOTABLE = 0.01
 """From which part of the run on it is said unasked."""
@@ -135,16 +134,16 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
 def _is_apart(option: Option) -> bool:
     """Whether no host has the whole trained state. What DeepSpeed has in parts is no rows of tensors: it is whole."""
     strategy, hosts = option.strategy, option.world.hosts
-    if len(hosts) == 1 or strategy.kind in ZERO:
+    if len(hosts) == 1 or strategy.half.sharded_by == "deepspeed":
         return False
-    if strategy.kind == "pipeline":
+    if strategy.half.layers == "staged":
         return any(count < option.architecture.num_layers for count in _layers_on_hosts(option))
     return trained_shards(option.training, strategy) > max(_ranks_on_hosts(option))
 
 
 def _most_on_a_host(option: Option, num_bytes: int) -> int:
     """Of what all hosts save, what the one with the most saves; layers count alike."""
-    if option.strategy.kind == "pipeline":
+    if option.strategy.half.layers == "staged":
         return math.ceil(num_bytes * max(_layers_on_hosts(option)) / option.architecture.num_layers)
     counts = _ranks_on_hosts(option)
     return math.ceil(num_bytes * max(counts) / sum(counts))
@@ -162,15 +161,16 @@ def _ranks_on_hosts(option: Option) -> list[int]:
 
 def _gather_s(option: Option, num_bytes: int) -> float:
     """For what ranks have in parts to come together on every host."""
-    strategy, whole = option.strategy, option.strategy.kind == "pipeline"
+    strategy, half = option.strategy, option.strategy.half
+    whole = half.layers == "staged"
     ranks = strategy.world_size if whole else trained_shards(option.training, strategy)
-    ranks = strategy.shard_size if strategy.kind == "tp" else ranks
+    ranks = strategy.shard_size if half.layers == "sliced" else ranks
     row = strategy.world_size // strategy.replicas
     inside = whole and strategy.replicas > 1 and not _is_apart(option)  # each host has all of it
     ranks = row if inside else ranks
     if ranks == 1:
         return 0.0
-    among: Among = "shard" if inside or strategy.kind in ("hsdp", "tp") else "world"
+    among: Among = "shard" if inside or half.shards_per_host else "world"
     gather = Exchange(
         what="state to be saved",
         operation="broadcast" if whole else "all_gather",  # in a pipeline a tensor is whole, on one rank

@@ -1,26 +1,14 @@
 """How long an optimizer step takes: computation of every rank, and what of the exchanges it does not hide. Pure.
 
 A micro-batch of T tokens in documents of s tokens takes max(floor, a + b T + c T s). The floor is the time that the
-processor needs to ask for all kernels. Of N ranks that do k_i micro-batches of t_i seconds each:
-
-    ddp           max(k_i t_i) + exposed + update. Gradients travel in buckets while the last micro-batch of a rank
-                  runs backward; the slowest to have a bucket ready decides, and nothing hides the last one
-    zero-1        max(k_i t_i) + exchange + update: DeepSpeed's one bucket waits for all of backward
-    zero-2        the same after every micro-batch, together
-    fsdp, zero-3  k * sum over layers of max(computation, gathering of the next layer's weights), backward with the
-                  exchange of gradients on the same link
-    pipeline      the longest of what cannot be shorter (runs/schedule.py); where sending takes no time, that is
-                  sum(t_i) + (k - 1) * max(t_i): (k + stages - 1) t for equal stages (the bubble); of several the
-                  slowest, and then their exchange
-    tp            max(k_i (t_i / n + x)) + exposed + update. The n ranks of a host compute a micro-batch together, and
-                  wait for the sums x inside its layers; across hosts as ddp. The floor stays: as many kernels run
-    local-sgd     max(k_i t_i) + update + exchange / H; inside a host as ddp
+processor needs to ask for all kernels. What a step of several ranks adds
+is the strategies' (`strategies/<kind>/plan.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
@@ -31,8 +19,7 @@ from gangline.planning.flops import flops_per_token, squared_flops
 from gangline.planning.links import Fabric, LinkModel, exchange_s
 from gangline.planning.traffic import Exchange, Traffic, linear_bytes, trained_weights
 from gangline.planning.training import BYTES, Strategy, Training
-from gangline.runs import schedule
-from gangline.runs.buckets import AllReduce, Window, choose_buckets
+from gangline.runs.buckets import Window
 
 WITHOUT_RECOMPUTATION = 0.75
 WIDE_NUMBERS, WIDE_SPREAD = 4.0, 1.0
@@ -100,15 +87,6 @@ def copies_s(architecture: Architecture, training: Training) -> float:
     if not training.offloading:
         return 0.0
     return 2 * architecture.num_layers * architecture.hidden * residual_width(training) / HOST_LINK_BYTES_PER_S
-
-
-def copy_s(exchange: Exchange, strategy: Strategy) -> float:
-    """Of a rank's part to the card before it is gathered, or back after gradients are summed; 0 where it is there."""
-    moved = exchange.what.startswith("weights") or "optimizer" in strategy.offload
-    cut = exchange.operation in ("all_gather", "reduce_scatter")
-    if strategy.kind not in ("fsdp", "hsdp") or "parameters" not in strategy.offload or not (moved and cut):
-        return 0.0
-    return exchange.num_bytes / max(1, exchange.ranks) / HOST_LINK_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,17 +163,16 @@ def step_time(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> StepTime:
     """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
-    ranks = _own(strategy, ranks)
-    whole = _Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length)
-    ask = _cut(whole)
-    total_s, optimizer_s = _total_s(ask), _optimizer_s(ask)
-    free_s = _total_s(dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())))
+    whole = _query(strategy, traffic, ranks, fabric, tokens=tokens, length=length)
+    ask = strategy.half.in_buckets(whole)
+    total_s, optimizer_s = ask.total_s(), ask.optimizer_s()
+    free_s = dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())).total_s()
     bounds = []
     for sign in (-1, 1):
-        bent = _cut(_bent(whole, sign))
-        bounds.append(_total_s(bent) + _optimizer_s(bent))
+        bent = strategy.half.in_buckets(_bent(whole, sign))
+        bounds.append(bent.total_s() + bent.optimizer_s())
     return StepTime(
-        compute_s=_compute_s(dataclasses.replace(ask, ranks=ranks)),
+        compute_s=ask.compute_s(),
         communication_s=sum(each.times * ask.once(each) for each in ask.traffic.exchanges),
         exposed_s=max(0.0, total_s - free_s),
         optimizer_s=optimizer_s,
@@ -210,39 +187,43 @@ def step_s(
     strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
 ) -> float:
     """`StepTime.total_s` of the same arguments, which is what decides between ways."""
-    ranks = _own(strategy, ranks)
-    ask = _cut(_Ask(strategy, traffic, _unlike(strategy, ranks), fabric, tokens, length))
-    return _total_s(ask) + _optimizer_s(ask)
+    ask = strategy.half.in_buckets(_query(strategy, traffic, ranks, fabric, tokens=tokens, length=length))
+    return ask.total_s() + ask.optimizer_s()
 
 
-def _own(strategy: Strategy, ranks: Sequence[RankWork]) -> Sequence[RankWork]:
-    """What each rank computes of its micro-batches; equal devices keep equal models."""
-    if strategy.kind != "tp":
-        return ranks
-    models = {id(rank.compute): rank.compute.sliced(strategy.shard_size) for rank in ranks}
-    return [RankWork(compute=models[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ranks]
+def _query(
+    strategy: Strategy, traffic: Traffic, ranks: Sequence[RankWork], fabric: Fabric, *, tokens: float, length: float
+) -> StepQuery:
+    """With the part of its micro-batches that each rank computes; equal devices keep equal models.
 
-
-def _unlike(strategy: Strategy, ranks: Sequence[RankWork]) -> Sequence[RankWork]:
-    """One of each: where all are waited for, it does not matter how many do the same. A pipeline is a row of all."""
-    if strategy.kind == "pipeline":
-        return ranks
-    return list({(id(rank.compute), rank.micro_batches): rank for rank in ranks}.values())
+    One rank of each kind: where all are waited for, it does not matter how many do the same. Pipelines have all ranks.
+    """
+    half = strategy.half
+    models = {id(rank.compute): half.compute_of(rank.compute, strategy) for rank in ranks}
+    works = [RankWork(compute=models[id(rank.compute)], micro_batches=rank.micro_batches) for rank in ranks]
+    unlike = {(id(work.compute), work.micro_batches): work for work in works}.values()
+    return StepQuery(
+        strategy, traffic, works if half.layers == "staged" else list(unlike), works, fabric, tokens, length
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
-    """The arguments of `step_time`."""
+class StepQuery:
+    """One way to run a job, whose step is timed."""
 
     strategy: Strategy
     traffic: Traffic
     ranks: Sequence[RankWork]
+    """One of each that do the same; all of them in pipelines."""
+    every: Sequence[RankWork]
+    """By rank."""
     fabric: Fabric
     tokens: float
     length: float
 
     def once(self, exchange: Exchange) -> float:
-        copied_s = copy_s(exchange, self.strategy)
+        """Seconds of one of them."""
+        copied_s = self.strategy.half.copy_s(exchange, self.strategy)
         return exchange_s(exchange, self.fabric, shard_size=self.traffic.shard_size) + copied_s
 
     def spent(self, *hides: str) -> float:
@@ -250,6 +231,7 @@ class _Ask:
         return sum(each.times * self.once(each) for each in self.traffic.exchanges if each.hides in hides)
 
     def micro_s(self, rank: RankWork) -> float:
+        """Of a micro-batch."""
         return rank.compute.micro_batch_s(self.tokens, self.length)
 
     def busy_s(self, rank: RankWork) -> float:
@@ -257,112 +239,40 @@ class _Ask:
         return rank.micro_batches * self.micro_s(rank) or rank.compute.micro_batch_s(1, 1)
 
     def window(self, rank: RankWork) -> Window:
+        """In which its buckets become ready."""
         busy_s = self.busy_s(rank)
         return Window(busy_s=busy_s, backward_s=min(busy_s, self.micro_s(rank)) * rank.compute.backward_share)
 
+    def rows(self) -> list[list[RankWork]]:
+        """Stages, by pipeline."""
+        return works_of(self.strategy, self.ranks)
 
-def _cut(ask: _Ask) -> _Ask:
-    """Gradients in as many buckets as our trainer chooses where links and devices are what they are here."""
-    exchanges = ask.traffic.exchanges
-    if ask.strategy.kind != "ddp" or not exchanges:
-        return ask
-    gradients, *table = exchanges
-    total, tail = sum(each.num_bytes for each in exchanges), sum(each.num_bytes for each in table)
-    latency_s = ask.once(dataclasses.replace(gradients, num_bytes=0))
-    wire = AllReduce(latency_s=latency_s, per_byte_s=(ask.once(gradients) - latency_s) / max(1, gradients.num_bytes))
-    cut = choose_buckets(total, wire, [ask.window(rank) for rank in ask.ranks], tail_bytes=tail)
-    each, early = (total - tail) // cut.count, cut.count if table else cut.count - 1
-    last = table or [dataclasses.replace(gradients, num_bytes=total - early * each, hides="nothing")]
-    several = [dataclasses.replace(gradients, num_bytes=each, times=early)] if early else []
-    return dataclasses.replace(ask, traffic=dataclasses.replace(ask.traffic, exchanges=(*several, *last)))
+    def compute_s(self) -> tuple[float, ...]:
+        """Computation by rank."""
+        if self.strategy.half.layers == "staged":
+            return tuple(stage.micro_batches * self.micro_s(stage) for row in self.rows() for stage in row)
+        return tuple(self.busy_s(rank) for rank in self.every)
 
+    def last_backward_s(self) -> float:
+        """Buckets are ready one by one in a rank's last micro-batch, and wait for those before (see `runs.buckets`)."""
+        tail_s, early_s = self.spent("nothing"), self.spent("last-backward")
+        buckets = sum(each.times for each in self.traffic.exchanges if each.hides == "last-backward")
+        ends = []
+        for window in map(self.window, self.ranks):
+            hidden_s = window.backward_s * buckets / (buckets + 1)
+            ends.append(max(window.busy_s - hidden_s + early_s, window.busy_s) + tail_s)
+        return max(ends)
 
-def _compute_s(ask: _Ask) -> tuple[float, ...]:
-    """Computation by rank."""
-    if ask.strategy.kind == "pipeline":
-        return tuple(stage.micro_batches * ask.micro_s(stage) for row in _rows(ask) for stage in row)
-    return tuple(ask.busy_s(rank) for rank in ask.ranks)
+    def total_s(self) -> float:
+        """The step without the update."""
+        return self.strategy.half.total_s(self)
 
-
-def _total_s(ask: _Ask) -> float:
-    """The step without the update."""
-    kinds: dict[str, Callable[[_Ask], float]] = {
-        "pipeline": _pipeline_s,
-        "fsdp": _sharded_s,
-        "hsdp": _sharded_s,
-        "zero-3": _sharded_s,
-        "zero-2": _every_backward_s,
-        "tp": _sliced_s,
-    }
-    return kinds.get(ask.strategy.kind, _last_backward_s)(ask)
-
-
-def _last_backward_s(ask: _Ask) -> float:
-    """Buckets are ready one by one in a rank's last micro-batch, and wait for those before (see `runs.buckets`)."""
-    tail_s, early_s = ask.spent("nothing"), ask.spent("last-backward")
-    buckets = sum(each.times for each in ask.traffic.exchanges if each.hides == "last-backward")
-    ends = []
-    for window in map(ask.window, ask.ranks):
-        hidden_s = window.backward_s * buckets / (buckets + 1)
-        ends.append(max(window.busy_s - hidden_s + early_s, window.busy_s) + tail_s)
-    return max(ends)
-
-
-def _sliced_s(ask: _Ask) -> float:
-    """As ddp across hosts; sums inside layers come on top of every micro-batch, and hide nothing of it."""
-    inside_s = ask.spent("in-layer") / max(1.0, ask.traffic.micro_batches)
-    tail_s, early_s = ask.spent("nothing"), ask.spent("last-backward")
-    ends = []
-    for rank in ask.ranks:
-        busy_s = ask.busy_s(rank) + max(1, rank.micro_batches) * inside_s
-        ends.append(max(busy_s, busy_s - ask.window(rank).backward_s + early_s) + tail_s)
-    return max(ends)
-
-
-def _every_backward_s(ask: _Ask) -> float:
-    k = max(1.0, ask.traffic.micro_batches)
-    return k * max(map(ask.micro_s, ask.ranks)) + ask.spent("nothing")
-
-
-def _sharded_s(ask: _Ask) -> float:
-    """Layer by layer, all ranks together: the slowest one's computation against the exchange for the next layer."""
-    k = max(1.0, ask.traffic.micro_batches)
-    layers = [each for each in ask.traffic.exchanges if each.hides in {"forward-layer", "backward-layer"}]
-    depth = sum(each.times for each in layers if each.hides == "forward-layer") / k
-    micro_s = max(ask.micro_s(rank) for rank in ask.ranks)
-    if not depth:  # parts of one: each rank holds all
-        return _last_backward_s(ask)
-    slowest = max(ask.ranks, key=ask.micro_s)
-    back_s = micro_s * slowest.compute.backward_share / depth
-    forward_s = micro_s / depth - back_s
-    gather_s = ask.spent("forward-layer") / k / depth
-    late_s = ask.spent("backward-layer") / k / depth
-    both_s = depth * (max(forward_s, gather_s) + max(back_s, late_s))
-    # the first gathering of each pass and the last exchange of gradients run alone
-    alone_s = min(forward_s, gather_s) + min(back_s, late_s)
-    between_s = max(0.0, ask.spent("last-backward") - depth * back_s)
-    return k * (both_s + alone_s) + ask.spent("nothing") + between_s
-
-
-def _pipeline_s(ask: _Ask) -> float:
-    """Of the slowest pipeline; what they exchange begins when all have gone through, and hides behind nothing."""
-    return max(_row_s(ask, row) for row in _rows(ask)) + ask.spent("nothing")
-
-
-def _row_s(ask: _Ask, row: Sequence[RankWork]) -> float:
-    """One pipeline; 0 without work."""
-    k = row[0].micro_batches
-    if not k:
-        return 0.0
-    stages = [(ask.micro_s(stage), stage.compute.backward_share) for stage in row]
-    forward = [each_s * (1 - share) for each_s, share in stages]
-    backward = [each_s * share for each_s, share in stages]
-    sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
-    return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
-
-
-def _rows(ask: _Ask) -> list[list[RankWork]]:
-    return works_of(ask.strategy, ask.ranks)
+    def optimizer_s(self) -> float:
+        """Of the slowest rank; where states are in parts, each updates its own."""
+        if self.strategy.half.layers == "staged":
+            return max(stage.compute.optimizer_s for row in self.rows() for stage in row)
+        parts = 1 if self.strategy.half.parts == "none" else self.traffic.shard_size
+        return max(rank.compute.optimizer_s for rank in self.ranks) / parts
 
 
 def works_of(strategy: Strategy, ranks: Sequence[RankWork]) -> list[list[RankWork]]:
@@ -389,15 +299,7 @@ def _stages_of(ranks: Sequence[RankWork], stages: Sequence[int]) -> list[RankWor
     return found
 
 
-def _optimizer_s(ask: _Ask) -> float:
-    """Of the slowest rank; where states are in parts, each updates its own."""
-    if ask.strategy.kind == "pipeline":
-        return max(stage.compute.optimizer_s for row in _rows(ask) for stage in row)
-    whole = ask.strategy.kind in {"single", "ddp", "tp", "local-sgd"}  # under tp it is a part already
-    return max(rank.compute.optimizer_s for rank in ask.ranks) / (1 if whole else ask.traffic.shard_size)
-
-
-def _bent(ask: _Ask, sign: int) -> _Ask:
+def _bent(ask: StepQuery, sign: int) -> StepQuery:
     """Everything as fast (-1) or as slow (1) as it may be."""
 
     def link(model: LinkModel) -> LinkModel:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gangline.planning.architecture import Architecture, Layer
 from gangline.planning.lora import adapted, layer_adapters
-from gangline.planning.slices import sliced
 from gangline.planning.training import BYTES, Strategy, Training
-from gangline.runs.schedule import ahead
 
 PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""
@@ -23,7 +21,6 @@ ADAM8_BYTES = 2 + 2 * 4 / 256
 """bitsandbytes: two states of one byte, with an fp32 scale per 256 numbers each."""
 LEAST_PAGED = 100_000
 """bitsandbytes: numbers of a tensor whose states are paged; those of smaller ones stay on the card."""
-SHARDED = ("zero-3", "fsdp", "hsdp")
 FP32 = 4
 DISK_BUFFERS = 4
 """DeepSpeed: a weight in fp32, its gradient and two moments of a group of trained numbers come from a disk at once."""
@@ -134,51 +131,30 @@ def _factors(layer: Layer, training: Training) -> Iterator[tuple[int, int]]:
             yield (size * each.number, 1) if together else (size, each.number)
 
 
+def whole_share(architecture: Architecture) -> Share:
+    """All of the model."""
+    return Share(architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1)
+
+
 def share_of(architecture: Architecture, strategy: Strategy, rank: int) -> Share:
-    """All of the model, or a pipeline's stage, or what a rank has of layers that are cut by columns and rows."""
-    if strategy.kind == "tp":
-        architecture = sliced(architecture, strategy.shard_size)
-    if strategy.kind != "pipeline":
-        return Share(
-            architecture=architecture, layers=architecture.layers, has_embedding=True, has_head=True, in_flight=1
-        )
-    stages, number = strategy.place(rank)
-    start, last = sum(stages[:number]), len(stages) - 1
-    return Share(
-        architecture=architecture,
-        layers=_slice(architecture.layers, start, start + stages[number]),
-        has_embedding=number == 0,
-        has_head=number == last,
-        in_flight=ahead(number, last + 1, eager=strategy.eager) + 1,
-    )
-
-
-def _slice(layers: tuple[Layer, ...], start: int, stop: int) -> tuple[Layer, ...]:
-    found, index = [], 0
-    for layer in layers:
-        taken = min(stop, index + layer.count) - max(start, index)
-        if taken > 0:
-            found.append(replace(layer, count=taken))
-        index += layer.count
-    return tuple(found)
+    """All of the model, or the part of it that the strategy gives a rank."""
+    return strategy.half.share(architecture, strategy, rank) or whole_share(architecture)
 
 
 def shards(strategy: Strategy) -> int:
-    """Ranks that hold one copy of what is sharded."""
-    if strategy.kind in ("single", "ddp", "local-sgd", "tp", "pipeline"):  # a share of tp is a part already
-        return 1
-    return strategy.shard_size if strategy.kind == "hsdp" else strategy.world_size
+    """Ranks that hold one copy of the weights and states that lie in parts."""
+    return strategy.half.shards(strategy)
 
 
 def trained_shards(training: Training, strategy: Strategy) -> int:
     """Ranks among which what is trained is cut, and the optimizer's states of it."""
-    whole = training.method != "full" and training.stack.whole_adapters and strategy.kind in ("fsdp", "hsdp")
+    whole = training.method != "full" and training.stack.whole_adapters and strategy.half.sharded_by == "fsdp2"
     return 1 if whole else shards(strategy)
 
 
 def weight_width(training: Training, strategy: Strategy) -> int:
     """Bytes per trained weight as the model holds it: ZeRO keeps `compute` weights, and the fp32 ones as a state."""
-    if training.method == "full" and strategy.kind.startswith("zero"):
+    if training.method == "full" and strategy.half.sharded_by == "deepspeed":
         return BYTES[training.compute]
     return BYTES[training.parameters]
 
@@ -187,7 +163,7 @@ def weight_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram
     """The model without adapters, as this rank holds it. in_ram: see `optimizer_bytes`."""
     if "parameters" in strategy.offload and not in_ram:
         return 0
-    parts = shards(strategy) if strategy.kind in SHARDED else 1
+    parts = shards(strategy) if strategy.half.parts == "weights" else 1
     if training.method == "full":
         return _ceil(share.num_parameters * weight_width(training, strategy), parts)
     compute = BYTES[training.compute]
@@ -234,13 +210,14 @@ def gradient_bytes(share: Share, training: Training, strategy: Strategy, *, in_r
 
     FSDP2 has them where the weights are.
     """
-    if strategy.kind in ("fsdp", "hsdp") and "optimizer" in strategy.offload and not in_ram:
+    half = strategy.half
+    if half.sharded_by == "fsdp2" and "optimizer" in strategy.offload and not in_ram:
         return 0
     numbers, width = share.num_trained(training), weight_width(training, strategy)
-    parts = trained_shards(training, strategy) if strategy.kind in (*SHARDED, "zero-2") else 1
-    wide = max(width, BYTES[training.stack.reduces]) if strategy.kind.startswith("zero") else width
-    # zero-1: they are summed up beside what the last micro-batch leaves
-    return _ceil(numbers * (wide + (width if strategy.kind == "zero-1" and wide > width else 0)), parts)
+    parts = trained_shards(training, strategy) if half.parts in ("gradients", "weights") else 1
+    wide = max(width, BYTES[training.stack.reduces]) if half.sharded_by == "deepspeed" else width
+    # DeepSpeed's stage 1 sums them up beside the gradients of the last micro-batch
+    return _ceil(numbers * (wide + (width if half.parts == "states" and wide > width else 0)), parts)
 
 
 def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_ram: bool = False) -> int:
@@ -256,7 +233,7 @@ def optimizer_bytes(share: Share, training: Training, strategy: Strategy, *, in_
     numbers, stored = share.num_trained(training), BYTES[training.parameters]
     if strategy.on_disk:
         return DISK_BUFFERS * FP32 * min(DISK_GROUP, _ceil(numbers, parts))
-    master = stored if strategy.kind.startswith("zero") else 0
+    master = stored if strategy.half.sharded_by == "deepspeed" else 0
     paged = 0 if in_ram or training.optimizer != "paged-adamw-8bit" else share.num_paged(training)
     return _ceil(int((numbers - paged) * state_width(training) + numbers * master), parts)
 
@@ -278,15 +255,6 @@ def offloaded_bytes(share: Share, training: Training, strategy: Strategy) -> int
 def state_width(training: Training) -> float:
     """Bytes of the optimizer's states for each trained number, wherever they lie."""
     return 2 * BYTES[training.parameters] if training.optimizer == "adamw" else ADAM8_BYTES
-
-
-def outer_bytes(share: Share, training: Training, strategy: Strategy) -> int:
-    """local-sgd: the weights of the last exchange, as they are, and the outer momentum in fp32 at least.
-
-    They lie in the machine's memory, on the first rank of every host (worker/strategy/outer).
-    """
-    width = BYTES[training.parameters]
-    return (width + max(FP32, width)) * share.num_trained(training) if strategy.kind == "local-sgd" else 0
 
 
 def _ceil(number: int, parts: int) -> int:

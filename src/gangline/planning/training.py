@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gangline.strategies.base import PlanHalf
+from gangline.strategies.table import plan_half
+
 Number = Literal["bf16", "fp16", "fp32", "fp64"]
 BYTES: dict[Number, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 Method = Literal["full", "lora", "qlora"]
 Bits = Literal[4, 8]
 OptimizerKind = Literal["adamw", "adamw-8bit", "paged-adamw-8bit"]
 Payload = Literal["int8", "bf16", "fp32"]
-Kind = Literal["single", "ddp", "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "tp", "pipeline", "local-sgd"]
-
-
 Part = Literal["norm", "rope", "mlp", "activation"]
 
 
@@ -134,7 +134,8 @@ class Training:
 class Strategy:
     """How ranks share the work."""
 
-    kind: Kind
+    kind: str
+    """A row of `strategies.table.STRATEGIES`."""
     world_size: int
     shard_size: int = 1
     """Ranks that hold one copy of the sharded state together: the world for fsdp and zero, a part of it for hsdp and
@@ -149,7 +150,7 @@ class Strategy:
     payload: Payload = "fp32"
     """local-sgd: what changes of weights are rounded to on the wire."""
     asked: bool = False
-    """local-sgd, zero: whether the job asks for it. It is taken for no other reason."""
+    """Whether the job asks for it: some are taken for no other reason (`Capabilities.asked_only`)."""
     offload: tuple[Literal["optimizer", "parameters"], ...] = ()
     """zero, fsdp, hsdp: what of it lies in the machine's memory, not on the card."""
     on_disk: bool = False
@@ -158,6 +159,11 @@ class Strategy:
     """fsdp: whether a layer's weights are given up after forward and gathered again for backward."""
     eager: bool = False
     """pipeline: see `runs.schedule.ahead`."""
+
+    @property
+    def half(self) -> PlanHalf:
+        """The plan half of its kind."""
+        return plan_half(self.kind)
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gangline.runs.deal import split_whole
 from gangline.runs.rows import rows_left, rows_of
 from gangline.runs.versions import load_record, write_record
+from gangline.strategies.table import DEFAULT, plan_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +47,8 @@ class Gang:
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 1800.0
     """How long a rank waits in an exchange: others may load or save. Who hangs is found earlier, by the supervisor."""
-    strategy: Literal["ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "ddp"
-    """fsdp, zero: the model, or some of its state, in parts over all ranks; hsdp: over those of each host. tp: its
-    layers cut by columns and rows over the ranks of each host. pipeline: some consecutive layers on each rank.
-    local-sgd: with the numbers of `Job.strategy`."""
+    strategy: str = DEFAULT
+    """A row of `strategies.table.STRATEGIES`."""
     stages: tuple[int, ...] = ()
     """pipeline: layers of each rank, in order; those of each pipeline sum to the model's depth."""
     replicas: int = 1
@@ -82,9 +81,10 @@ class Gang:
     @property
     def crews(self) -> tuple[int, ...]:
         """By rank: equal numbers for those that do the same micro-batches. A pipeline is one crew, under tp a host."""
-        if self.strategy == "pipeline":
+        layers = plan_half(self.strategy).layers
+        if layers == "staged":
             return tuple(number for number, row in enumerate(self.rows) for _ in row)
-        if self.strategy == "tp":
+        if layers == "sliced":
             return tuple(self.hosts.index(rank.host) for rank in self.ranks)
         return tuple(range(self.world_size))
 
@@ -107,7 +107,7 @@ class Gang:
         """
         left = [number for number, rank in enumerate(self.ranks) if rank.host in hosts]
         stages, replicas = self.stages, 1
-        if self.strategy == "pipeline":
+        if plan_half(self.strategy).layers == "staged":
             rows = rows_left(stages, [rank.share for rank in self.ranks], left, replicas=self.replicas)
             left, own, stages, replicas = list(rows.ranks), rows.shares, rows.stages, rows.replicas
         else:

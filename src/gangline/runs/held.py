@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from gangline.runs.gang import Gang
 from gangline.runs.rows import rows_of
+from gangline.strategies.table import plan_half
 
 
 def held_by(gang: Gang) -> dict[str, str]:
@@ -18,11 +19,12 @@ def held_by(gang: Gang) -> dict[str, str]:
     Whether adapters are trained under fsdp, which are whole on every rank, is not known here.
     """
     hosts = gang.hosts
-    if len(hosts) == 1 or gang.strategy not in ("fsdp", "hsdp", "pipeline"):
+    half = plan_half(gang.strategy)
+    if len(hosts) == 1 or not half.parts_of_tensors:
         return {}
-    if gang.strategy == "hsdp" and len({gang.num_ranks(host) for host in hosts}) == 1 and gang.num_ranks(hosts[0]) > 1:
+    if half.shards_per_host and len({gang.num_ranks(host) for host in hosts}) == 1 and gang.num_ranks(hosts[0]) > 1:
         return {}
-    if gang.strategy == "pipeline":
+    if half.layers == "staged":
         found = layers_on([rank.host for rank in gang.ranks], gang.stages, replicas=gang.replicas)
         depth = sum(gang.stages) // gang.replicas
         if all(len(layers) == depth for layers in found.values()):

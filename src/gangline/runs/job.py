@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from gangline.runs.decode import build
 from gangline.runs.versions import load_record, write_record
+from gangline.strategies.base import AUTO
 
 SCHEMA_VERSION = 1
-ZERO = ("zero-1", "zero-2", "zero-3")
-"""Strategies that are done by DeepSpeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +171,9 @@ class OuterJob:
 class StrategyJob:
     """How ranks train together."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
-    """auto: what the plan finds best of those that compute what one big machine would. ddp: every rank holds the model.
-    fsdp: it lies in parts over all ranks; hsdp: over those of each host. tp: the ranks of a host compute its layers
-    together, some columns and rows each; across hosts as ddp. pipeline: every rank holds some consecutive layers.
-    zero-1, zero-2, zero-3: DeepSpeed has optimizer states, gradients, weights in parts over all ranks.
-    local-sgd: hosts train apart and exchange what has changed."""
+    kind: str = AUTO
+    """A row of `strategies.table.STRATEGIES`; auto: what the plan finds best of those that compute what one big machine
+    would."""
     replicas: int | None = None
     """pipeline: how many of them there are side by side; None: what the plan finds best."""
     inner_steps: int = 50

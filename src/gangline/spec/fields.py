@@ -133,10 +133,14 @@ class RowOf:
     """The name of a row of a table, a built-in one or a plug-in's."""
 
     table: Table[Any]
+    words: tuple[str, ...] = ()
+    """Words besides names of rows."""
+    without: tuple[str, ...] = ()
+    """Rows that a file cannot name."""
 
     def check(self, name: str) -> str:
         """The name; raises for one that the table lacks."""
-        if name not in self.table:
+        if name in self.without or (name not in self.words and name not in self.table):
             raise PydanticCustomError("unknown_row", "unknown name")
         return name
 
@@ -145,7 +149,11 @@ class RowOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # all that is installed, for messages; `schema.py` takes the plug-ins of this computer out again
-        return {"type": "string", "enum": list(self.table), "x-built-in": list(self.table.built_in)}
+        names, built_in = (
+            [*self.words, *(name for name in names if name not in self.without)]
+            for names in (self.table, self.table.built_in)
+        )
+        return {"type": "string", "enum": names, "x-built-in": built_in}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
@@ -17,22 +16,22 @@ from gangline.runs.job import (
     MethodJob,
     ModelJob,
     OptimizerJob,
-    OuterJob,
     ReportJob,
     ScheduleJob,
     SourceJob,
-    StrategyJob,
 )
 from gangline.spec.failures import resolve_failures
-from gangline.spec.job_words import JobWords, OptimizerWords, StrategyWords
+from gangline.spec.job_words import JobWords, OptimizerWords
 from gangline.spec.mistakes import KeyPath, listed, nearest, quote
-from gangline.spec.offload import check_offload
 from gangline.spec.paths import absolute, what_was_meant
 from gangline.spec.precision import check_precision
 from gangline.spec.report import resolve_report
 from gangline.spec.sources import HUB_NAME, REVISION, resolve_evaluation, resolve_source
+from gangline.spec.strategy import check_strategy, resolve_strategy
 from gangline.spec.validate import Checked
-from gangline.spec.zero import check_zero, resolve_deepspeed
+from gangline.spec.zero import resolve_deepspeed
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import STRATEGIES
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -46,10 +45,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     _check_batch(checked)
     _check_lengths(checked)
     _check_method(checked)
-    _check_strategy(checked)
-    check_zero(checked)
-    check_offload(checked)
-    _check_parts(checked)
+    check_strategy(checked)
     check_precision(checked)
     _check_exchange(checked)
     _check_schedule(checked)
@@ -59,7 +55,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     optimizer = _optimizer(checked)
     failures = resolve_failures(checked)
     report = resolve_report(checked)
-    strategy = _strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
+    strategy = resolve_strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
     checked.document.mistakes.raise_if_any()
     return Job(
         name=words.name or default_name,
@@ -96,13 +92,14 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         report=report,
         max_skipped_steps=words.max_skipped_steps,
         open=_open(words),
-        plugins=_plugins(data, report),
+        plugins=_plugins(data, report, strategy.kind),
     )
 
 
-def _plugins(data: DataJob, report: ReportJob) -> dict[str, str]:
+def _plugins(data: DataJob, report: ReportJob, kind: str) -> dict[str, str]:
     """The packages of all plug-ins that a job names, with their versions."""
-    named = [FORMATS.plugin(data.format), *map(EXPORTERS.plugin, report.exporters)]
+    strategy = None if kind == AUTO else STRATEGIES.plugin(kind)
+    named = [FORMATS.plugin(data.format), *map(EXPORTERS.plugin, report.exporters), strategy]
     return {plugin.package: plugin.version for plugin in named if plugin is not None}
 
 
@@ -191,63 +188,6 @@ def _check_method(checked: Checked[JobWords]) -> None:
         )
 
 
-def _check_strategy(checked: Checked[JobWords]) -> None:
-    strategy = checked.words.strategy
-    if strategy.kind != "pipeline" and "replicas" in strategy.model_fields_set:
-        checked.report(
-            ("strategy", "replicas"),
-            seen=f"replicas, but layers are not dealt out to devices (kind: {strategy.kind})",
-            expected="replicas with kind: pipeline only",
-            fix="add `kind: pipeline`, or delete replicas",
-            reads=(("strategy", "kind"),),
-        )
-    if strategy.kind != "local-sgd":
-        for key in ("inner_steps", "payload", "outer"):
-            if key in strategy.model_fields_set:
-                checked.report(
-                    ("strategy", key),
-                    seen=f"{key}, but gradients are exchanged in every step (kind: {strategy.kind})",
-                    expected=f"{key} with kind: local-sgd only",
-                    fix=f"add `kind: local-sgd`, or delete {key}",
-                    reads=(("strategy", "kind"),),
-                )
-    elif checked.words.method.kind != "full":
-        checked.report(
-            ("strategy", "kind"),
-            seen=f"local-sgd with method: {checked.words.method.kind}",
-            expected="local-sgd with method: full. Adapters are small enough to be exchanged in every step, and the "
-            "product of two means is not the mean of products",
-            fix="delete it, or write `method: full`",
-            reads=(("method", "kind"),),
-        )
-
-
-_PARTS = {"tp": "layers that several devices compute together", "pipeline": "layers on several devices"}
-
-
-def _check_parts(checked: Checked[JobWords]) -> None:
-    """Strategies that keep trained weights in parts have no loss scale, and tp cuts no quantised weights."""
-    words = checked.words
-    if words.strategy.kind == "tp" and words.method.kind == "qlora":
-        checked.report(
-            ("strategy", "kind"),
-            seen="tp with method: qlora",
-            expected="weights that are cut by columns and rows as they are: quantised numbers share their scales",
-            fix="write `strategy: hsdp`, or `method: lora`",
-            reads=(("method", "kind"),),
-        )
-    kind, layers = words.strategy.kind, words.strategy.kind in ("tp", "pipeline")
-    parts = layers or (kind in ("fsdp", "hsdp") and words.method.kind == "full")
-    if parts and words.precision.compute == "fp16":
-        checked.report(
-            ("precision", "compute"),
-            seen=f"fp16 for {_PARTS.get(kind, 'every weight in parts')} (strategy: {kind})",
-            expected="bf16 or fp32: gradients in parts have no loss scale, without which fp16 loses small ones",
-            fix="write `precision: bf16` or `precision: fp32`",
-            reads=(("strategy", "kind"), *(() if layers else (("method", "kind"),))),
-        )
-
-
 def _open(words: JobWords) -> tuple[str, ...]:
     found = ["batch"] if words.batch.about is not None else []
     found += [key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None]
@@ -265,27 +205,8 @@ def _check_exchange(checked: Checked[JobWords]) -> None:
     elif words.precision.parameters == "compute" and words.precision.compute != "fp32":
         seen, expected = "bf16 for gradients that are no wider", "bf16 with trained weights in fp32"
         read = ("precision", "parameters")
-    elif words.strategy.kind == "local-sgd":
-        seen, expected = "a format of gradients, but hosts exchange none (strategy: local-sgd)", "strategy.payload"
-        read = ("strategy", "kind")
-    elif words.strategy.kind == "pipeline" and words.strategy.replicas == 1 and words.method.kind != "full":
-        seen = "a format of gradients, but every adapter has one device, and its gradient stays (replicas: 1)"
-        expected, read = "no format: activations and their gradients travel as they are", ("strategy", "replicas")
     if seen:
         checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
-
-
-def _strategy(words: StrategyWords, *, deepspeed: dict[str, Any]) -> StrategyJob:
-    return StrategyJob(
-        kind=words.kind,
-        replicas=words.replicas,
-        inner_steps=words.inner_steps,
-        payload=words.payload,
-        outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),
-        offload=tuple(words.offload),
-        offload_to=words.offload_to,
-        deepspeed=deepspeed,
-    )
 
 
 def _check_schedule(checked: Checked[JobWords]) -> None:
@@ -431,33 +352,6 @@ def _check_fields(checked: Checked[JobWords]) -> None:
         )
 
 
-def _check_eight_bits(checked: Checked[JobWords]) -> None:
-    """Moments of 8 bits want whole weights, no wider than fp32, whose gradients are exchanged in every step."""
-    words = checked.words
-    kind, strategy = words.optimizer.kind, words.strategy.kind
-    if kind == "adamw":
-        return
-    found: list[tuple[str, str, str, tuple[KeyPath, ...]]] = []
-    if words.precision.compute == "fp64":
-        seen, expected = f"{kind} in a run in fp64", "adamw: moments of 8 bits make fp64 products pointless"
-        found.append((seen, expected, "`precision: fp32`", (("precision", "compute"),)))
-    if strategy == "local-sgd":
-        seen, expected = f"{kind} with strategy: local-sgd", f"{kind} where gradients are exchanged in every step"
-        found.append((seen, expected, "`strategy: ddp`", (("strategy", "kind"),)))
-    elif strategy in ("fsdp", "hsdp") and words.method.kind == "full":
-        seen = f"{kind} for every weight in parts (strategy: {strategy})"
-        expected = "adamw: a block of 256 numbers with one scale would lie on two ranks"
-        read = (("strategy", "kind"), ("method", "kind"))
-        found.append((seen, expected, "`strategy: ddp`, or `method: lora`", read))
-    elif strategy == "tp":
-        seen = f"{kind} for layers that several devices compute together (strategy: tp)"
-        expected = "adamw: a block of 256 numbers with one scale would lie on two ranks"
-        found.append((seen, expected, "`strategy: ddp`", (("strategy", "kind"),)))
-    for seen, expected, other, read_keys in found:
-        fix = f"write `kind: adamw`, or {other}"
-        checked.report(("optimizer", "kind"), seen=seen, expected=expected, fix=fix, reads=read_keys)
-
-
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
     words: OptimizerWords = checked.words.optimizer
     beta1, beta2 = words.betas or (words.beta1, words.beta2)
@@ -470,7 +364,6 @@ def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
                 fix=f"delete {key}",
                 reads=(("optimizer", "betas"),),
             )
-    _check_eight_bits(checked)
     return OptimizerJob(
         kind=words.kind,
         learning_rate=float(words.learning_rate),

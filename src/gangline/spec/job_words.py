@@ -23,6 +23,8 @@ from gangline.spec.fields import (
     Text,
 )
 from gangline.spec.report import ReportWords
+from gangline.strategies.base import AUTO as CHOOSE
+from gangline.strategies.table import ALONE, STRATEGIES
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
@@ -138,17 +140,9 @@ class OuterWords(Section):
 class StrategyWords(Section):
     """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
 
-    kind: Literal["auto", "ddp", "fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline", "local-sgd"] = "auto"
-    """`ddp`: every device holds the model, and gradients are exchanged in every step. `fsdp`: the model lies in parts
-    on all devices, for one that no device holds; its layers travel for every micro-batch, which wants fast links.
-    `hsdp`: the same inside every host, with one copy per host. `tp`: the devices of a host compute every layer
-    together, each some of its columns and rows, which wants the links between the GPUs of one machine; across hosts as
-    `ddp`. `pipeline`: every device holds some of the layers, more where it is faster, and what they compute travels
-    from one to the next, which suits slow links. `zero-1`, `zero-2`, `zero-3`: by DeepSpeed, the optimizer's states lie
-    in parts on all devices, gradients too, weights too. All of these compute what one big machine would. `local-sgd`:
-    every host takes steps of its own, and hosts exchange once in `inner_steps` steps, for links that are too slow for
-    full fine-tuning; other numbers than one big machine. `auto`: `ddp`, `fsdp`, `hsdp` or `pipeline`, whichever the
-    plan finds best, or `tp` where none of the first three fits."""
+    kind: Annotated[str, RowOf(STRATEGIES, words=(CHOOSE,), without=(ALONE,))] = CHOOSE
+    """How the devices share the work: see [strategies](strategies.md). `auto`: what the plan finds best of those that
+    compute what one big machine would."""
     replicas: Annotated[Count | None, AUTO] = None
     """How many pipelines the devices make side by side, each with all layers, for its part of the batch; `auto`: what
     is fastest of that for which memory suffices (pipeline)."""

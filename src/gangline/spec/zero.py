@@ -1,4 +1,4 @@
-"""`strategy: zero-1`, `zero-2` and `zero-3`: what goes with them, and what a configuration file of DeepSpeed says.
+"""`strategy.deepspeed`: what a configuration file of DeepSpeed says beside the job.
 
 gangline sets what its job says. A key of the file that says the same, or `auto` as transformers writes it, is fine; one
 that says something else is refused by its name, and so is what gangline does in another way. The rest is passed on.
@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from gangline.spec.job_words import JobWords
-from gangline.spec.mistakes import KeyPath, quote
+from gangline.spec.mistakes import quote
 from gangline.spec.paths import absolute, what_is_there, what_was_meant
+from gangline.spec.strategy import keys_of
 from gangline.spec.validate import Checked
+from gangline.strategies.table import plan_half
 
-KEY: KeyPath = ("strategy", "deepspeed")
+KEY = ("strategy", "deepspeed")
+STAGES = {"states": 1, "gradients": 2, "weights": 3}
+"""What lies in parts -> DeepSpeed's number for it."""
 AUTO = "auto"
-OURS = (("offload", "fsdp"), ("offload", "hsdp"))
-"""Words that are not of DeepSpeed alone: `spec.offload` has their rules."""
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -54,79 +56,10 @@ ELSEWHERE = {
 """Keys of the file whose work gangline does in another way, or not at all: what to do instead."""
 
 
-def check_zero(checked: Checked[JobWords]) -> None:
-    """The rules between `strategy` and what else the job says."""
-    words, strategy = checked.words, checked.words.strategy
-    is_zero = strategy.kind.startswith("zero")
-    for key in ("offload", "offload_to", "deepspeed"):
-        if key in strategy.model_fields_set and not is_zero and (key, strategy.kind) not in OURS:
-            also = "fsdp, hsdp, " if key == "offload" else ""
-            checked.report(
-                ("strategy", key),
-                seen=f"{key} with kind: {strategy.kind}",
-                expected=f"{key} with kind: {also}zero-1, zero-2 or zero-3 only",
-                fix=f"write `kind: {'fsdp' if also else 'zero-3'}`, or delete {key}",
-                reads=(("strategy", "kind"),),
-            )
-    if not is_zero:
-        return
-    if "parameters" in strategy.offload and (strategy.kind != "zero-3" or "optimizer" not in strategy.offload):
-        checked.report(
-            ("strategy", "offload"),
-            seen=f"parameters with kind: {strategy.kind}" if strategy.kind != "zero-3" else "parameters alone",
-            expected="parameters with kind: zero-3, which has them in parts, and beside optimizer",
-            fix="write `offload: optimizer`, or `kind: zero-3` with `offload: [optimizer, parameters]`",
-            reads=(("strategy", "kind"),),
-        )
-    if strategy.offload_to is not None:
-        _check_disk(checked, strategy.offload_to)
-    for path, seen, fix in _unlike(words):
-        checked.report(
-            path,
-            seen=f"{seen} with strategy: {strategy.kind}",
-            expected="full or lora, in fp32, or in bf16 over weights of fp32, with optimizer.kind: adamw",
-            fix=fix,
-            reads=(("strategy", "kind"),),
-        )
-
-
-def _check_disk(checked: Checked[JobWords], folder: str) -> None:
-    strategy = checked.words.strategy
-    if strategy.kind != "zero-3" or strategy.offload != ["optimizer"]:
-        checked.report(
-            ("strategy", "offload_to"),
-            seen=f"kind: {strategy.kind}, offload: [{', '.join(strategy.offload)}]",
-            expected="kind: zero-3 with offload: optimizer, whose states alone can lie on a disk",
-            fix="write `kind: zero-3` and `offload: optimizer`, or delete offload_to",
-            reads=(("strategy", "kind"), ("strategy", "offload")),
-        )
-    if not folder.startswith("/"):
-        checked.report(
-            ("strategy", "offload_to"),
-            seen=quote(folder),
-            expected="a folder that begins with /: it is looked for on every host",
-            fix="write its whole path",
-        )
-
-
-def _unlike(words: JobWords) -> list[tuple[KeyPath, str, str]]:
-    found: list[tuple[KeyPath, str, str]] = []
-    if words.method.kind == "qlora":
-        found.append((("method", "kind"), "qlora", "write `strategy: fsdp`, or `method: lora`"))
-    if words.precision.compute in ("fp16", "fp64"):
-        fix = "write `precision: bf16` or `precision: fp32`"
-        found.append((("precision", "compute"), words.precision.compute, fix))
-    if words.precision.parameters == "compute" and words.precision.compute != "fp32":
-        found.append((("precision", "parameters"), "weights that are bf16 alone", "delete it"))
-    if words.optimizer.kind != "adamw":
-        found.append((("optimizer", "kind"), words.optimizer.kind, "write `kind: adamw`, or `strategy: ddp`"))
-    return found
-
-
 def resolve_deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, Any]:
     """What of the file is passed on to DeepSpeed; {}, with mistakes recorded, where it cannot be read."""
     text = checked.words.strategy.deepspeed
-    if text is None or not checked.words.strategy.kind.startswith("zero"):
+    if text is None or KEY[1] not in keys_of(checked.words.strategy.kind):
         return {}
     base = Path.cwd() if checked.document.from_command_line(KEY) else folder
     path = absolute(text, base)
@@ -196,7 +129,7 @@ class _Reader:
 
     def _zero(self, found: Mapping[str, Any]) -> dict[str, Any]:
         passed: dict[str, Any] = {}
-        stage = int(self._words.strategy.kind.removeprefix("zero-"))
+        stage = STAGES[plan_half(self._words.strategy.kind).parts]
         for key, value in found.items():
             name = f"zero_optimization.{key}"
             if key == "stage":

@@ -1,4 +1,4 @@
-"""DeepSpeed, where a plan needs it: it has to be in the environment of every host before a run is made."""
+"""The package that does a strategy, such as DeepSpeed: it has to be in the environment of every host before a start."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ from gangline.errors import UsageError
 from gangline.inventory.facts import Inventory
 from gangline.planning.plan import Plan
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.job import ZERO
+from gangline.strategies.table import plan_half
 from gangline.sync.lock import load_lock
-
-PACKAGE = "deepspeed"
 
 
 def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
     """Raise UsageError, naming every host whose ranks would not find what does the plan's strategy."""
-    if plan.strategy not in ZERO:
+    package = plan_half(plan.strategy).capabilities.package
+    if not package:
         return
-    locked = [host.name for host in cluster.hosts if host.environment.kind == "locked" and not _is_pinned(host)]
-    bare = [host.name for host in cluster.hosts if host.environment.kind != "locked" and not _has(host, inventory)]
+    locked = [
+        host.name for host in cluster.hosts if host.environment.kind == "locked" and not _is_pinned(host, package)
+    ]
+    bare = [
+        host.name for host in cluster.hosts if host.environment.kind != "locked" and not _has(host, inventory, package)
+    ]
     if locked:
         raise _lacking(
             plan.strategy,
+            package,
             locked,
-            seen=f"their environment is built from a lock without {PACKAGE}: it comes as source alone, and gangline "
+            seen=f"their environment is built from a lock without {package}: it comes as source alone, and gangline "
             "carries wheels",
-            fix="pip wheel --no-deps deepspeed, and a lock of yours with that folder as --find-links and its version; "
-            "or an environment of your own with pip install 'gangline[deepspeed]'; or write strategy: fsdp",
+            fix=f"pip wheel --no-deps {package}, and a lock of yours with that folder as --find-links and its version; "
+            f"or an environment of your own with pip install 'gangline[{package}]'; or write strategy: fsdp",
         )
     if bare:
         raise _lacking(
             plan.strategy,
+            package,
             bare,
-            seen=f"{PACKAGE} is not among the packages of their Python",
-            fix="pip install 'gangline[deepspeed]' into it on each, or write strategy: fsdp",
+            seen=f"{package} is not among the packages of their Python",
+            fix=f"pip install 'gangline[{package}]' into it on each, or write strategy: fsdp",
         )
 
 
-def _lacking(kind: str, hosts: Sequence[str], *, seen: str, fix: str) -> UsageError:
-    return UsageError(
-        f"strategy: {kind} is done by DeepSpeed, which {' '.join(hosts)} would not have", seen=seen, fix=fix
-    )
+def _lacking(kind: str, package: str, hosts: Sequence[str], *, seen: str, fix: str) -> UsageError:
+    return UsageError(f"strategy: {kind} needs {package}, which {' '.join(hosts)} would not have", seen=seen, fix=fix)
 
 
-def _is_pinned(host: Host) -> bool:
-    return any(pin.name == PACKAGE for pin in load_lock(host.environment.path).pins)
+def _is_pinned(host: Host, package: str) -> bool:
+    return any(pin.name == package for pin in load_lock(host.environment.path).pins)
 
 
-def _has(host: Host, inventory: Inventory) -> bool:
+def _has(host: Host, inventory: Inventory, package: str) -> bool:
     facts = inventory.of(host.name)
     # of a Python that could not be asked nothing is known, and a rank says so
-    return facts is None or facts.python_reason is not None or bool(facts.packages.get(PACKAGE))
+    return facts is None or facts.python_reason is not None or bool(facts.packages.get(package))

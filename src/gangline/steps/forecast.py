@@ -10,20 +10,22 @@ from gangline.errors import DoesNotFit, ModelError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.planning.architecture import Architecture
 from gangline.planning.config import UnknownArchitecture, read_architecture
-from gangline.planning.decision import LEAST_STAGES, SHARING, Verdict, decide
+from gangline.planning.decision import Verdict, decide
 from gangline.planning.instead import Way, ways_out
-from gangline.planning.option import IN_STEP, Option, Question, builds_method, lacking
+from gangline.planning.option import Option, Question, builds_method, lacking
 from gangline.planning.report import fastest_of_fewer, ways_lines
 from gangline.planning.training import GANGLINE, GANGLINE_CPU, Number, Stack, Training
 from gangline.planning.unfit import unpackable
 from gangline.planning.world import World
 from gangline.runs.deal import whole_count
-from gangline.runs.job import ZERO, Job
+from gangline.runs.job import Job
 from gangline.steps.counted import count_architecture
 from gangline.steps.offload import require_cards, require_ram
 from gangline.steps.seams import Means
 from gangline.steps.shape import find_config, shape_unknown
 from gangline.steps.speeds import Speeds
+from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation
+from gangline.strategies.table import plan_half
 
 GUESSED = 0.5
 """A link that may be so far from what is assumed is no ground to refuse a start."""
@@ -94,9 +96,7 @@ def foresee_job(job: Job, world: World, means: Means, *, stack: Stack = GANGLINE
     trained in fp16, and as `require_cards` and `require_ram` do.
     """
     _require_formats(job, world)
-    _require_own_cards(job, world)
-    _require_slots(job, world)
-    _require_rows(job, len(world.seats))
+    _require_ranks(job, world)
     require_cards(job, world)
     outlook = dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
     require_ram(outlook.runnable)
@@ -115,7 +115,7 @@ def _foreseen(job: Job, world: World, means: Means, *, stack: Stack) -> Outlook:
         architecture = _architecture(config, means)
     except ModelError as error:
         return _unknown(error)
-    _require_layers(job, architecture, num_ranks=len(world.seats))
+    _require_layers(job, architecture.num_layers, num_ranks=len(world.seats))
     speeds = Speeds(architecture=architecture, home=means.home)
     question = Question(
         architecture=architecture,
@@ -150,55 +150,31 @@ def _require_formats(job: Job, world: World) -> None:
     )
 
 
-def _require_own_cards(job: Job, world: World) -> None:
-    """Ranks that share a GPU exchange gradients over gloo, and no weights, states or activations."""
-    kind = job.strategy.kind
-    alone = kind == "tp" and len(world.hosts) == len(world.seats)  # one rank on each host has all of every layer
-    if not world.crowded or kind in (*SHARING, "auto") or alone:
+def _require_ranks(job: Job, world: World) -> None:
+    """The strategy that the job asks for can be done by these ranks."""
+    half = _half_of(job)
+    if half is None:
         return
-    raise UsageError(
-        f"strategy: {kind} wants a GPU for every rank",
-        seen=f"more ranks than GPUs on {', '.join(world.crowded[:8])}; ranks that share one exchange gradients alone",
-        fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
-    )
+    ranks = {host: len(world.seats_of(host)) for host in world.hosts}
+    asked = Asked(method=job.method.kind, offload=job.strategy.offload, replicas=job.strategy.replicas)
+    _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
 
 
-def _require_slots(job: Job, world: World) -> None:
-    """Under tp a rank has the part of all layers that its place on the host says."""
-    counts = {host: len(world.seats_of(host)) for host in world.hosts}
-    if job.strategy.kind != "tp" or len(set(counts.values())) == 1:
-        return
-    raise UsageError(
-        "strategy: tp wants as many ranks on every host",
-        seen=", ".join(f"{count} on {host}" for host, count in list(counts.items())[:8]),
-        fix="set slots of every host to the same number, or write strategy: fsdp",
-    )
+def _require_layers(job: Job, num_layers: int | None, *, num_ranks: int, unknown: str = "") -> None:
+    """There are layers for all ranks; unknown: why nobody knows how many there are."""
+    half = _half_of(job)
+    if half is not None:
+        found = half.layer_violation(num_layers, replicas=job.strategy.replicas, num_ranks=num_ranks)
+        _refuse(found, seen=unknown)
 
 
-def _require_rows(job: Job, num_ranks: int) -> None:
-    """Pipelines have as many ranks each; of one rank they would be copies of the model."""
-    replicas = job.strategy.replicas or 1
-    if job.strategy.kind != "pipeline" or replicas == 1:
-        return
-    if num_ranks % replicas or num_ranks // replicas < LEAST_STAGES:
-        counts = [str(n) for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0]
-        raise UsageError(
-            f"strategy.replicas: {num_ranks} ranks do not make {replicas} pipelines",
-            seen=f"expected as many ranks in each, {LEAST_STAGES} or more",
-            fix=f"write replicas: {' or '.join(counts) or '1'} (or auto), or change the hosts or their slots",
-        )
+def _half_of(job: Job) -> PlanHalf | None:
+    return None if job.strategy.kind == AUTO else plan_half(job.strategy.kind)
 
 
-def _require_layers(job: Job, architecture: Architecture, *, num_ranks: int) -> None:
-    depth, asked = architecture.num_layers, job.strategy.replicas
-    sizes = [num_ranks // n for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0] or [num_ranks]
-    if job.strategy.kind != "pipeline" or (num_ranks // asked if asked else min(sizes)) <= depth:
-        return
-    raise UsageError(
-        "strategy: pipeline needs a layer for every rank",
-        seen=f"{num_ranks} ranks{f' in {asked} pipelines' if (asked or 1) > 1 else ''}, and a model of {depth} layers",
-        fix=f"use fewer hosts or slots, {depth} ranks of a pipeline at the most, or another strategy",
-    )
+def _refuse(violation: Violation | None, *, seen: str = "") -> None:
+    if violation is not None:
+        raise UsageError(violation.what, seen=seen or violation.seen, fix=violation.fix)
 
 
 def _architecture(config: dict[str, Any], means: Means) -> Architecture:
@@ -263,7 +239,7 @@ def require_startable(job: Job, outlook: Outlook) -> None:
     """
     verdict = outlook.verdict
     if verdict is None:
-        _require_shape(job, outlook)
+        _require_layers(job, None, num_ranks=outlook.num_ranks, unknown=outlook.unknown)
         return
     _require_method(verdict.question)
     _require_bf16(verdict)
@@ -272,42 +248,18 @@ def require_startable(job: Job, outlook: Outlook) -> None:
         _refuse_size(verdict)
     if all(seat.weight is None for seat in verdict.world.seats):
         _refuse_slowness(verdict)
-    if job.strategy.kind == "auto":
+    if job.strategy.kind == AUTO:
         _refuse_price(verdict)
-
-
-def _require_shape(job: Job, outlook: Outlook) -> None:
-    """Layers have to be known to be cut."""
-    if job.strategy.kind != "pipeline" or outlook.num_ranks == 1:
-        return
-    raise UsageError(
-        "strategy: pipeline needs to know the layers of the model, of which every rank gets some",
-        seen=outlook.unknown,
-        fix="put the model's config.json into a folder, and name it: model: FOLDER; or write another strategy",
-    )
 
 
 def _require_way(verdict: Verdict) -> None:
     """The strategy that the job asks for goes with what else it asks for."""
     asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
-    if asked == "auto" or option is None or any(each.is_built for each in verdict.by_kind):
+    if asked == AUTO or option is None or any(each.is_built for each in verdict.by_kind):
         return
     missing = lacking(option.strategy, option.training, option.architecture)
-    seen, fix = f"strategy: {asked} for method: {option.training.method}", "write another strategy"
-    if asked == "tp":
-        seen = "the ranks of a host would compute every layer together, each some of its heads, columns and rows"
-        fix = "write strategy: hsdp (or fsdp), or set slots of every host to another number"
-    if asked == "pipeline":
-        seen = "every stage would begin with the hidden states of the one before it, in place of embeddings"
-        fix = "write strategy: fsdp, or ddp where every device holds the model"
-    if " in fp16" in missing:
-        seen = "products in fp16, and gradients in parts have no loss scale, without which small ones are lost"
-        fix = "write precision: fp32, or strategy: ddp if a device holds the model"
-    raise UsageError(
-        f"strategy: gangline train cannot do {missing}",
-        seen=seen,
-        fix=fix,
-    )
+    assert missing is not None  # the job asks for it
+    raise UsageError(f"strategy: gangline train cannot do {missing.what}", seen=missing.seen, fix=missing.fix)
 
 
 def _require_method(question: Question) -> None:
@@ -346,12 +298,12 @@ def _refuse_size(verdict: Verdict) -> None:
     if built is None:
         return
     need = built.tightest
-    cut = built.strategy.kind == "pipeline"  # for this memory: without an option nobody knows how
+    cut = built.strategy.half.layers == "staged"  # for this memory: without an option nobody knows how
     if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
     better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do"
-    if better and verdict.best is not None and verdict.best.strategy.kind in ZERO:
-        better = f"; strategy: {verdict.best.strategy.kind} would fit, by DeepSpeed"
+    if better and verdict.best is not None and (package := verdict.best.strategy.half.capabilities.package):
+        better = f"; strategy: {verdict.best.strategy.kind} would fit, by {package}"
     elif better:
         kind = verdict.question.training.optimizer
         better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
@@ -387,7 +339,7 @@ def _refuse_slowness(verdict: Verdict) -> None:
 def _refuse_price(verdict: Verdict) -> None:
     """Weights that travel for every micro-batch may cost most of a step: whoever wants that has to say so."""
     option = verdict.runnable
-    if option is None or option.time is None or option.strategy.kind not in IN_STEP:
+    if option is None or option.time is None or not option.strategy.half.lockstep:
         return
     waiting = option.time.exposed_s / option.time.total_s
     if waiting <= DEAR:
@@ -414,7 +366,7 @@ def _apart(verdict: Verdict, fewer: Option) -> str:
     for option in verdict.by_kind:
         if not option.is_exact and not option.is_built and option.may_fit and option.seconds < fewer.seconds:
             return (
-                f"; strategy: local-sgd would take about {option.seconds:.3g} s a step on all of them, with other "
-                "numbers than one big machine"
+                f"; strategy: {option.strategy.kind} would take about {option.seconds:.3g} s a step on all of them, "
+                "with other numbers than one big machine"
             )
     return ""

@@ -25,6 +25,7 @@ from gangline.steps.look import Sight, Wish, look
 from gangline.steps.machines import world_of
 from gangline.steps.reach import Start, load, load_cluster, reached
 from gangline.steps.seams import REAL, Means, Seams, Talk
+from gangline.strategies.table import plan_half
 
 ACCESS = Wish(only=("access",), own_worker=False)
 COMPUTE = Wish(only=("access", "versions", "gpus"), anew=False)
@@ -92,14 +93,12 @@ def _task(job: Job, sight: Sight, means: Means) -> Task:
 
 def _require_whole(strategy: str) -> None:
     """Each host is measured alone, so each has to hold the model."""
-    if strategy == "ddp":
+    why = plan_half(strategy).not_alone
+    if not why:
         return
-    seen = "whose hosts train apart and hardly wait for each other"
-    if strategy != "local-sgd":
-        seen = "in which the model lies in parts, and no host can do it alone"
     raise UsageError(
         "bench scaling measures hosts that hold the model and exchange gradients in every step",
-        seen=f"strategy: {strategy}, {seen}",
+        seen=f"strategy: {strategy}, {why}",
         fix="write strategy: ddp to see what that would reach on this network, if the model fits",
     )
 

@@ -6,6 +6,8 @@ from gangline.errors import UsageError
 from gangline.planning.option import Option
 from gangline.planning.world import World
 from gangline.runs.job import Job
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import plan_half
 from gangline.units import format_bytes
 
 MOST = 0.9
@@ -13,11 +15,9 @@ MOST = 0.9
 
 
 def require_cards(job: Job, world: World) -> None:
-    """Raise UsageError where an offload would move nothing: there is no card (fsdp, hsdp), or no part."""
-    asked = bool(job.strategy.offload) or job.strategy.offload_to is not None
-    if asked and len(world.seats) == 1:
-        raise _no_parts(job)
-    parts = asked and job.strategy.kind in ("fsdp", "hsdp")
+    """Raise UsageError where an offload would move nothing: there is no card (fsdp, hsdp)."""
+    asked = bool(job.strategy.offload) and job.strategy.kind != AUTO
+    parts = asked and plan_half(job.strategy.kind).sharded_by == "fsdp2"
     if not parts and not job.activation_offloading:
         return
     key = "strategy.offload" if parts else "activation_offloading"
@@ -27,15 +27,6 @@ def require_cards(job: Job, world: World) -> None:
             seen="no rank has a GPU, so all of it is there already",
             fix=f"delete {key}",
         )
-
-
-def _no_parts(job: Job) -> UsageError:
-    key = "offload" if job.strategy.offload_to is None else "offload_to"
-    return UsageError(
-        f"strategy.{key}: one rank has no parts",
-        seen=f"one rank, and strategy: {job.strategy.kind}, which moves parts of what several ranks have",
-        fix="use two ranks or more; activation_offloading, method: qlora or a smaller micro_batch take less on one",
-    )
 
 
 def require_ram(option: Option | None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from gangline.errors import ModelError
 from gangline.planning.option import Option, builds_method
 from gangline.planning.report import name
-from gangline.planning.shares import rows_named
 from gangline.runs.job import Job
 from gangline.steps.counted import ask_trace
 from gangline.steps.foretell import Foretold
@@ -69,16 +68,10 @@ def trace(foretold: Foretold, means: Means) -> list[Traced]:
             seen="activation_offloading: true; a trace has no cards that anything could be moved from",
             fix="trace it with activation_offloading=false, or plan without --trace",
         )
-    if any(option.strategy.kind == "tp" for option in finalists):
+    if any(option.strategy.half.layers != "all" for option in finalists):
         raise ModelError(
-            "what a rank of a host holds under tp cannot be traced",
-            seen=f"{name(finalists[0].strategy)}; a trace is of a rank with whole layers",
-            fix="trace it with strategy=ddp, or plan without --trace",
-        )
-    if any(option.strategy.kind == "pipeline" for option in finalists):
-        raise ModelError(
-            "what a rank of a pipeline holds cannot be traced",
-            seen=f"pipeline {rows_named(finalists[0].strategy.rows)}; a trace is of a rank with all layers",
+            f"a rank of {finalists[0].strategy.kind} cannot be traced",
+            seen=f"{name(finalists[0].strategy)}; a trace is of a rank with all layers, and all of each",
             fix="trace it with strategy=ddp, or plan without --trace",
         )
     means.talk.tick("running the trainer's code on tensors without data")

@@ -19,18 +19,16 @@ from gangline.remote.transport import Transport
 from gangline.runs.checkpoints import Choice
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
-from gangline.runs.job import ZERO, FailureJob, Job
+from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.versions import load_if_there, load_record, write_record
+from gangline.strategies.table import plan_half
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
 from gangline.sync.place import carry_history, place_gang
 from gangline.sync.trees import Spot
 
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
-PASSED_ON = ("ddp", "local-sgd", *ZERO)
-"""Strategies whose ranks have all of the state, or take their part of it as it comes; under others a rank may have a
-part of it, or that of some layers."""
 REST_S = 600.0
 """How long guards rest between two attempts: longer than anybody waits for a host."""
 
@@ -133,7 +131,7 @@ def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...
     has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
     holders = {source.host for source in choice.sources} & set(hosts)
-    passed_on = gang.strategy in PASSED_ON and holders and not choice.held
+    passed_on = plan_half(gang.strategy).passes_state and holders and not choice.held
     return tuple(host for host in hosts if host not in holders) if passed_on else ()
 
 

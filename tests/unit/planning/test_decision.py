@@ -16,12 +16,12 @@ from gangline.planning.decision import AS_FAST, Verdict, decide, drafts_of_kinds
 from gangline.planning.figures import verdict_json
 from gangline.planning.instead import ways_out
 from gangline.planning.memory import rank_memory
-from gangline.planning.option import IN_STEP, Bench, Compute, Option, Question, lacking, weigh
+from gangline.planning.option import Bench, Compute, Option, Question, lacking, weigh
 from gangline.planning.overheads import CPU
 from gangline.planning.report import Length, report, slower_than_alone, ways_lines
 from gangline.planning.saves import Saving
 from gangline.planning.speed import ComputeModel
-from gangline.planning.training import Kind, Strategy, Training
+from gangline.planning.training import Strategy, Training
 from gangline.planning.world import Seat, World, link
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
@@ -84,7 +84,7 @@ def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -
     assert verdict.best.strategy.kind == "pipeline"
     assert verdict.runnable is not None
     assert verdict.runnable.strategy.kind == "fsdp"
-    assert "cannot do pipeline in fp16 yet" in "\n".join(report(verdict, Length(None)))
+    assert "cannot do pipeline with precision: fp16 yet" in "\n".join(report(verdict, Length(None)))
 
 
 def test_what_only_the_optimizer_stands_against_is_said_by_its_name() -> None:
@@ -92,8 +92,8 @@ def test_what_only_the_optimizer_stands_against_is_said_by_its_name() -> None:
     verdict = decide(job, world("4xrtx4090"))
     assert verdict.best is not None
     assert not verdict.best.is_built
-    said = f"cannot do {verdict.best.strategy.kind} with optimizer.kind: adamw-8bit yet"
-    assert said in "\n".join(report(verdict, Length(None)))
+    said = f"cannot do {verdict.best.strategy.kind} with optimizer: adamw-8bit and method: full yet"
+    assert said in "\n".join(report(verdict, Length(None), width=400))
 
 
 def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
@@ -176,7 +176,9 @@ def test_a_pipeline_of_a_model_that_cannot_be_entered_is_shown_and_not_taken() -
         assert (verdict.best.strategy.kind, verdict.best.is_built) == ("pipeline", False)
         assert verdict.runnable is None or verdict.runnable.strategy.kind != "pipeline"
         lines = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
-        assert f"cannot do {lacking(verdict.best.strategy, other.training, other.architecture)}" in lines
+        missing = lacking(verdict.best.strategy, other.training, other.architecture)
+        assert missing is not None
+        assert f"cannot do {missing.what}" in lines
 
 
 def test_ranks_that_share_a_gpu_are_weighed_with_what_they_can_do() -> None:
@@ -512,7 +514,7 @@ def test_ranks_with_equal_shares_get_a_batch_that_has_as_many_for_each() -> None
     job = dataclasses.replace(job, open=("batch",))
     verdict = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
     assert verdict.best is not None
-    assert verdict.best.strategy.kind in IN_STEP
+    assert verdict.best.strategy.half.lockstep
     assert verdict.question.batch == 64
     assert set(verdict.best.shares) == {4}
 
@@ -641,7 +643,7 @@ def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() ->
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
-def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: Kind) -> None:
+def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: str) -> None:
     """All state of a rank: weights, gradients and two moments in fp32. Adapters and their states stay."""
     cards = with_memory(world("2xa100-80gb,2xa100-80gb", wire="hdr"), 80, 80, 80, 80)
     both: tuple[Literal["optimizer", "parameters"], ...] = ("optimizer", "parameters")
@@ -667,12 +669,14 @@ def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: Kind
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"method": "qlora"}, "zero-3 with weights of 4 bits"),
-        ({"method": "lora", "compute": "fp16"}, "zero-3 in fp16"),
-        ({"method": "full", "parameters": "bf16"}, "zero-3 without weights of fp32"),
+        ({"method": "qlora"}, "zero-3 with method: qlora"),
+        ({"method": "lora", "compute": "fp16"}, "zero-3 with precision: fp16"),
+        ({"method": "full", "parameters": "bf16"}, "zero-3 with precision.parameters: compute"),
     ],
 )
 def test_what_deepspeed_does_not_do_is_not_planned(words: dict[str, str], said: str) -> None:
     job = question(**words)  # type: ignore[arg-type]
     way = Strategy(kind="zero-3", world_size=2, shard_size=2, asked=True)
-    assert lacking(way, job.training, job.architecture) == said
+    missing = lacking(way, job.training, job.architecture)
+    assert missing is not None
+    assert missing.what == said

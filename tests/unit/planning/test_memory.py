@@ -7,10 +7,10 @@ import pytest
 
 from gangline.errors import ModelError
 from gangline.planning.config import read_architecture
-from gangline.planning.instants import EXCHANGED_NUMBERS
 from gangline.planning.memory import rank_memory
 from gangline.planning.overheads import CPU, CUDA, Spread
 from gangline.planning.training import GANGLINE, HF_PURE, STACKS, Strategy, Training
+from gangline.strategies.local_sgd.plan import EXCHANGED_NUMBERS
 from tests.unit.planning.published import PUBLISHED
 
 GIB = 2**30

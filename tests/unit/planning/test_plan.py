@@ -10,11 +10,11 @@ import pytest
 from gangline.planning.explain import explain
 from gangline.planning.option import weigh
 from gangline.planning.plan import DataCount, Plan, make_plan
-from gangline.planning.room import pipeline
 from gangline.planning.shares import rows_named, stages_named
 from gangline.planning.training import Strategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
+from gangline.strategies.pipeline.plan import pipeline
 from tests.unit.planning.worlds import question, world
 
 JOB = Job(

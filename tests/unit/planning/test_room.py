@@ -9,9 +9,10 @@ import pytest
 
 from gangline.planning.memory import rank_memory
 from gangline.planning.overheads import CUDA
-from gangline.planning.room import Room, most_that, pipeline
+from gangline.planning.room import Room
 from gangline.planning.training import Strategy, Training
 from gangline.planning.world import Seat, imagine
+from gangline.strategies.pipeline.plan import cut_layers, most_that, pipeline
 from tests.unit.planning.worlds import model
 
 MODELS = ("meta-llama/Llama-3.2-1B", "zai-org/GLM-4.5-Air", "Qwen/Qwen2.5-0.5B")
@@ -86,7 +87,7 @@ def test_the_tightest_ranks_tell_what_all_would_have_told(seed: int) -> None:
 def test_stages_are_within_memory_where_any_are(seed: int) -> None:
     dice = random.Random(seed)
     room = Room(architecture=model("meta-llama/Llama-3.2-1B"), training=training(micro_batch=4), seats=seats(dice))
-    found = room.stages([dice.uniform(0.5, 2.0) for _ in room.seats])
+    found = cut_layers(room, [dice.uniform(0.5, 2.0) for _ in room.seats])
     assert found is not None
     assert sum(found) == 16
     assert min(found) >= 1
@@ -101,9 +102,9 @@ def test_every_pipeline_is_cut_by_its_own_machines() -> None:
     machines = imagine("rtx4090,rtx3060,rtx3060,rtx3060")
     room = Room(architecture=architecture, training=ask, seats=machines)
     one = Room(architecture=architecture, training=ask, seats=machines[:2])
-    unlike, alike = one.stages((1.0, 3.0)), (8, 8)
-    assert room.stages((1.0, 3.0, 3.0, 3.0), replicas=2) == (*(unlike or ()), *alike)
-    assert room.stages((1.0,) * 4) == (4, 4, 4, 4)
+    unlike, alike = cut_layers(one, (1.0, 3.0)), (8, 8)
+    assert cut_layers(room, (1.0, 3.0, 3.0, 3.0), replicas=2) == (*(unlike or ()), *alike)
+    assert cut_layers(room, (1.0,) * 4) == (4, 4, 4, 4)
 
 
 @pytest.mark.parametrize("high", [0, 1, 7, 40])

@@ -12,11 +12,11 @@ from gangline.planning.links import Fabric, LinkModel
 from gangline.planning.memory import rank_memory
 from gangline.planning.option import Bench, lacking
 from gangline.planning.overheads import CUDA
-from gangline.planning.slices import sliced, unsliceable
 from gangline.planning.speed import ComputeModel, RankWork, step_time
 from gangline.planning.traffic import Exchange, traffic, wire_bytes
 from gangline.planning.training import Strategy, Training
 from gangline.runs.job import StrategyJob
+from gangline.strategies.tensor_parallel.plan import sliced, unsliceable
 from tests.unit.planning.published import config
 from tests.unit.planning.worlds import model, question, with_memory, world
 
@@ -69,11 +69,16 @@ def test_what_cannot_be_cut_is_named(data: dict[str, object], parts: int, why: s
 
 
 def test_what_train_cannot_do_under_tp_is_named() -> None:
-    assert lacking(TP, LORA, LLAMA) == ""
-    assert lacking(TP, dataclasses.replace(LORA, method="qlora"), LLAMA) == "tp with weights of 4 bits"
-    assert lacking(TP, dataclasses.replace(LORA, compute="fp16"), LLAMA) == "tp in fp16"
+    assert lacking(TP, LORA, LLAMA) is None
+    for changes, what in (
+        ({"method": "qlora"}, "tp with method: qlora"),
+        ({"compute": "fp16"}, "tp with precision: fp16"),
+    ):
+        missing = lacking(TP, dataclasses.replace(LORA, **changes), LLAMA)
+        assert missing is not None
+        assert missing.what == what
     sixteen = dataclasses.replace(TP, shard_size=16)
-    assert "8 key-value heads, which 16 ranks" in lacking(sixteen, LORA, LLAMA)
+    assert "8 key-value heads, which 16 ranks" in str(lacking(sixteen, LORA, LLAMA))
 
 
 def test_a_rank_of_eight_needs_an_eighth_of_the_layers_and_the_tables() -> None:

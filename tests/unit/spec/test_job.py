@@ -169,7 +169,11 @@ def test_what_is_in_parts_and_layers_inputs_may_lie_in_the_machines_memory(folde
     ("words", "key", "fix"),
     [
         (["strategy.kind=fsdp", "strategy.offload=parameters", "method=full"], "strategy.offload", "[optimizer, param"),
-        (["strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=lora"], "strategy.offload", "stay"),
+        (
+            ["strategy.kind=hsdp", "strategy.offload=[optimizer, parameters]", "method=lora"],
+            "strategy.offload",
+            "lie together",
+        ),
         (["activation_offloading=true"], "activation_offloading", "add `activation_checkpointing: true`"),
         (["activation_offloading=true", "activation_checkpointing=auto"], "activation_offloading", "add `activation_"),
         (
@@ -194,11 +198,11 @@ def test_frozen_weights_have_4_or_8_bits(folder):
 def test_layers_that_devices_compute_together_are_neither_in_fp16_nor_in_4_bits_nor_have_moments_of_8(folder):
     for method in ("full", "lora"):
         assert load(folder, MINIMAL, "strategy=tp", f"method={method}").strategy == StrategyJob(kind="tp")
-        with pytest.raises(SpecError, match="layers that several devices compute together"):
+        with pytest.raises(SpecError, match="precision: fp16 with strategy: tp; expected bf16"):
             load(folder, MINIMAL, "strategy=tp", "precision=fp16", f"method={method}")
-        with pytest.raises(SpecError, match="adamw-8bit for layers that several devices compute together"):
+        with pytest.raises(SpecError, match="optimizer: adamw-8bit with strategy: tp; expected adamw"):
             load(folder, MINIMAL, "strategy=tp", "optimizer=adamw-8bit", f"method={method}")
-    with pytest.raises(SpecError, match="tp with method: qlora"):
+    with pytest.raises(SpecError, match="method: qlora with strategy: tp"):
         load(folder, MINIMAL, "strategy=tp", "method=qlora")
 
 
@@ -217,8 +221,8 @@ def test_moments_may_have_8_bits_where_weights_are_whole_and_gradients_are_excha
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("strategy=fsdp", "every weight in parts"),
-        ("strategy=hsdp", "every weight in parts"),
+        ("strategy=fsdp", "strategy: fsdp and method: full"),
+        ("strategy=hsdp", "strategy: hsdp and method: full"),
         ("strategy=local-sgd", "exchanged in every step"),
         ("precision=fp64", "fp64 products pointless"),
     ],
@@ -415,7 +419,7 @@ def test_gradients_in_bf16_where_that_would_do_nothing_are_refused(folder, words
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_adapters_are_exchanged_in_every_step(folder, method):
     text = refused(folder, MINIMAL + "strategy: local-sgd\n", f"method={method}")
-    assert f"local-sgd with method: {method}" in text
+    assert f"method: {method} with strategy: local-sgd" in text
     assert "the product of two means is not the mean of products" in text
 
 

@@ -33,7 +33,7 @@ def test_where_every_host_has_it_nothing_is_said() -> None:
 
 
 def test_whoever_lacks_it_is_named_with_the_extra_to_install() -> None:
-    with pytest.raises(UsageError, match=r"zero-2 is done by DeepSpeed, which pc2 would not have") as caught:
+    with pytest.raises(UsageError, match=r"zero-2 needs deepspeed, which pc2 would not have") as caught:
         require_engine(plan("zero-2"), PAIR, seen("pc1"))
     assert "gangline[deepspeed]" in str(caught.value)
 

@@ -268,11 +268,11 @@ def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Means) -> Non
     assert foresee_job(full, two, means).runnable is not None  # its head is its embedding table
     for method in ("lora", "qlora"):
         half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
-        with pytest.raises(UsageError, match="cannot do pipeline in fp16") as caught:
+        with pytest.raises(UsageError, match="cannot do pipeline with precision: fp16") as caught:
             require_startable(half, foresee_job(half, two, means))
         assert "precision: fp32" in caught.value.fix
     parts = dataclasses.replace(full, strategy=StrategyJob(kind="fsdp"), precision="fp16")
-    with pytest.raises(UsageError, match="cannot do fsdp in fp16 with every weight"):
+    with pytest.raises(UsageError, match="cannot do fsdp with precision: fp16 and method: full"):
         require_startable(parts, foresee_job(parts, two, means))
 
 
@@ -338,7 +338,7 @@ def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(means
 def test_where_ranks_share_a_gpu_what_wants_one_for_each_is_refused(means: Means, kind: str, model: str) -> None:
     asked = StrategyJob(kind=kind)  # type: ignore[arg-type]
     job = dataclasses.replace(JOB, strategy=asked, model=ModelJob(path=model))
-    with pytest.raises(UsageError, match=f"strategy: {kind} wants a GPU for every rank") as caught:
+    with pytest.raises(UsageError, match=f"strategy: {kind} needs a GPU for every rank") as caught:
         foresee_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), means)
     assert "more ranks than GPUs on host2;" in caught.value.seen
     assert "set slots of every host to the number of its GPUs" in caught.value.fix
@@ -392,7 +392,7 @@ def test_layers_that_ranks_cannot_have_between_them_are_refused(means: Means) ->
     require_startable(job, outlook)
     assert outlook.runnable is not None
     assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.shard_size) == ("tp", 4)
-    with pytest.raises(UsageError, match="wants as many ranks on every host") as caught:
+    with pytest.raises(UsageError, match="needs equally many ranks on every host") as caught:
         foresee_job(job, world("2xa100-80gb,a100-80gb"), means)
     assert caught.value.seen.startswith("2 on ")
     with pytest.raises(

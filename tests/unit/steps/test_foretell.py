@@ -81,7 +81,7 @@ def test_a_slice_of_layers_is_planned_and_not_traced(world: World) -> None:
     foretold = foretell(start(world, data), WhatIf(hosts="2xrtx4090"), talk=world, seams=world.seams)
     assert "tp 2 x 1" in line(foretold, world, "strategy")
     means = Means(transports={}, home=world.home, talk=world, seams=world.seams)
-    with pytest.raises(ModelError, match="under tp cannot be traced"):
+    with pytest.raises(ModelError, match="a rank of tp cannot be traced"):
         trace(foretold, means)
 
 

@@ -1,0 +1,253 @@
+"""The plan half of FSDP2: weights, gradients and states in parts over all ranks (fsdp), or over those of a host (hsdp).
+
+Sent by every rank, for k micro-batches, P weights and P_t trained ones of b bytes, c = (N-1)/N:
+
+    fsdp    k*c * (2 * P * b + P_t * b)     without resharding: k*c * (P * b + P_t * b)
+    hsdp    inside a host as fsdp, and across 2(M-1)/M * P_t / G * b (M copies of G ranks each)
+
+torch keeps the weights outside layers (embedding, head) between forward and backward whatever `reshard` says; they are
+counted twice all the same, which is 1.3 % too much for Llama-2-7B. Adapters stay whole on every rank: their gradients
+travel once a step. `sharded_traffic` and `sharded_s` are those of zero-3, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gangline.planning.architecture import Layer
+from gangline.planning.lora import layer_adapters
+from gangline.planning.padding import padded_experts
+from gangline.planning.traffic import Exchange, Hides, TrafficQuery, linear_bytes, trained_weights
+from gangline.planning.training import BYTES, Strategy, Training
+from gangline.strategies.base import ADAPTERS, EIGHT_BITS, FULL, Capabilities, Limit, PlanHalf
+
+if TYPE_CHECKING:
+    from gangline.planning.option import Shift
+    from gangline.planning.speed import StepQuery
+    from gangline.runs.job import StrategyJob
+
+LIMITS = (
+    Limit(
+        key="precision.compute",
+        refused=("fp16",),
+        when=FULL,
+        why="gradients in parts have no loss scale, without which fp16 loses small ones",
+        fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
+    ),
+    Limit(
+        key="optimizer.kind",
+        refused=EIGHT_BITS,
+        when=FULL,
+        why="a block of 256 numbers with one scale would lie on two ranks",
+        fix="write `kind: adamw`, or `strategy: ddp`, or `method: lora`",
+    ),
+)
+OFFLOAD = ((("full",), ("optimizer", "parameters")), (ADAPTERS, ("parameters",)))
+
+
+class Fsdp(PlanHalf):
+    """Weights, gradients and states in parts over all ranks."""
+
+    kind = "fsdp"
+    train = "gangline.strategies.fsdp.train:Fsdp"
+    meaning = "weights, gradients and states in parts: weights travel for every micro-batch"
+    guide = (
+        "the model lies in parts on all devices, for one that no device holds; its layers travel for every "
+        "micro-batch, which needs fast links"
+    )
+    capabilities = Capabilities(limits=LIMITS, keys=("offload",), offload=OFFLOAD, min_ranks=1, asked_only="")
+    usual = True
+    parts = "weights"
+    sharded_by = "fsdp2"
+    lockstep = True
+    moves_shares = False
+    passes_state = False
+
+    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """With and without giving up weights after forward; a job that offloads them gives them up."""
+        size, offload = len(shift.world.seats), shift.offload(self.kind)
+        for reshard in (True,) if offload else (True, False):
+            yield Strategy(kind=self.kind, world_size=size, shard_size=size, reshard=reshard, offload=offload)
+
+    def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """Layer by layer; whole adapters once a step."""
+        whole = ask.training.method != "full" and ask.training.stack.whole_adapters
+        yield from sharded_traffic(ask, with_adapters=not whole)
+        yield from self._adapters(ask) if whole else self._between_copies(ask)
+
+    def copy_s(self, exchange: Exchange, strategy: Strategy) -> float:
+        """Of a rank's part to the card before it is gathered, or back after gradients are summed."""
+        from gangline.planning.speed import HOST_LINK_BYTES_PER_S
+
+        moved = exchange.what.startswith("weights") or "optimizer" in strategy.offload
+        cut = exchange.operation in ("all_gather", "reduce_scatter")
+        if "parameters" not in strategy.offload or not (moved and cut):
+            return 0.0
+        return exchange.num_bytes / max(1, exchange.ranks) / HOST_LINK_BYTES_PER_S
+
+    def total_s(self, ask: StepQuery) -> float:
+        """Layer by layer."""
+        return sharded_s(ask)
+
+    def title(self, strategy: Strategy) -> str:
+        """Without resharding weights are kept."""
+        return super().title(strategy) if strategy.reshard else f"{self.kind}, kept"
+
+    def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
+        """Who has a copy."""
+        del num_hosts, rows
+        among = "the ranks of every host have" if self.shards_per_host else f"the {num_ranks} ranks have"
+        off = ", from the machines' memory" if job.offload else ""
+        return f"{among} one copy of the model between them; its layers travel for every micro-batch{off}"
+
+    def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """There is one copy."""
+        del ask
+        return iter(())
+
+    def _adapters(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """Gradients of whole adapters, once a step, when nothing is left to hide them."""
+        yield _summed(ask)
+
+
+class Hsdp(Fsdp):
+    """In parts inside every host, with one copy per host."""
+
+    kind = "hsdp"
+    meaning = "in parts inside a host, a copy per host; gradients travel between hosts"
+    guide = "as fsdp inside every host, with one copy of the model per host"
+    usual = False
+    shards_per_host = True
+
+    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets fsdp."""
+        size, slots = len(shift.world.seats), shift.fabric.slots
+        offload = shift.offload(self.kind)
+        if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
+            yield Strategy(kind=self.kind, world_size=size, shard_size=slots[0], offload=offload)
+        elif shift.question.strategy.kind == self.kind:
+            yield Strategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
+
+    def title(self, strategy: Strategy) -> str:
+        """Ranks of a copy, and how many copies."""
+        return f"{self.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
+
+    def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        shard = trained_weights(ask.architecture, ask.training) * BYTES[ask.kept] / ask.strategy.shard_size
+        yield Exchange(
+            what="gradients between copies",
+            operation="all_reduce",
+            num_bytes=round(shard),
+            times=1,
+            ranks=ask.size // ask.strategy.shard_size,
+            number=ask.kept,
+            among="replicas",
+            hides="last-backward",
+        )
+
+    def _adapters(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """First among the ranks of every host."""
+        summed, inside = _summed(ask), ask.strategy.shard_size
+        part = replace(summed, ranks=inside, among="shard")
+        yield replace(part, operation="reduce_scatter")
+        yield replace(
+            summed,
+            what="gradients between copies",
+            num_bytes=round(summed.num_bytes / inside),
+            ranks=ask.size // inside,
+            among="replicas",
+        )
+        yield replace(part, what="their sums", operation="all_gather")
+
+
+def sharded_traffic(ask: TrafficQuery, *, with_adapters: bool) -> Iterator[Exchange]:
+    """Weights are put together layer by layer, gradients summed into parts, in every micro-batch."""
+    training = ask.training
+    for layer in padded_experts(ask.architecture, training, ask.strategy).layers:
+        adapters = layer_adapters(layer, training.rank, training.targets) if with_adapters else 0
+        trained = layer.num_parameters if training.method == "full" else adapters
+        yield from _unit(ask, _gathered_bytes(layer, training, adapters=adapters), trained, count=layer.count)
+    outside = ask.architecture.embedding_weights + ask.architecture.head_weights + ask.architecture.vectors
+    trained = outside if training.method == "full" else 0
+    yield from _unit(ask, outside * _plain_bytes(training), trained, count=0)
+
+
+def _unit(ask: TrafficQuery, gathered: float, trained: int, *, count: int) -> Iterator[Exchange]:
+    """The exchanges of `count` layers of one shape; 0: of what is outside layers, which hides behind nothing."""
+    gather = Exchange(
+        what="weights for forward",
+        operation="all_gather",
+        num_bytes=round(gathered),
+        times=ask.micro_batches * max(1, count),
+        ranks=ask.strategy.half.shards(ask.strategy),
+        number=_frozen_format(ask.training) if count else ask.training.compute,
+        among="shard",
+        hides="forward-layer" if count else "nothing",
+    )
+    yield gather
+    late: Hides = "backward-layer" if count else "nothing"
+    if ask.strategy.reshard:
+        yield replace(gather, what="weights for backward", hides=late)
+    num_bytes = trained * BYTES[ask.kept]
+    yield replace(
+        gather, what="gradients", operation="reduce_scatter", num_bytes=num_bytes, number=ask.kept, hides=late
+    )
+
+
+def _summed(ask: TrafficQuery) -> Exchange:
+    num_bytes = trained_weights(ask.architecture, ask.training) * BYTES[ask.kept]
+    return Exchange(
+        what="gradients", operation="all_reduce", num_bytes=num_bytes, times=1, ranks=ask.size, number=ask.kept
+    )
+
+
+def _gathered_bytes(layer: Layer, training: Training, *, adapters: int) -> float:
+    """Of one layer's weights as they travel: in the format of computation, or in 4 or 8 bits where they are kept so.
+
+    adapters: numbers in those that travel with it.
+    """
+    plain, each = _plain_bytes(training), BYTES[training.compute]
+    if training.method == "full":
+        return layer.num_parameters * each
+    adapters *= each
+    if training.method == "lora":
+        return layer.num_parameters * each + adapters
+    return linear_bytes(layer, training) + (layer.num_parameters - layer.linear_weights) * plain + adapters
+
+
+def _frozen_format(training: Training) -> str:
+    if training.method != "qlora":
+        return training.compute
+    return "nf4" if training.bits == 4 else "int8"
+
+
+def _plain_bytes(training: Training) -> int:
+    """Of a frozen number that is not quantised."""
+    upcast = training.method == "qlora" and training.stack.upcasts
+    return 4 if upcast else BYTES[training.compute]
+
+
+def sharded_s(ask: StepQuery) -> float:
+    """Layer by layer, all ranks together: the slowest one's computation against the exchange for the next layer."""
+    k = max(1.0, ask.traffic.micro_batches)
+    layers = [each for each in ask.traffic.exchanges if each.hides in {"forward-layer", "backward-layer"}]
+    depth = sum(each.times for each in layers if each.hides == "forward-layer") / k
+    micro_s = max(ask.micro_s(rank) for rank in ask.ranks)
+    if not depth:  # parts of one: each rank holds all
+        return ask.last_backward_s()
+    slowest = max(ask.ranks, key=ask.micro_s)
+    back_s = micro_s * slowest.compute.backward_share / depth
+    forward_s = micro_s / depth - back_s
+    gather_s = ask.spent("forward-layer") / k / depth
+    late_s = ask.spent("backward-layer") / k / depth
+    both_s = depth * (max(forward_s, gather_s) + max(back_s, late_s))
+    # the first gathering of each pass and the last exchange of gradients run alone
+    alone_s = min(forward_s, gather_s) + min(back_s, late_s)
+    between_s = max(0.0, ask.spent("last-backward") - depth * back_s)
+    return k * (both_s + alone_s) + ask.spent("nothing") + between_s
+
+
+FSDP = Fsdp()
+HSDP = Hsdp()

@@ -1,0 +1,343 @@
+"""The plan half of pipelines: every rank holds some consecutive layers; activations travel from one to the next.
+
+Sent at each boundary: k * 2 * tokens * hidden * b for k micro-batches; between M pipelines of G ranks
+2(M-1)/M * P_t / G * b, as if each rank had as many weights as the others. A step takes the longest of the bounds in
+`runs/schedule.py`; where sending takes no time, that is sum(t_i) + (k - 1) * max(t_i) for stages of t_i seconds, and
+(k + stages - 1) t for equal ones (the bubble). Of several pipelines the slowest counts, and then their exchange.
+
+Stages get layers by speed as far as memory allows it. Ranks that do the same on a device of the same kind need the same
+memory; of stages with as many layers of the same shapes the one nearer to the front needs more, for it holds more
+micro-batches at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from gangline.planning.architecture import Architecture, Layer
+from gangline.planning.families import FAMILIES, STAGED
+from gangline.planning.room import EVEN, SURE, Room
+from gangline.planning.shares import rows_named, split_layers
+from gangline.planning.states import Share
+from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planning.training import BYTES, Strategy
+from gangline.runs import schedule
+from gangline.strategies.base import ADAPTERS, Asked, Capabilities, Limit, Machines, PlanHalf, Violation
+
+if TYPE_CHECKING:
+    from gangline.planning.option import Shift
+    from gangline.planning.speed import RankWork, StepQuery
+    from gangline.runs.job import StrategyJob
+
+LEAST_STAGES = 2
+"""Ranks of a pipeline: of one it would be ddp."""
+
+
+class Pipeline(PlanHalf):
+    """Every rank holds some layers."""
+
+    kind = "pipeline"
+    train = "gangline.strategies.pipeline.train:Pipeline"
+    meaning = "every rank holds some layers; activations travel from one to the next"
+    guide = (
+        "every device holds some of the layers, more where it is faster, and activations travel from one to the next, "
+        "which suits slow links"
+    )
+    capabilities = Capabilities(
+        limits=(
+            Limit(
+                key="precision.compute",
+                refused=("fp16",),
+                why="gradients in parts have no loss scale, without which fp16 loses small ones",
+                fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
+            ),
+            Limit(
+                key="activation_offloading",
+                refused=(True,),
+                why="a stage holds the activations of several micro-batches at once",
+                fix="delete it, or write `strategy: fsdp`",
+            ),
+            Limit(
+                key="exchange",
+                refused=("bf16",),
+                when=(("strategy.replicas", (1,)), ("method.kind", ADAPTERS)),
+                why="every adapter has one device, and its gradient stays there",
+                fix="delete it",
+            ),
+        ),
+        keys=("replicas",),
+        asked_only="",
+    )
+    usual = True
+    layers: Literal["staged"] = "staged"
+    moves_shares = False
+    passes_state = False
+    several = True
+
+    def machine_violations(self, asked: Asked, machines: Machines) -> Iterator[Violation]:
+        """Pipelines have as many ranks each; of one rank they would be copies of the model."""
+        yield from super().machine_violations(asked, machines)
+        num_ranks, replicas = machines.num_ranks, asked.replicas or 1
+        if replicas > 1 and (num_ranks % replicas or num_ranks // replicas < LEAST_STAGES):
+            counts = [str(n) for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0]
+            yield Violation(
+                key="strategy.replicas",
+                what=f"strategy.replicas: {num_ranks} ranks do not make {replicas} pipelines",
+                seen=f"expected as many ranks in each, {LEAST_STAGES} or more",
+                expected=f"as many ranks in each, {LEAST_STAGES} or more",
+                fix=f"write replicas: {' or '.join(counts) or '1'} (or auto), or change the hosts or their slots",
+            )
+
+    def layer_violation(self, num_layers: int | None, *, replicas: int | None, num_ranks: int) -> Violation | None:
+        """A layer for every rank at least; a model of unknown layers cannot be cut."""
+        if num_layers is None:
+            return _unknown_layers() if num_ranks > 1 else None
+        sizes = [num_ranks // n for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0] or [num_ranks]
+        if (num_ranks // replicas if replicas else min(sizes)) <= num_layers:
+            return None
+        several = f" in {replicas} pipelines" if (replicas or 1) > 1 else ""
+        return Violation(
+            key="strategy.kind",
+            what="strategy: pipeline needs a layer for every rank",
+            seen=f"{num_ranks} ranks{several}, and a model of {num_layers} layers",
+            expected=f"{num_layers} ranks of a pipeline at the most",
+            fix=f"use fewer hosts or slots, {num_layers} ranks of a pipeline at the most, or another strategy",
+        )
+
+    def model_violation(self, architecture: Architecture, strategy: Strategy) -> Violation | None:
+        """Models that no rank can begin in the middle of."""
+        del strategy
+        if not (why := unstageable(architecture)):
+            return None
+        return Violation(
+            key="strategy.kind",
+            what=f"{self.kind} with {why}",
+            seen="every stage would begin with the hidden states of the one before it, in place of embeddings",
+            expected="a model whose decoder can be entered between layers",
+            fix="write strategy: fsdp, or ddp where every device holds the model",
+        )
+
+    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """One pipeline over all ranks."""
+        if shift.question.strategy.replicas in (None, 1) and (layers := stages_of(shift)) is not None:
+            yield from _paces(shift, pipeline(layers))
+
+    def more_candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """Several pipelines of as many ranks each, as long as they are likely to fit."""
+        asked, size = shift.question.strategy.replicas, len(shift.world.seats)
+        for replicas in range(2, size // LEAST_STAGES + 1):
+            if size % replicas or asked not in (None, replicas):
+                continue
+            layers = stages_of(shift, replicas=replicas)
+            if layers is None:  # more ranks than layers
+                continue
+            strategy = pipeline(layers, replicas=replicas)
+            yield from _paces(shift, strategy)
+            if shift.room(self.kind).nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
+                return
+
+    def share(self, architecture: Architecture, strategy: Strategy, rank: int) -> Share:
+        """Some layers; the first rank has the embedding, the last one the head."""
+        stages, number = strategy.place(rank)
+        start, last = sum(stages[:number]), len(stages) - 1
+        return Share(
+            architecture=architecture,
+            layers=_slice(architecture.layers, start, start + stages[number]),
+            has_embedding=number == 0,
+            has_head=number == last,
+            in_flight=schedule.ahead(number, last + 1, eager=strategy.eager) + 1,
+        )
+
+    def keeps_buckets(self, strategy: Strategy) -> bool:
+        """Always."""
+        del strategy
+        return True
+
+    def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """The residual stream forward, its gradient back; a tied table is on the first and the last rank of each."""
+        both = ask.architecture.tied and ask.training.method == "full"
+        number = ask.training.compute
+        forward = Exchange(
+            what="activations",
+            operation="send",
+            num_bytes=ask.training.tokens * ask.architecture.hidden * BYTES[number],
+            times=ask.micro_batches,
+            ranks=2,
+            number=number,
+            among="next",
+            hides="stages",
+        )
+        yield forward
+        yield dataclasses.replace(forward, what="their gradients", among="previous")
+        summed = Exchange(
+            what="gradients between pipelines",
+            operation="all_reduce",
+            num_bytes=0,
+            times=1,
+            ranks=ask.strategy.replicas,
+            number=ask.kept,
+            among="replicas",
+        )
+        if ask.strategy.replicas > 1:
+            table = ask.architecture.embedding_weights if both else 0
+            weights = trained_weights(ask.architecture, ask.training) - table
+            part = weights / (ask.size // ask.strategy.replicas)
+            yield dataclasses.replace(summed, num_bytes=round(part * BYTES[ask.kept]))
+        if both:
+            yield dataclasses.replace(
+                summed,
+                what="gradients of the tied table",
+                num_bytes=ask.architecture.hidden * ask.architecture.vocabulary * BYTES[ask.kept],
+                ranks=2 * ask.strategy.replicas,
+                among="ends",
+            )
+
+    def total_s(self, ask: StepQuery) -> float:
+        """Of the slowest pipeline; they exchange when all have gone through, and that hides behind nothing."""
+        return max(_row_s(ask, row) for row in ask.rows()) + ask.spent("nothing")
+
+    def title(self, strategy: Strategy) -> str:
+        """With the layers of its stages."""
+        return f"{self.kind} {rows_named(strategy.rows)}{', eager' if strategy.eager else ''}"
+
+    def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
+        """With the layers of its stages."""
+        del job, num_ranks, num_hosts
+        named = f" ({rows_named(rows)})" if rows else ""
+        several = f"; gradients travel between the {len(rows)} pipelines" if len(rows) > 1 else ""
+        return f"every rank holds some of the layers{named}; activations travel from one to the next{several}"
+
+
+def _unknown_layers() -> Violation:
+    return Violation(
+        key="strategy.kind",
+        what="strategy: pipeline needs to know the layers of the model, of which every rank gets some",
+        seen="the shape of the model is not known",
+        expected="a model whose config.json is known",
+        fix="put the model's config.json into a folder, and name it: model: FOLDER; or write another strategy",
+    )
+
+
+def unstageable(architecture: Architecture) -> str:
+    """Why no rank can begin in the middle of the model, in words; empty where one can, or has to try.
+
+    Families that transformers has no class for bring code of their own, whose layers give more than hidden states.
+    """
+    family = architecture.model_type
+    if family in FAMILIES and family not in STAGED:
+        return f"a model of the family {family}, whose decoder cannot be entered between layers"
+    if key := architecture.entry_dropout:
+        return f"a model that drops a part of its embeddings ({key} in config.json)"
+    return ""
+
+
+def pipeline(stages: Sequence[int], *, replicas: int = 1) -> Strategy:
+    """Pipelines of these stages, one after the other."""
+    return Strategy(kind=Pipeline.kind, world_size=len(stages), stages=tuple(stages), replicas=replicas)
+
+
+def stages_of(shift: Shift, *, replicas: int = 1) -> tuple[int, ...] | None:
+    """See `cut_layers`; where the cluster file says who does how much, it says so of layers."""
+    return cut_layers(shift.room(Pipeline.kind), shift.told_seconds, replicas=replicas)
+
+
+def cut_layers(room: Room, seconds: Sequence[float], *, replicas: int = 1) -> tuple[int, ...] | None:
+    """Layers of every pipeline stage, by speed as far as memory allows it: surely, else probably.
+
+    seconds: of a micro-batch, by rank. replicas: each pipeline is cut by itself. Where nothing fits, by memory alone,
+    which comes nearest to it. None where there are more ranks than layers.
+    """
+    found: list[int] = []
+    size = len(room.seats) // replicas
+    for begin in range(0, len(room.seats), size):
+        row = dataclasses.replace(room, seats=room.seats[begin : begin + size])
+        cut = _cut_row(row, seconds[begin : begin + size])
+        if cut is None:
+            return None
+        found += cut
+    return tuple(found)
+
+
+def _cut_row(room: Room, seconds: Sequence[float]) -> tuple[int, ...] | None:
+    """Of one pipeline over all seats."""
+    depth, size = room.architecture.num_layers, len(room.seats)
+    fast = split_layers(seconds, depth, most=[depth] * size)
+    if fast is None or room.nearness(pipeline(fast))[0] >= SURE:
+        return fast
+    for chance in (SURE, EVEN):
+        most = list(_most_layers(room, chance))
+        if len(most) == size and (found := split_layers(seconds, depth, most=most)) is not None:
+            return found
+    return split_layers([1 / max(1, seat.free_bytes or 1) for seat in room.seats], depth, most=[depth] * size)
+
+
+def _most_layers(room: Room, chance: float) -> Iterator[int]:
+    """Layers that each rank has memory for, with that chance; ends with the first that has none."""
+    most: dict[object, int] = {}
+    for rank, seat in enumerate(room.seats):
+        alike = (seat.free_bytes, seat.gpu is None)
+        found = most[alike] = _most_of(room, rank, chance, near=most.get(alike, 0))
+        if not found:
+            return
+        yield found
+
+
+def _most_of(room: Room, rank: int, chance: float, *, near: int) -> int:
+    depth, size, seat = room.architecture.num_layers, len(room.seats), room.seats[rank]
+
+    def holds(layers: int) -> bool:
+        rest = [1] * size
+        rest[rank] = layers
+        rest[rank - 1 if rank else size - 1] += depth - sum(rest)
+        return room.memory(pipeline(rest), rank).fits(seat.free_bytes or 0) >= chance
+
+    return depth - size + 1 if seat.free_bytes is None else most_that(holds, depth - size + 1, near=near)
+
+
+def most_that(holds: Callable[[int], bool], high: int, *, near: int = 0) -> int:
+    """The largest of 1..high that holds, if all below it do, by halving; 0: none does.
+
+    near: where it may lie. It and its neighbour are tried first.
+    """
+    low = 0
+    while low < high:
+        middle = near if low < near <= high else (low + high + 1) // 2
+        if holds(middle):
+            low, near = middle, near + 1
+        else:
+            high, near = middle - 1, near - 1
+    return low
+
+
+def _paces(shift: Shift, strategy: Strategy) -> Iterator[Strategy]:
+    """A pipeline, and, where it is known how long sending takes, the same with more micro-batches on their way."""
+    yield strategy
+    if shift.is_timed:
+        yield dataclasses.replace(strategy, eager=True)
+
+
+def _slice(layers: tuple[Layer, ...], start: int, stop: int) -> tuple[Layer, ...]:
+    found, index = [], 0
+    for layer in layers:
+        taken = min(stop, index + layer.count) - max(start, index)
+        if taken > 0:
+            found.append(dataclasses.replace(layer, count=taken))
+        index += layer.count
+    return tuple(found)
+
+
+def _row_s(ask: StepQuery, row: Sequence[RankWork]) -> float:
+    """One pipeline; 0 without work."""
+    k = row[0].micro_batches
+    if not k:
+        return 0.0
+    stages = [(ask.micro_s(stage), stage.compute.backward_share) for stage in row]
+    forward = [each_s * (1 - share) for each_s, share in stages]
+    backward = [each_s * share for each_s, share in stages]
+    sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
+    return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
+
+
+PIPELINE = Pipeline()

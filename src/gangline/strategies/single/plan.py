@@ -1,0 +1,30 @@
+"""The plan half of one rank, which exchanges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gangline.planning.training import Strategy
+from gangline.strategies.base import Capabilities, PlanHalf
+
+if TYPE_CHECKING:
+    from gangline.planning.option import Shift
+
+
+class Single(PlanHalf):
+    """One rank holds the model and does the whole batch."""
+
+    kind = "single"
+    train = "gangline.strategies.single.train:Single"
+    meaning = "one rank holds the model and does the whole batch"
+    capabilities = Capabilities(min_ranks=1, own_gpu=False, asked_only="")
+    runs_as = "ddp"
+
+    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """On one rank only."""
+        if len(shift.world.seats) == 1:
+            yield Strategy(kind=self.kind, world_size=1)
+
+
+SINGLE = Single()

@@ -1,0 +1,204 @@
+"""The plan half of DeepSpeed's ZeRO: optimizer states (zero-1), gradients (zero-2) and weights (zero-3) in parts.
+
+Sent by every rank, for k micro-batches, P weights and P_t trained ones of b bytes, c = (N-1)/N:
+
+    zero-1    2c * P_t * b + c * P_t * b
+    zero-2    k*2c * P_t * b + c * P_t * b     (DeepSpeed sums buckets of all ranks, and each keeps its own)
+    zero-3    as fsdp
+
+Of up to 500 million numbers at once, so that next to nothing of it hides behind backward: a step of zero-1 takes
+max(k_i t_i) + exchange + update, and zero-2 exchanges after every micro-batch, all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from gangline.planning.states import Term
+from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planning.training import BYTES, Strategy
+from gangline.strategies.base import EIGHT_BITS, METHODS, Capabilities, Limit, PlanHalf
+from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
+
+if TYPE_CHECKING:
+    from gangline.planning.instants import Step
+    from gangline.planning.option import Shift
+    from gangline.planning.speed import StepQuery
+    from gangline.runs.job import StrategyJob
+
+BUCKET_NUMBERS = 500_000_000
+"""DeepSpeed's allgather_bucket_size and reduce_bucket_size, unless told otherwise."""
+LIVE_NUMBERS = 1_000_000_000
+"""DeepSpeed's stage3_max_live_parameters, unless told otherwise."""
+LIMITS = (
+    Limit(
+        key="method.kind",
+        refused=("qlora",),
+        why="DeepSpeed divides no quantised weights",
+        fix="write `strategy: fsdp`, or `method: lora`",
+    ),
+    Limit(
+        key="precision.compute",
+        refused=("fp16", "fp64"),
+        why="its optimizer moves weights in fp32, and has no loss scale of ours",
+        fix="write `precision: bf16` or `precision: fp32`",
+    ),
+    Limit(
+        key="precision.parameters",
+        refused=("compute",),
+        why="its optimizer moves weights in fp32",
+        fix="delete precision.parameters",
+    ),
+    Limit(
+        key="optimizer.kind",
+        refused=EIGHT_BITS,
+        why="states that lie in parts are those of torch's AdamW",
+        fix="write `kind: adamw`, or `strategy: ddp`",
+    ),
+    Limit(
+        key="activation_offloading",
+        refused=(True,),
+        why="inputs of layers are moved only where gangline wraps every layer itself",
+        fix="delete it, or write `strategy: fsdp`",
+    ),
+)
+
+
+class Zero(PlanHalf):
+    """DeepSpeed has some of the state in parts over all ranks."""
+
+    train = "gangline.strategies.zero.train:Zero"
+    sharded_by = "deepspeed"
+    moves_shares = False
+    held: str
+    """What lies in parts, in a few words."""
+
+    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+        """With what the job says of it, if it asks for just that."""
+        job, size = shift.question.strategy, len(shift.world.seats)
+        asked = job.kind == self.kind
+        yield Strategy(
+            kind=self.kind,
+            world_size=size,
+            shard_size=size,
+            asked=asked,
+            offload=shift.offload(self.kind),
+            on_disk=asked and job.offload_to is not None,
+        )
+
+    def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """Gradients, and the weights that each rank has moved."""
+        num_weights = trained_weights(ask.architecture, ask.training)
+        number = ask.training.compute
+        yield Exchange(
+            what="gradients",
+            operation="all_reduce",  # DeepSpeed's use_multi_rank_bucket_allreduce
+            num_bytes=num_weights * BYTES[ask.kept],
+            times=ask.micro_batches if self.parts == "gradients" else 1,
+            ranks=ask.size,
+            number=ask.kept,
+        )
+        yield Exchange(
+            what="new weights",
+            operation="all_gather",
+            num_bytes=num_weights * BYTES[number],
+            times=1,
+            ranks=ask.size,
+            number=number,
+        )
+
+    def update_terms(self, step: Step) -> Iterable[Term]:
+        """New weights are gathered in buckets."""
+        size = min(BUCKET_NUMBERS, step.share.num_trained(step.training)) * BYTES[step.training.compute]
+        yield Term(name="gather bucket", num_bytes=size, source="DeepSpeed's allgather_bucket_size")
+
+    def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
+        """What lies in parts, and what elsewhere."""
+        del num_hosts, rows
+        moved = ""
+        if job.offload_to is not None:
+            moved = f", and of it optimizer on the machines' disks, in {job.offload_to}"
+        elif job.offload:
+            moved = f", and of it {' and '.join(job.offload)} in the machines' memory"
+        return f"DeepSpeed has {self.held} in parts over the {num_ranks} ranks{moved}"
+
+
+def _capabilities(*offload: tuple[str, ...], keys: tuple[str, ...] = ()) -> Capabilities:
+    return Capabilities(
+        limits=LIMITS,
+        keys=("offload", "deepspeed", *keys),
+        offload=tuple((METHODS, parts) for parts in offload),
+        asked_only="it is DeepSpeed's",
+        package="deepspeed",
+    )
+
+
+class Zero1(Zero):
+    """Stage 1."""
+
+    kind = "zero-1"
+    parts: Literal["states"] = "states"
+    meaning = "as ddp, with the optimizer's states in parts"
+    guide = "by DeepSpeed, the optimizer's states lie in parts on all devices"
+    held = "optimizer states"
+    capabilities = _capabilities(("optimizer",))
+
+
+class Zero2(Zero):
+    """Stage 2."""
+
+    kind = "zero-2"
+    parts: Literal["gradients"] = "gradients"
+    meaning = "as zero-1, with gradients in parts: they travel after every micro-batch"
+    guide = "as zero-1, with gradients in parts, too"
+    held = "gradients and optimizer states"
+    capabilities = _capabilities(("optimizer",))
+    lockstep = True
+
+    def backward_terms(self, step: Step) -> Iterable[Term]:
+        """Gradients are summed in buckets."""
+        if step.full:
+            size = min(BUCKET_NUMBERS, step.share.num_trained(step.training)) * BYTES[step.training.compute]
+            yield Term(name="reduce bucket", num_bytes=size, source="DeepSpeed's reduce_bucket_size")
+
+    def total_s(self, ask: StepQuery) -> float:
+        """All ranks exchange after every micro-batch."""
+        k = max(1.0, ask.traffic.micro_batches)
+        return k * max(map(ask.micro_s, ask.ranks)) + ask.spent("nothing")
+
+
+class Zero3(Zero):
+    """Stage 3."""
+
+    kind = "zero-3"
+    parts: Literal["weights"] = "weights"
+    meaning = "weights, gradients and states in parts: weights travel for every micro-batch, forward and backward"
+    guide = "as zero-2, with weights in parts, too"
+    held = "all state"
+    capabilities = _capabilities(("optimizer",), ("optimizer", "parameters"), keys=("offload_to",))
+    lockstep = True
+
+    def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
+        """Layer by layer, adapters with the others."""
+        return sharded_traffic(ask, with_adapters=True)
+
+    def gathered(self, step: Step, num_bytes: int, source: str) -> tuple[int, str]:
+        """So many numbers are kept, even those of layers that are done."""
+        del source
+        live = min(step.share.num_parameters, LIVE_NUMBERS) * BYTES[step.training.compute]
+        return max(num_bytes, live), "DeepSpeed's max_live_parameters"
+
+    def update_terms(self, step: Step) -> Iterable[Term]:
+        """No weights are gathered then."""
+        del step
+        return ()
+
+    def total_s(self, ask: StepQuery) -> float:
+        """As fsdp."""
+        return sharded_s(ask)
+
+
+ZERO_1 = Zero1()
+ZERO_2 = Zero2()
+ZERO_3 = Zero3()

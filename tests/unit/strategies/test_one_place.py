@@ -1,0 +1,56 @@
+"""Nobody but a strategy's own folder knows its kind: no comparison, no table by kind."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gangline
+from gangline.strategies.table import STRATEGIES
+
+SOURCES = Path(gangline.__file__).parent
+KINDS = frozenset(STRATEGIES.built_in) | {"zero", "zero-"}
+ALLOWED = {
+    "spec/zero.py": "keys of DeepSpeed's own configuration file",
+    "config/zero.py": "keys of DeepSpeed's own configuration file",
+}
+
+
+def decided_by_kind(tree: ast.AST) -> list[tuple[int, str]]:
+    """(line, kind) wherever a literal kind is compared, matched, looked for, or the key of a mapping."""
+    found = []
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            asked = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.match_case):
+            asked = [node.pattern]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            asked = node.args if node.func.attr in {"startswith", "removeprefix", "get"} else []
+        found += [
+            (each.lineno, str(each.value))
+            for part in asked
+            for each in ast.walk(part)
+            if isinstance(each, ast.Constant) and each.value in KINDS
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['kind == "ddp"', 'kind in ("fsdp", "x")', '{"tp": 1}', 'match kind:\n case "pipeline": ...', 'a.get("hsdp")'],
+)
+def test_it_is_found(source):
+    assert decided_by_kind(ast.parse(source))
+
+
+def test_nobody_decides_by_kind():
+    found = {}
+    for path in sorted(SOURCES.rglob("*.py")):
+        name = path.relative_to(SOURCES).as_posix()
+        if not name.startswith("strategies/") and name not in ALLOWED:
+            places = decided_by_kind(ast.parse(path.read_text(encoding="utf-8")))
+            found |= {name: places} if places else {}
+    assert found == {}
