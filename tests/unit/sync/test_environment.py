@@ -115,8 +115,8 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
         assert imported(host) == f"1.0 2.0 {folder}"
         assert folder.parent == Path(host.workdir) / "environments"
         assert folder.name.endswith("-cpu")
-        program = folder / "bin" / "tiny_a"
-        assert program.read_text().splitlines()[0] == f"#!{folder}/bin/python"
+        # a first line that is too long for the kernel goes by way of sh
+        assert f"{folder}/bin/python" in (folder / "bin" / "tiny_a").read_text().partition("\nimport ")[0]
         assert list((Path(host.workdir) / "wheelhouse").iterdir()) == []
     built = [line for line in lines.said if line.startswith("environment built on ")]
     assert [line.partition(":")[0] for line in built] == ["environment built on pc1", "environment built on pc2"]
