@@ -23,7 +23,7 @@ from gangline.runs import checkpoints as disk
 from gangline.runs import retention
 from gangline.runs.cluster import Host
 from gangline.sync.checkpoints import Place, bring, find_checkpoint
-from gangline.sync.place import host_layout
+from gangline.sync.trees import host_layout
 from gangline.worker.checkpoint import LocalShard
 from gangline.worker.restore import load_parts
 

@@ -55,7 +55,7 @@ from gangline.steps.traced import Traced
 from gangline.steps.traced import trace as trace_finalists
 from gangline.supervise.lock import prepare_lock
 from gangline.sync.checkpoints import bring, survey_places
-from gangline.sync.place import create_folder, write_documents
+from gangline.sync.trees import create_folder, write_documents
 from gangline.watch.commands import printed
 
 __all__ = [

@@ -23,7 +23,7 @@ from gangline.runs.versions import load_record, write_record
 from gangline.steps.keep import copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.supervise import detached
-from gangline.sync.place import host_layout
+from gangline.sync.trees import host_layout
 from tests.lab.settings import ROOT
 
 FAKE = ROOT / "tests" / "lab" / "fake_gang.py"

@@ -16,12 +16,10 @@ from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.steps.building import with_building
 from gangline.sync import fanout
-from gangline.sync.code import place_code
+from gangline.sync.code import place_code, place_project, verify_project
 from gangline.sync.environment import compare_environments, place_environments
 from gangline.sync.fanout import Cargo, bring
-from gangline.sync.inputs import Inputs, distribute
-from gangline.sync.project import place_project, verify_project
-from gangline.sync.reads import bring_reads
+from gangline.sync.inputs import Inputs, bring_reads, distribute
 from gangline.sync.trees import here, look, look_everywhere, spot_on
 from tests.unit.sync.wheels import make_wheel
 

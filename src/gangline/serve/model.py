@@ -19,8 +19,8 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE
 from gangline.sync.ask import ask_worker
 from gangline.sync.checkpoints import Place, Places, Survey, at_step, bring_parts, rejected_error, survey_places
-from gangline.sync.place import host_layout
 from gangline.sync.tell import SILENT, Tell
+from gangline.sync.trees import host_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ from gangline.steps.equip import Ready
 from gangline.steps.keep import Opened
 from gangline.steps.seams import Means, Seams, Talk
 from gangline.sync.checkpoints import Place, find_checkpoint, rejected_error
-from gangline.sync.place import carry_history
-from gangline.sync.trees import spot_on
+from gangline.sync.trees import carry_history, spot_on
 
 
 def resumable(run: Opened, seams: Seams) -> RunState:

@@ -23,7 +23,7 @@ from gangline.steps.keep import Keeping, copy_records, hand_over
 from gangline.steps.keeper import seen_from_head
 from gangline.steps.seams import Means
 from gangline.supervise.next_attempt import REST_S
-from gangline.sync.place import host_layout, place_gang, write_documents
+from gangline.sync.trees import host_layout, place_gang, write_documents
 
 
 def render(ready: Ready, gang: Gang, means: Means, *, program: Program | None = None, claim: bool = False) -> Request:

@@ -17,8 +17,8 @@ from gangline.runs.versions import load_record
 from gangline.steps.begin import start_attempt
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
-from gangline.sync.place import write_documents
-from gangline.sync.project import foresee_project, lay_out, place_project
+from gangline.sync.code import foresee_project, lay_out, place_project
+from gangline.sync.trees import write_documents
 
 STALL_AFTER_S = 600.0
 

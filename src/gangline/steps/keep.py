@@ -34,7 +34,7 @@ from gangline.runs.versions import (
 )
 from gangline.steps.reach import reach, read_cluster
 from gangline.steps.seams import Seams, Transports
-from gangline.sync.place import host_layout
+from gangline.sync.trees import host_layout
 from gangline.watch.board import checked_board
 from gangline.watch.follow import View
 

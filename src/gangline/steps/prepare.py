@@ -17,9 +17,8 @@ from gangline.runs.versions import load_if_there
 from gangline.steps.decide import Decision
 from gangline.steps.equip import Ready
 from gangline.steps.seams import Means, Talk
-from gangline.sync.inputs import Inputs, distribute, prepare_inputs, require_same
-from gangline.sync.place import place_documents, write_documents
-from gangline.sync.reads import bring_reads
+from gangline.sync.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
+from gangline.sync.trees import place_documents, write_documents
 from gangline.units import format_bytes
 
 

@@ -17,7 +17,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.versions import load_record
 from gangline.steps.seams import Means, Seams, Talk, Transports
-from gangline.sync.wrappers import wrapped
+from gangline.sync.environment import wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

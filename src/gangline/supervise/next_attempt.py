@@ -24,8 +24,7 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.versions import load_if_there, load_record, write_record
 from gangline.strategies.table import plan_half
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
-from gangline.sync.place import carry_history, place_gang
-from gangline.sync.trees import Spot
+from gangline.sync.trees import Spot, carry_history, place_gang
 
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""

@@ -19,9 +19,8 @@ from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
 from gangline.sync import fanout
 from gangline.sync.ask import run_there
 from gangline.sync.fanout import Cargo
-from gangline.sync.place import host_layout
 from gangline.sync.tell import SILENT, Tell
-from gangline.sync.trees import Spot, look
+from gangline.sync.trees import Spot, host_layout, look
 
 TIMEOUT_S = 6 * 3600.0
 """Every byte of every checkpoint of a host is read and hashed."""

@@ -17,12 +17,33 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
+from gangline.remote.hostkeys import resolve
 from gangline.remote.transport import Progress
+from gangline.runs.cluster import Host
 from gangline.sync.ask import ask_agent, run_there
-from gangline.sync.peers import peer_of
 from gangline.sync.tell import SILENT, Meter, Tell, shown
 from gangline.sync.trees import REMEMBERED, Spot, Tree, differing, here, look, look_everywhere, same_place
 from gangline.units import format_bytes
+
+LOOPBACK = frozenset({"", "localhost", "127.0.0.1", "::1"})
+
+
+def peer_of(host: Host) -> dict[str, Any] | None:
+    """User, address, port and pinned key by which another host reaches this one; None without a key or an address.
+
+    Names of this computer's ssh_config mean nothing on another one, so they are resolved here.
+    """
+    if host.transport == "local" or host.host_key is None or host.address in LOOPBACK:
+        return None
+    found = resolve(host.ssh or host.name, host.ssh_port)
+    return {
+        "name": host.name,
+        "user": found.user,
+        "address": host.address,
+        "port": found.port,
+        "host_key": host.host_key,
+    }
+
 
 SMALL_BYTES = 16 << 20
 """Less than this is brought from this computer to all at once: finding a way between hosts costs more."""

@@ -16,7 +16,7 @@ from gangline.runs.gang import Gang, GangRank
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
 from gangline.runs.retention import prune
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
-from gangline.sync.place import host_layout
+from gangline.sync.trees import host_layout
 
 RUN = "calm-otter-7"
 NAMES = ("pc1", "pc2")

@@ -22,7 +22,7 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.pythons import FoundPython
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Cluster, Environment, Host
-from gangline.sync import locked as locked_module
+from gangline.sync import environment as module
 from gangline.sync.environment import (
     PROVIDERS,
     Difference,
@@ -31,10 +31,11 @@ from gangline.sync.environment import (
     foresee_environments,
     place_environments,
     require_equal,
+    seeing,
+    wrapped,
 )
 from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Gathering, Kind, NoWheels, download_argv, gather_wheels
-from gangline.sync.wrappers import seeing, wrapped
 from tests.unit.sync.hosts import HostTransport, Lines, answered, kennel
 from tests.unit.sync.wheels import make_wheel
 
@@ -63,10 +64,10 @@ def lock(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def this_python_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these tests have all Pythons of this computer, whatever these may be."""
-    real = locked_module.why_not
+    real = module.why_not
     own = sys.version_info[:3]
     monkeypatch.setattr(
-        locked_module,
+        module,
         "why_not",
         lambda found, **how: real(found, **how) if found.version == own else "other",
     )
@@ -176,10 +177,10 @@ def test_a_changed_environment_is_refused_and_one_that_was_never_finished_is_bui
 
 
 def test_the_same_lock_with_other_packages_on_two_hosts_is_refused() -> None:
-    sites = locked_module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    sites = module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
     there = {"pc1": {"torch": ["2.13.0", "x"]}, "pc2": {"torch": ["2.13.0", "y"]}}
     with pytest.raises(CheckFailed, match="pc1 and pc2 have different environments of one lock") as caught:
-        locked_module._require_equal(sites, there)
+        module._require_equal(sites, there)
     assert caught.value.seen == "different: torch"
 
 
@@ -203,7 +204,7 @@ def test_a_host_without_gpu_gets_the_cpu_build_of_torch_where_pip_has_one(
     house = gather_wheels(read_lock("torch==2.13.0", "lock"), kind, home=tmp_path)
     assert house.requirements.startswith(f"torch=={expected} --hash=sha256:")
     assert f"torch-{expected}-py3-none-any.whl" in house.tree.files
-    assert house.installed_bytes > 1000
+    assert house.installed_bytes > 500
 
 
 def test_an_index_out_of_reach_is_no_missing_wheel(tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +275,8 @@ def test_a_wheel_that_changed_after_it_was_gathered_is_not_installed(
     tmp_path: Path, shop: Path, lock: Path, home: Path
 ) -> None:
     cluster, transports = kennel(tmp_path, "here", transport="local")
-    (site,) = locked_module.look_around(locked(cluster, lock).hosts, transports, {})
-    (site,) = locked_module.choose([site])
+    (site,) = module.look_around(locked(cluster, lock).hosts, transports, {})
+    (site,) = module.choose([site])
     house = gather_wheels(site.lock, site.kind, home=home)
     make_wheel(house.folder, "tiny_b", "2.0", text="version = 'another'\n")
     with pytest.raises(RunFailed, match="here: uv cannot make the packages") as caught:
@@ -313,7 +314,7 @@ def test_a_uv_that_cannot_be_started_says_what_the_host_needs(
     tmp_path: Path, shop: Path, lock: Path, home: Path
 ) -> None:
     cluster, transports = kennel(tmp_path, "here", transport="local")
-    (site,) = locked_module.choose(locked_module.look_around(locked(cluster, lock).hosts, transports, {}))
+    (site,) = module.choose(module.look_around(locked(cluster, lock).hosts, transports, {}))
     house = gather_wheels(site.lock, site.kind, home=home)
     (house.folder / "uv").write_bytes(b"\x7fELF of another processor")
     with pytest.raises(RunFailed, match="here: uv, which builds the environment, cannot be started") as caught:
@@ -324,7 +325,7 @@ def test_a_uv_that_cannot_be_started_says_what_the_host_needs(
 
 def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() -> None:
     lines = Lines()
-    builders = locked_module._Builders(["pc1", "pc2"], tell=lines)
+    builders = module._Builders(["pc1", "pc2"], tell=lines)
     builders.at("pc1", "packages")
     builders.at("pc2", "wait for another start that builds the same")
     builders.at("pc2", "wait for another start that builds the same")
@@ -338,8 +339,8 @@ def test_hosts_that_build_at_once_share_one_line_and_who_is_ready_leaves_it() ->
 
 
 def test_hosts_with_the_same_environment_are_told_in_one_line() -> None:
-    sites = locked_module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
-    (line,) = locked_module._built_lines([(each, {"torch": []}) for each in sites], 75.0)
+    sites = module.choose([site("pc1", (3, 11, 0)), site("pc2", (3, 11, 4))])
+    (line,) = module._built_lines([(each, {"torch": []}) for each in sites], 75.0)
     assert line == f"environment built on pc1 pc2: 1 packages in 1 min 15 s, {sites[0].folder}"
 
 
@@ -372,8 +373,8 @@ def test_no_room_is_told_before_anything_is_built(
     tmp_path: Path, shop: Path, lock: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    real = locked_module._look
-    monkeypatch.setattr(locked_module, "_look", lambda *w, **o: dataclasses.replace(real(*w, **o), free_bytes=1000))
+    real = module._look
+    monkeypatch.setattr(module, "_look", lambda *w, **o: dataclasses.replace(real(*w, **o), free_bytes=1000))
     with pytest.raises(CheckFailed, match="pc1: no room for the environment"):
         place(locked(cluster, lock), transports, tmp_path)
     assert transports["pc1"].pushed == []
@@ -383,7 +384,7 @@ def test_a_host_without_a_fit_python_is_told_what_it_has(
     tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, transports = kennel(tmp_path, "pc1")
-    monkeypatch.setattr(locked_module, "why_not", lambda *_words, **_options: "Python 3.9.2")
+    monkeypatch.setattr(module, "why_not", lambda *_words, **_options: "Python 3.9.2")
     with pytest.raises(CheckFailed, match="pc1: no Python to build an environment with") as caught:
         place(locked(cluster, lock), transports, tmp_path)
     assert "(Python 3.9.2)" in caught.value.seen
@@ -412,10 +413,10 @@ def found(*version: int) -> FoundPython:
     )
 
 
-def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> locked_module.Site:
+def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()) -> module.Site:
     all_found = tuple(found(*version) for version in versions)
     host = Host(name=name, workdir="/w", python="")
-    return locked_module.Site(
+    return module.Site(
         host=host,
         transport=HostTransport(host),
         lock=read_lock("a==1", "lock"),
@@ -427,8 +428,8 @@ def site(name: str, *versions: tuple[int, int, int], built: tuple[str, ...] = ()
     )
 
 
-def versions_of(*sites: locked_module.Site, **options: object) -> list[tuple[int, int]]:
-    return [each.python.version[:2] for each in locked_module.choose(sites, **options)]
+def versions_of(*sites: module.Site, **options: object) -> list[tuple[int, int]]:
+    return [each.python.version[:2] for each in module.choose(sites, **options)]
 
 
 def test_hosts_get_the_version_that_most_of_them_have() -> None:

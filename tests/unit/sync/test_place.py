@@ -14,8 +14,7 @@ from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Host
 from gangline.runs.events import read_events
 from gangline.runs.layout import RunLayout
-from gangline.sync.place import carry_history, host_layout
-from gangline.sync.trees import Spot, same_place, spot_on
+from gangline.sync.trees import Spot, carry_history, host_layout, same_place, spot_on
 
 RUN_ID = "calm-otter-7"
 

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import CheckFailed, RunFailed
-from gangline.sync.archive import Archive, place_archive
-from gangline.sync.project import Laid, Project, foresee_project, lay_out, place_project, verify_project
+from gangline.sync.code import (
+    Archive,
+    Laid,
+    Project,
+    foresee_project,
+    lay_out,
+    place_archive,
+    place_project,
+    verify_project,
+)
 from gangline.sync.trees import Spot
 from tests.unit.sync.hosts import Lines, kennel
 
@@ -77,7 +85,7 @@ def test_what_was_brought_is_looked_at_there(tmp_path: Path, folder: Path, monke
         place_archive(archive, spots)
         (Path(spots[0].path) / "train.py").write_text("import lib.m0del")
 
-    monkeypatch.setattr("gangline.sync.project.place_archive", damaged)
+    monkeypatch.setattr("gangline.sync.code.place_archive", damaged)
     with pytest.raises(CheckFailed, match=r"pc2: train\.py is not what was brought there"):
         place_project(folder, cluster, transports)
 

@@ -11,18 +11,18 @@ import pytest
 from gangline.errors import ModelError
 from gangline.runs.cluster import Cluster, Environment
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
-from gangline.sync import reads
-from gangline.sync.reads import Reads, bring_reads, model_files
-from gangline.sync.wrappers import wrapped
+from gangline.sync import inputs
+from gangline.sync.environment import wrapped
+from gangline.sync.inputs import Reads, bring_reads, model_files
 from tests.unit.sync.hosts import HostTransport, Lines, kennel
 
-IN_PLACE = reads._in_place
+IN_PLACE = inputs._in_place
 
 
 @pytest.fixture(autouse=True)
 def nothing_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts of these tests see the paths of this computer, as no real host does."""
-    monkeypatch.setattr(reads, "_in_place", lambda *_words, **_options: {})
+    monkeypatch.setattr(inputs, "_in_place", lambda *_words, **_options: {})
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_is_there_is_not_brought_again(tmp_path: Path, model: Path, corpus:
 def test_a_host_that_has_the_same_path_with_the_same_content_uses_it(
     tmp_path: Path, model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads, "_in_place", IN_PLACE)
+    monkeypatch.setattr(inputs, "_in_place", IN_PLACE)
     cluster, transports = kennel(tmp_path, "same", "other")
     transports["other"] = OtherTransport(cluster.hosts[1])
     found = bring(job_of(model, corpus), cluster, transports, tmp_path)

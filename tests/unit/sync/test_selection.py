@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import UsageError
-from gangline.sync.selection import Selection, git_state, select
+from gangline.sync.code import Selection, git_state, select
 
 CANARY = "canary-7f3a"
 KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{CANARY}\n-----END OPENSSH PRIVATE KEY-----\n"
