@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gangline.remote.local import LocalTransport
 from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster, Host
-from gangline.sync.ask import ask_agent
+from gangline.sync.ask import ask_agent, in_parallel
 
 TIMEOUT_S = 60.0
 
@@ -23,9 +22,4 @@ def claim_folders(home: Path, cluster: Cluster, transports: Mapping[str, Transpo
     local = [host.workdir for host in cluster.hosts if host.transport == "local"]
     wanted = [(here, [str(home), *local])]
     wanted += [(transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
-    with ThreadPoolExecutor(max_workers=min(32, len(wanted))) as pool:
-        list(pool.map(lambda each: _claim(*each), wanted))
-
-
-def _claim(transport: Transport, folders: list[str]) -> None:
-    ask_agent(transport, "claim", {"folders": folders}, timeout_s=TIMEOUT_S)
+    in_parallel(lambda each: ask_agent(each[0], "claim", {"folders": each[1]}, timeout_s=TIMEOUT_S), wanted)

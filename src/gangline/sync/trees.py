@@ -7,7 +7,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from gangline.runs.ids import new_id
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import run_ids
 from gangline.runs.versions import encode_record, write_record
-from gangline.sync.ask import ask_agent
+from gangline.sync.ask import ask_agent, in_parallel
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.units import format_bytes
 
@@ -142,10 +141,7 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Tell = SILENT) -> Tree:
 
 def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, tell: Tell = SILENT) -> list[Tree]:
     """What lies at each spot, all at the same time."""
-    if not spots:
-        return []
-    with ThreadPoolExecutor(max_workers=min(32, len(spots))) as pool:
-        return list(pool.map(lambda spot: look(spot, how, tell=tell), spots))
+    return in_parallel(lambda spot: look(spot, how, tell=tell), spots)
 
 
 def tree_of(marks: Mapping[str, Mark], *, kind: Literal["file", "folder"] = "folder") -> Tree:
