@@ -1,0 +1,81 @@
+"""The table: what is run on a machine with a GPU, in the order of worth. Whatever adds device code adds its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One command. {python} stands for this Python, {out} for the folder of results."""
+
+    name: str
+    argv: tuple[str, ...]
+    expected_s: float
+    """About how long it takes on one H100: it is not begun with less time left."""
+    limit_s: float
+    """It is killed then, with all processes that it has started."""
+    shows: str
+    num_gpus: int = 1
+
+
+def _tests(name: str, *words: str, expected_s: float, shows: str) -> Case:
+    argv = ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words)
+    return Case(name=name, argv=argv, expected_s=expected_s, limit_s=max(180.0, 5 * expected_s), shows=shows)
+
+
+CASES = (
+    _tests(
+        "private-names",
+        "tests/train/test_compat.py",
+        expected_s=20,
+        shows="the installed torch, transformers and DeepSpeed have every private name that gangline takes",
+    ),
+    _tests(
+        "packed-weights",
+        *("-m", "gpu", "tests/train/test_nf4.py"),
+        expected_s=120,
+        shows="full, LoRA and QLoRA have the losses of a processor, in fp32, bf16 and fp16",
+    ),
+    _tests(
+        "checkpoints",
+        *("-m", "gpu", "tests/train/test_checkpoint.py"),
+        expected_s=30,
+        shows="a state on a GPU is saved through pinned memory while it changes",
+    ),
+    _tests(
+        "offloading",
+        *("-m", "gpu", "tests/train/test_offload.py"),
+        expected_s=60,
+        shows="activations in the machine's memory change no gradient, and leave room on the GPU",
+    ),
+    _tests(
+        "eight-bit-moments",
+        *("-m", "gpu", "tests/train/test_adam8.py"),
+        expected_s=60,
+        shows="8-bit AdamW, paged or not, goes on after a resume as without a break",
+    ),
+    _tests(
+        "same-training",
+        *("-m", "gpu", "tests/train/test_benchmark.py"),
+        expected_s=60,
+        shows="our loop and HF Trainer have the same losses on a GPU",
+    ),
+    Case(
+        name="trainer",
+        argv=(
+            *("{python}", "-m", "benchmarks.trainer", "--suite", "gpu", "--rounds", "3"),
+            *("--loaded-ok", "--out", "{out}/trainer.jsonl"),
+        ),
+        expected_s=420,
+        limit_s=1200,
+        shows="tokens per second and peak memory of our loop beside HF Trainer's",
+    ),
+    _tests(
+        "contract",
+        "tests/train/test_contract.py",
+        expected_s=400,
+        shows="every strategy trains alike with the library versions of this machine (on its processors)",
+    ),
+)
+"""The most instructive minute first: what proves that the device code is right, then how fast it is."""
