@@ -13,7 +13,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder --rotate -m "not slow"
 STORY := tests/lab/test_story.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab lint format bench clean
+.PHONY: help demo test lab versions lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -35,6 +35,9 @@ endif
 lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones too, see docs/lab.md
 	$(BIN)/python -m pytest tests/lab
 
+versions: .venv/dev.stamp ## a short set of tests with the lowest and with the newest versions of the tested range
+	$(BIN)/python -m benchmarks.versions
+
 lint: .venv/dev.stamp ## style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,7 +52,7 @@ bench: .venv/dev.stamp ## our loop against others on the same model, data and th
 	$(BIN)/python -m benchmarks
 
 clean: ## remove .venv and the caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	rm -rf .venv .versions .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 
 # pip comes last into a new .venv: an interrupted one is made again.
 .venv/bin/pip:

@@ -94,7 +94,7 @@ TESTED = (
     ),
     Tested(package="datasets", accepted="4.0", lowest="4.0.0", newest="5.2.0", below="6", reason=_MAJOR),
     Tested(package="safetensors", accepted="0.5", lowest="0.5.0", newest="0.8.0", below="0.9", reason=_ZERO),
-    Tested(package="tokenizers", accepted="0.22", lowest="0.22.0", newest="0.23.3", below="0.24", reason=_ZERO),
+    Tested(package="tokenizers", accepted="0.22.1", lowest="0.22.1", newest="0.23.3", below="0.24", reason=_ZERO),
     Tested(package="tensorboard", accepted="2.18", lowest="2.18.0", newest="2.21.0", below="3", reason=_MAJOR),
     Tested(
         package="deepspeed",

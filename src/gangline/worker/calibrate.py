@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gangline.runs.job import Job, ModelJob
+from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.bench import free_bytes
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
@@ -211,7 +212,7 @@ def describe(copy: Copy) -> dict[str, Any]:
     return {
         "gpu": torch.cuda.get_device_name(copy.device) if cuda else "cpu",
         "torch": torch.__version__,
-        "kernels": str(getattr(copy.core.config.get_text_config(), "_attn_implementation", "")),
+        "kernels": str(compat.ATTENTION.of(copy.core.config.get_text_config()) or ""),
         "fused_loss": copy.loss.fused,
         "dtype": copy.precision.name,
         "threads": 0 if cuda else torch.get_num_threads(),

@@ -37,8 +37,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
@@ -370,8 +369,23 @@ def own_shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[LocalShard]:
             continue
         local = tensor.detach().to_local()
         if local.numel():
-            _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            yield LocalShard(name=name, tensor=local, offsets=tuple(offsets), shape=tuple(tensor.shape))
+            yield LocalShard(name=name, tensor=local, offsets=_offsets(tensor), shape=tuple(tensor.shape))
+
+
+def _offsets(tensor: DTensor) -> tuple[int, ...]:
+    """Where this rank's shard begins in the whole: FSDP2 cuts one dimension after another as `torch.chunk` does."""
+    sizes, offsets = list(tensor.shape), [0] * tensor.ndim
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "a rank with a shard is in its mesh"
+    for count, index, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
+        if isinstance(placement, Shard):
+            dim = placement.dim
+            chunk = -(-sizes[dim] // count)
+            start = min(index * chunk, sizes[dim])
+            sizes[dim] = min(chunk, sizes[dim] - start)
+            offsets[dim] += start
+    assert tuple(sizes) == tuple(tensor.to_local().shape), "FSDP2 cuts as torch.chunk does"
+    return tuple(offsets)
 
 
 def shards_of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterator[LocalShard]:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import RunFailed
+from gangline.worker import compat
 
 LOST = re.compile(r"Connection (was likely )?(reset|closed)|Broken pipe|Socket (was )?closed|abort", re.IGNORECASE)
 """What a wait says that was cut off."""
@@ -125,7 +126,7 @@ def abort_comm() -> None:
 
 
 def _abort_nccl() -> None:
-    for group in list(dist.distributed_c10d._world.pg_names):
+    for group in list(compat.PROCESS_GROUPS.get().pg_names):
         with contextlib.suppress(RuntimeError):
             group.abort()
 

@@ -20,6 +20,7 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job, MethodJob, ModelJob
+from gangline.worker import compat
 from gangline.worker.quantised import quantise
 
 WEIGHT_FILES = (
@@ -245,21 +246,19 @@ def _first_line(error: BaseException) -> str:
 
 
 RAM = torch.device("cpu")
-_CHECKPOINT = "_gradient_checkpointing_func"
-"""Where transformers keeps what computes a layer of a model without keeping its activations."""
 
 
 def keep_inputs_in_ram(model: nn.Module) -> None:
     """Of every layer that recomputes. Raises ModelError for a model that has none in transformers' way."""
-    found = [module for module in model.modules() if _CHECKPOINT in vars(module)]
+    found = [module for module in model.modules() if compat.RECOMPUTE.is_in(module)]
     if not found:
         raise ModelError(
             "activation_offloading: this model's layers are not computed again in the way of transformers",
-            seen=f"no module of {type(model).__name__} has {_CHECKPOINT} after recomputation was switched on",
+            seen=f"no module of {type(model).__name__} has {compat.RECOMPUTE.name} after recomputation was switched on",
             fix="set activation_offloading: false",
         )
     for module in found:
-        setattr(module, _CHECKPOINT, partial(_checkpointed, getattr(module, _CHECKPOINT)))
+        compat.RECOMPUTE.put(module, partial(_checkpointed, compat.RECOMPUTE.of(module)))
 
 
 def _checkpointed(checkpoint: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from gangline.errors import UsageError
 from gangline.runs.job import OptimizerJob, ScheduleJob
@@ -99,13 +100,16 @@ def norm_of(gradients: Sequence[torch.Tensor], *, parts: dist.ProcessGroup | Non
     """L2 norm of all of them together, a scalar. parts: the ranks that have a part of each, which is collective.
 
     On a CPU row by row, and the rows in fp64: its fp32 sums are off by 1e-4 at five million values, and fp64 over
-    all values takes five times as long. A GPU sums in a tree.
+    all values takes five times as long. A GPU sums in a tree; numbers of 16 bits in fp32, each tensor by itself.
     """
     if gradients[0].device.type == "cpu":
         norms = [torch.linalg.vector_norm(_row_norms(gradient), dtype=torch.float64) for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+    elif all(gradient.dtype is torch.float32 for gradient in gradients):
+        norm = get_total_norm(gradients)
     else:
-        norms = [norm.float() for norm in torch._foreach_norm(gradients)]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
     if parts is None:
         return norm
     square = norm.double().square()
@@ -129,8 +133,9 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, *, maximum: flo
     """Scale gradients so that their global norm is `maximum` at most."""
     if maximum is None or not norm > maximum:
         return
-    gradients = gradients_of(parameters)
-    torch._foreach_mul_(gradients, (maximum / (norm + 1e-6)).to(gradients[0].dtype))
+    factor = maximum / (norm + 1e-6)
+    for gradient in gradients_of(parameters):
+        gradient.mul_(factor.to(gradient.dtype))
 
 
 log = logging.getLogger(__name__)

@@ -180,10 +180,8 @@ def num_weights(model: nn.Module) -> int:
 
 def _put(layer: QuantisedLinear, name: str, tensor: torch.Tensor) -> None:
     """Give a layer one of its tensors, on whatever device that is."""
-    if name in layer._parameters:
-        layer._parameters[name] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        layer._buffers[name] = tensor
+    is_parameter = isinstance(getattr(layer, name), nn.Parameter)
+    setattr(layer, name, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
 
 
 def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.distributed.checkpoint.filesystem as dcp_files
 import torch.distributed.checkpoint.metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
+from gangline.worker import compat
 from gangline.worker.buckets import in_buckets, joined, named_buckets, spread
 from gangline.worker.checkpoint import STATE_FILE
 from gangline.worker.world import World
@@ -324,13 +324,14 @@ def _names(*kinds: Any) -> dict[tuple[str, str], Any]:
     return {(kind.__module__, kind.__qualname__): kind for kind in kinds}
 
 
+_MEMORY_FORMATS = compat.MEMORY_FORMATS.get()
 _DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 
 
 def _memory_format(kind: object, name: object) -> Any:
     """What getattr may do for a pickle: some Pythons (3.11.2 among them) write a member as getattr(enum, name)."""
-    members = dcp_metadata._MEM_FORMAT_ENCODING.__members__
-    if kind is not dcp_metadata._MEM_FORMAT_ENCODING or not isinstance(name, str) or name not in members:
+    members = _MEMORY_FORMATS.__members__
+    if kind is not _MEMORY_FORMATS or not isinstance(name, str) or name not in members:
         raise pickle.UnpicklingError(f"getattr of {kind!r}, {name!r}")
     return members[name]
 
@@ -342,15 +343,15 @@ _ALLOWED: dict[tuple[str, str], Any] = {
         dcp_metadata.BytesStorageMetadata,
         dcp_metadata.ChunkStorageMetadata,
         dcp_metadata.TensorProperties,
-        dcp_metadata._MEM_FORMAT_ENCODING,
+        _MEMORY_FORMATS,
         dcp_metadata.MetadataIndex,
         dcp_metadata.StorageMeta,
-        dcp_files._StorageInfo,
+        compat.STORAGE_INFO.get(),
     ),
     **{("torch", str(dtype).removeprefix("torch.")): dtype for dtype in _DTYPES},
     ("torch", "Size"): torch.Size,
     ("builtins", "getattr"): _memory_format,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch.serialization", compat.GET_LAYOUT.name): compat.GET_LAYOUT.get(),
 }
 
 

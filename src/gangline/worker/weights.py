@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError
 from gangline.runs.job import Job
+from gangline.worker import compat
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
 from gangline.worker.quantised import QuantisedLinear, put_empty
@@ -148,7 +149,7 @@ def materialise(module: nn.Module, device: torch.device, *, parts: torch.device 
         where = parts if parts is not None and isinstance(tensor, DTensor) else device
         return torch.empty_like(tensor, device=where) if tensor.is_meta else tensor.to(where)
 
-    module._apply(placed)
+    compat.APPLY.of(module)(placed)
 
 
 def shade(module: nn.Module) -> None:
@@ -304,7 +305,7 @@ def _keys(folder: Path) -> dict[str, str] | None:
 
 def _keeps_some_in_fp32(core: Any) -> bool:
     """Whether some weights are to be wider than the others. Buffers are as they were made, whatever the weights are."""
-    kept = {*core._keep_in_fp32_modules, *core._keep_in_fp32_modules_strict}
+    kept = {*compat.KEEP_IN_FP32.of(core), *compat.KEEP_IN_FP32_STRICT.of(core)}
     return any(kept & set(name.split(".")) for name, _ in core.named_parameters())
 
 
@@ -356,11 +357,11 @@ def _fill_in(core: nn.Module, make: Any) -> None:
     """Replace every weight that is not there yet by another such; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in core.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and is_empty(parameter):
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if is_empty(parameter):
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                setattr(module, name, made[id(parameter)])
 
 
 def is_empty(parameter: torch.Tensor) -> bool:

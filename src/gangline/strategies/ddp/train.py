@@ -7,8 +7,8 @@ average, because the loss is already divided by the tokens of the whole step.
 # no `from __future__ import annotations`: DDP compares the hook's annotations as types
 import inspect
 import time
-from collections.abc import Collection
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -125,6 +125,18 @@ def _sum_hook(state: _Exchange, bucket: dist.GradBucket) -> torch.futures.Future
     return state.send(bucket)
 
 
+@contextmanager
+def _frozen(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """DDP exchanges what is trained while it is made: these parameters are none of its own for good."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
 class Ddp(Strategy):
     """DDP over a process group, the default one unless told otherwise.
 
@@ -151,7 +163,7 @@ class Ddp(Strategy):
         self._only = only
         self._exchange = _Exchange(group, setup.sent_as if narrows else None)
         self._ddp: DistributedDataParallel | None = None
-        self._ignored: list[str] = []
+        self._ignored: list[torch.nn.Parameter] = []
         self.num_bytes = 0
         """Of all gradients, as they are kept."""
 
@@ -160,7 +172,7 @@ class Ddp(Strategy):
         super().wrap(loss)
         trained = trainable(loss)
         summed = set(map(id, trained.values() if self._only is None else self._only))
-        self._ignored = [name for name, parameter in trained.items() if id(parameter) not in summed]
+        self._ignored = [parameter for parameter in trained.values() if id(parameter) not in summed]
         gradients = [(each.numel(), each.element_size()) for each in trained.values() if id(each) in summed]
         self.num_bytes = sum(numel * each for numel, each in gradients)
         sent_as = self._exchange.sent_as
@@ -214,16 +226,16 @@ class Ddp(Strategy):
         return self._exchange.waited_s()
 
     def _wrap(self, bucket_bytes: int) -> DistributedDataParallel:
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.loss, self._ignored)
-        made = DistributedDataParallel(
-            self.loss,
-            process_group=self._group,
-            bucket_cap_mb=max(SMALLEST_BYTES, bucket_bytes) / MIB,
-            # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
-            init_sync=False,
-            **{_BUFFER_OPTION: False},
-            gradient_as_bucket_view=True,
-        )
+        with _frozen(self._ignored):
+            made = DistributedDataParallel(
+                self.loss,
+                process_group=self._group,
+                bucket_cap_mb=max(SMALLEST_BYTES, bucket_bytes) / MIB,
+                # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
+                init_sync=False,
+                **{_BUFFER_OPTION: False},
+                gradient_as_bucket_view=True,
+            )
         made.register_comm_hook(self._exchange, _sum_hook)
         return made
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from gangline.errors import RunFailed
 from gangline.strategies.ddp.train import Ddp
 from gangline.strategies.local_sgd.outer import Hosts, Outer
+from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
@@ -170,8 +171,7 @@ class Roll:
     def __init__(self, world: World, group: dist.ProcessGroup) -> None:
         """Every rank makes one for the same group. group: all ranks."""
         self._world = world
-        # no other call gives the store that the process group was made with (torch 2.13)
-        self._store = dist.PrefixStore(f"roll/{group.group_name}", dist.distributed_c10d._get_default_store())
+        self._store = dist.PrefixStore(f"roll/{group.group_name}", compat.DEFAULT_STORE.get()())
         self._meeting = 0
 
     def come(self) -> None:

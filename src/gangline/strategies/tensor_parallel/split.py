@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError, UsageError
+from gangline.worker import compat
 from gangline.worker.buckets import INSIDE
 from gangline.worker.model import base_of
 
@@ -124,7 +125,7 @@ class _Cutter:
 
     def _plan(self) -> dict[str, str]:
         """Name of a module inside the decoder -> word. The table and the head stay whole, whatever the plan says."""
-        words: Mapping[str, str] = getattr(self._core, "_tp_plan", None) or {}
+        words: Mapping[str, str] = compat.TP_PLAN.of(self._core) or {}
         around = (self._core.get_input_embeddings(), self._core.get_output_embeddings())
         found: dict[str, str] = {}
         strange: dict[str, str] = {}
@@ -215,12 +216,12 @@ class _Cutter:
 
     def _take(self, module: nn.Module, which: str, dim: int) -> None:
         """Leave of a weight this rank's part."""
-        whole = module._parameters.get(which)
+        whole = getattr(module, which)
         if whole is None:
             return
         name = self._names.pop(id(whole))
         part = nn.Parameter(self._side.part_of(whole, dim).clone(), requires_grad=whole.requires_grad)
-        module._parameters[which] = part
+        setattr(module, which, part)
         self._names[id(part)] = name
         self.made.cuts[name] = dim
 

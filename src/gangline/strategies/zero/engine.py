@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import nn
 from gangline.errors import UsageError
 from gangline.runs.job import Job
 from gangline.units import format_bytes
+from gangline.worker import compat
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.precision import Precision
@@ -77,13 +79,13 @@ def load_deepspeed(device: torch.device) -> Any:
     # it calls collectives by names that torch 2.13 has others for, several times a step
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # it would build an operator for CPUs of one host, for a minute; gloo does the same
-    deepspeed.ops.__compatible_ops__ = {}
+    compat.OPERATORS.put(deepspeed.ops, defaultdict(bool))  # 0.19.0 asks for a row, later ones whether there is one
     logger = logging.getLogger("DeepSpeed")  # into this rank's log, not on its screen
     logger.handlers.clear()
     logger.propagate = True
     # our group, which has our time limits, and no second one
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False, dist_init_required=False)
-    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
+    compat.WORLD_GROUP.put(deepspeed.utils.groups, dist.group.WORLD)
     return deepspeed
 
 
@@ -102,37 +104,31 @@ def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: World
     Of one that takes no memory yet only the part will: what is in it is read later.
     """
 
-    class OneByOne(deepspeed.zero.Init):
-        """Without its exchange: weights are equal already, as for `start`."""
+    def divide_all(init: Any, param_list: Iterable[nn.Parameter]) -> None:
+        for parameter in param_list:
+            dtype = torch.bfloat16 if config["bf16"]["enabled"] else parameter.dtype
+            if is_empty(parameter):  # nothing is written, so on the CPU it takes no memory now, either
+                parameter.data = torch.empty(parameter.shape, dtype=dtype, device=init.local_device)
+            else:
+                parameter.data = parameter.data.to(init.local_device, dtype)
+            divide_one(init, parameter)
 
-        def _convert_to_zero_parameters(self, param_list: Iterable[nn.Parameter]) -> None:
-            for parameter in param_list:
-                dtype = torch.bfloat16 if config["bf16"]["enabled"] else parameter.dtype
-                if is_empty(parameter):  # nothing is written, so on the CPU it takes no memory now, either
-                    parameter.data = torch.empty(parameter.shape, dtype=dtype, device=self.local_device)
-                else:
-                    parameter.data = parameter.data.to(self.local_device, dtype)
-                self._zero_init_param(parameter)
+    def divide_one(init: Any, parameter: nn.Parameter) -> None:
+        # without its exchange: weights are equal already, as for `start`
+        compat.MAKE_DIVISIBLE.of(init)(parameter)
+        parameter.partition()  # type: ignore[attr-defined]
 
-        def _zero_init_param(self, parameter: nn.Parameter) -> None:
-            self._convert_to_deepspeed_param(parameter)
-            parameter.partition()
-
-    OneByOne(module=loss, config_dict_or_path=config, mem_efficient_linear=False)
+    one_by_one = compat.overriding(deepspeed.zero.Init, {compat.DIVIDE_ALL: divide_all, compat.DIVIDE_ONE: divide_one})
+    one_by_one(module=loss, config_dict_or_path=config, mem_efficient_linear=False)
     for buffer in loss.buffers():
         buffer.data = buffer.data.to(world.device)
 
 
 def start(deepspeed: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> Any:
     """The engine; collective."""
-    engine_class = deepspeed.runtime.engine.DeepSpeedEngine
-    broadcast = engine_class._broadcast_model
     # weights are equal already (`agree_weights`); sending frozen ones would cost minutes on a slow link
-    engine_class._broadcast_model = lambda _engine: None
-    try:
+    with compat.BROADCAST.replaced(deepspeed.runtime.engine.DeepSpeedEngine, lambda _engine: None):
         engine, *_ = deepspeed.initialize(model=loss, optimizer=optimizer, config=config, dist_init_required=False)
-    finally:
-        engine_class._broadcast_model = broadcast
     return engine
 
 

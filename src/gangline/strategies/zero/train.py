@@ -34,6 +34,7 @@ from gangline.strategies.zero.engine import (
     start,
     takes_parts,
 )
+from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.memory import return_freed
@@ -191,7 +192,7 @@ class Parts:
             self._optimizer.optimizer.state[part] = empty_state(part)
         self.put_back()
         if stage < 3:
-            self._optimizer._lazy_init_hp_params_optimizer_state()
+            compat.LINK_STATES.of(self._optimizer)()
 
     @property
     def flat(self) -> list[torch.Tensor]:
@@ -214,10 +215,10 @@ class Parts:
             return norm.reshape(1).to(self._device)
         if self._stage == 3:
             return self._api.safe_get_local_grad(parameter)
-        mapping = parameter._hp_mapping
+        mapping = compat.FRAGMENT.of(parameter)
         if mapping is None:
             return None
-        found = mapping.get_lp_grad_fragment(parameter._index_in_param_group).reshape(-1)
+        found = mapping.get_lp_grad_fragment(compat.FRAGMENT_INDEX.of(parameter)).reshape(-1)
         place = mapping.lp_fragment_address
         return found if len(found) == place.numel else found.narrow(0, place.start, place.numel)
 
@@ -239,7 +240,8 @@ class Parts:
     def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
         """A weight ("") or a moment of it, whole; collective. What lies on a disk stays in memory until `put_back`."""
         if self._on_disk(self._group(parameter)):
-            return self._optimizer._fp32_state_allgather(parameter, self._from_disk(parameter, key, changes=False))
+            gather = compat.GATHER_STATE.of(self._optimizer)
+            return gather(parameter, self._from_disk(parameter, key, changes=False))
         if not key:
             return self._api.safe_get_full_fp32_param(parameter)
         return self._api.safe_get_full_optimizer_state(parameter, key)
@@ -282,10 +284,10 @@ class Parts:
         if self._stage < 3:
             self._optimizer.update_lp_params()
             return
-        self._optimizer._partition_all_parameters()
+        compat.DIVIDE_AGAIN.of(self._optimizer)()
         for number in range(len(self.flat)):
             self._bring(number, changes=False)
-            self._optimizer._reassign_or_swap_out_partitioned_parameters(number)
+            compat.SPREAD_GROUP.of(self._optimizer)(number)
         self.put_back()
         if kept := self._optimizer.persistent_parameters:
             kept[0].all_gather(kept)
@@ -295,9 +297,9 @@ class Parts:
         if self._there is None:
             return
         if self._changed:
-            self._optimizer._optimizer_states_and_gradient_swap_out(self._there)
+            compat.SWAP_OUT.of(self._optimizer)(self._there)
         else:
-            self._optimizer._release_swap_buffers(self._there)
+            compat.RELEASE.of(self._optimizer)(self._there)
         self._there, self._changed = None, False
 
     def _group(self, parameter: nn.Parameter) -> int:
@@ -309,7 +311,7 @@ class Parts:
 
     def _on_disk(self, number: int) -> bool:
         """Groups of less than a megabyte stay in memory."""
-        return self._stage == 3 and bool(self._optimizer._swappable_optimizer_subgroup(number))
+        return self._stage == 3 and bool(compat.IS_ON_DISK.of(self._optimizer)(number))
 
     def _bring(self, number: int, *, changes: bool) -> None:
         """Have a group of those on a disk in memory, and no other."""
@@ -317,7 +319,7 @@ class Parts:
             return
         if self._there != number:
             self.put_back()
-            self._optimizer._optimizer_states_and_gradient_swap_in(number)
+            compat.SWAP_IN.of(self._optimizer)(number)
             self._there = number
         self._changed = self._changed or changes
 

@@ -19,12 +19,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gangline.errors import ModelError
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
+from gangline.worker import compat
 from gangline.worker import loss as loss_module
 from gangline.worker.batch import IGNORE, Batch, Order
 from gangline.worker.loop import Loop
@@ -40,7 +39,7 @@ from gangline.worker.session import Session, _make_scaler
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.trace.configs import at_depth
 from gangline.worker.trace.order import TraceOrder
-from gangline.worker.trace.tracker import ByteTracker, kernels_of
+from gangline.worker.trace.tracker import ByteTracker, DispatchMode, kernels_of
 from gangline.worker.world import World
 
 INSTANTS = ("forward", "loss", "backward-last", "backward-first", "backward-rest", "clip", "optimizer")
@@ -75,7 +74,7 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
     model, job, precision = build_model(at_depth(config, layers), order)
     tracker = ByteTracker(rounding_bytes=order.rounding_bytes)
     try:
-        with kernels_of(order.attention_kernel), FakeTensorMode(allow_non_fake_inputs=True), tracker:
+        with kernels_of(order.attention_kernel), compat.FAKE_TENSOR_MODE.get()(allow_non_fake_inputs=True), tracker:
             session = build_session(model, job, precision, order=order)
             persistent = _persistent(session, tracker)
             _run(session, tracker, order)
@@ -181,6 +180,7 @@ def _persistent(session: Session, tracker: ByteTracker) -> dict[str, int]:
 
 
 CPU = torch.device("cpu")
+TO_COPY = compat.TO_COPY.get()
 
 
 class FullRows:
@@ -281,13 +281,14 @@ def _make_fake(model: nn.Module) -> None:
         return made[id(tensor)]
 
     for module in model.modules():
-        for held in (module._parameters, module._buffers, module.__dict__):
-            for name, value in list(held.items()):
-                if isinstance(value, torch.Tensor) and value.device.type == "meta":
-                    held[name] = fake(value)
+        parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+        buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+        for name, value in [*parameters, *buffers, *vars(module).items()]:
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                setattr(module, name, fake(value))
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(DispatchMode):
     """Names of the operations that compute something: views, changes of dtype and questions are left out."""
 
     def __init__(self) -> None:
@@ -295,7 +296,7 @@ class _Operations(TorchDispatchMode):
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten" and not func.is_view and func is not torch.ops.aten._to_copy.default:
+        if func.namespace == "aten" and not func.is_view and func is not TO_COPY:
             self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 

@@ -20,20 +20,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from gangline.worker import loss
+from gangline.worker import compat, loss
 from gangline.worker.trace.order import AttentionKernel
 
-aten = torch.ops.aten
+FAKE_TENSOR = compat.FAKE_TENSOR.get()
+UNSET_FAKE = compat.UNSET_FAKE.get()
+READ_SCALAR, GROUPED_PRODUCT = compat.READ_SCALAR.get(), compat.GROUPED_PRODUCT.get()
+DispatchMode: Any = compat.DISPATCH_MODE.get()
+"""Sees every operation inside of it."""
 COLLECT_EVERY = 100
 """Operations between two collections: tensors in reference cycles live until one finds them."""
 
 
-class ByteTracker(TorchDispatchMode):
+class ByteTracker(DispatchMode):
     """Counts the storages of everything that is computed inside it; entered after (inside) a FakeTensorMode.
 
     Tensors with real data (the tokens of a batch, and the masks that follow from them) are computed for real, so that
@@ -90,23 +91,22 @@ class ByteTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and count what it gives back."""
         kwargs = kwargs or {}
-        tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
-        fake = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-        if fake and func is aten._local_scalar_dense.default:
+        tensors = list(_tensors((args, kwargs)))
+        fake = [tensor for tensor in tensors if isinstance(tensor, FAKE_TENSOR)]
+        if fake and func is READ_SCALAR:
             return _neutral(fake[0].dtype)
         self.num_operations += 1
         if self.num_operations % COLLECT_EVERY == 0:
             gc.collect()
         if tensors and not fake:
-            with unset_fake_temporarily():
+            with UNSET_FAKE():
                 result = func(*args, **kwargs)
-        elif func is aten._grouped_mm.default:
+        elif func is GROUPED_PRODUCT:
             result = _grouped_product(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
-        for value in tree_iter(result):
-            if isinstance(value, torch.Tensor):
-                self.add(value.untyped_storage())
+        for tensor in _tensors(result):
+            self.add(tensor.untyped_storage())
         return result
 
     def _forget(self, key: int) -> None:
@@ -124,6 +124,15 @@ class ByteTracker(TorchDispatchMode):
             return result
 
         return resize_
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """Every tensor among the arguments or the results of an operation."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
 
 
 def _grouped_product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
