@@ -18,6 +18,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.train import (
+    cases_exact,
+    cases_loop,
+    cases_moving,
+    cases_offload,
+    cases_pipeline,
+    cases_resume,
+    cases_tensor_parallel,
+    cases_zero,
+)
 from tests.train.pool import Zygote
 from tests.train.test_resume import sample_order
 
@@ -232,14 +242,13 @@ def _contract(zygote: Zygote, words: dict[str, Any]) -> float:
     if words["strategy"] == "tp":
         halves = {(10,): [5], (6, 4): [3, 2]}  # of five micro-batches of two samples
         shares = halves[tuple(words["shares"])]
-        results = ranks.run("tests.train.cases_tensor_parallel:contract", shares=shares, method=words["method"])
+        results = ranks.run(cases_tensor_parallel.contract, shares=shares, method=words["method"])
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
     if words["strategy"] == "pipeline":
         more = {"method": words["method"], "mixture": words["mixture"], "rows": words.get("rows", [10])}
-        results = ranks.run("tests.train.cases_pipeline:contract", stages=words["shares"], **more)
+        results = ranks.run(cases_pipeline.contract, stages=words["shares"], **more)
         return max(step[part] for result in results for step in result["steps"] for part in ("error", "norm_error"))
-    cases = "cases_zero:gradient" if words["strategy"] in ZERO else "cases_loop:contract"
-    results = ranks.run(f"tests.train.{cases}", **words)
+    results = ranks.run(cases_zero.gradient if words["strategy"] in ZERO else cases_loop.contract, **words)
     return max(max(result["error"], result["norm_error"]) for result in results)
 
 
@@ -276,31 +285,31 @@ def _other_strategy(zygote: Zygote, begun: _Begun, job: dict[str, Any], before: 
 
 
 def _gradient(zygote: Zygote, words: dict[str, Any]) -> float:
-    results = zygote.pool(3).run("tests.train.cases_exact:gradient", **words)
+    results = zygote.pool(3).run(cases_exact.gradient, **words)
     assert all(result["equal"] for result in results), "ranks hold different gradients"
     return max(result["error"] for result in results)
 
 
 def _losses(zygote: Zygote, words: dict[str, Any]) -> float:
     ranks = zygote.pool(_size(words.get("strategy", "ddp"), words["shares"]))
-    result = ranks.run("tests.train.cases_exact:losses", timeout_s=300, **words)[0]
+    result = ranks.run(cases_exact.losses, timeout_s=300, **words)[0]
     return _worst(result["split"], result["alone"])
 
 
 def _offloaded(zygote: Zygote, words: dict[str, Any]) -> float:
-    result = zygote.pool(len(words["shares"])).run("tests.train.cases_offload:parts", **words)[0]
+    result = zygote.pool(len(words["shares"])).run(cases_offload.parts, **words)[0]
     return _worst(result["split"], result["alone"])
 
 
 def _moving(zygote: Zygote, words: dict[str, Any]) -> float:
     """The same samples in the same order are asserted in tests/train/test_moving.py."""
-    result = zygote.pool(3).run("tests.train.cases_moving:losses", timeout_s=300, steps=200, **words)[0]
+    result = zygote.pool(3).run(cases_moving.losses, timeout_s=300, steps=200, **words)[0]
     assert len({tuple(shares) for shares in result["shares"] if sum(shares) == 6}) >= 3, "shares did not move"
     return _worst(result["split"], result["alone"])
 
 
 def _evaluation(zygote: Zygote, words: dict[str, Any]) -> float:
-    results = zygote.pool(3).run("tests.train.cases_exact:evaluation", **words)
+    results = zygote.pool(3).run(cases_exact.evaluation, **words)
     return max(abs(split["loss"] / alone["loss"] - 1) for split, alone in results)
 
 
@@ -330,7 +339,7 @@ def _other_ranks(zygote: Zygote, job: dict[str, Any], stops: list[int]) -> float
 def _piece(zygote: Zygote, folder: str, shares: list[int], job: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
     words = {"folder": folder, "shares": shares, "steps": 24, "resume_step": None, "stop_after": None, "job": job}
     ranks = zygote.pool(_size(changes.get("strategy", "ddp"), shares))
-    return ranks.run("tests.train.cases_resume:piece", **{**words, **changes})
+    return ranks.run(cases_resume.piece, **{**words, **changes})
 
 
 def _worst(ours: list[Any], expected: list[Any]) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.train import cases_trace
 from tests.train.pool import ROOT, Zygote
 from tests.train.test_trace import SMALL
 
@@ -146,9 +147,8 @@ def _compare(zygote: Zygote, changes: dict[str, Any]) -> dict[str, Any]:
         "rounding_bytes": 1,
         **changes,
     }
-    cases = "tests.train.cases_trace"
-    real = zygote.pool(order.get("ranks", 1)).run(f"{cases}:profiled_peak", order=order, timeout_s=300)
-    traced = zygote.pool(1).run(f"{cases}:traced_peak", order=order, timeout_s=300)[0]
+    real = zygote.pool(order.get("ranks", 1)).run(cases_trace.profiled_peak, order=order, timeout_s=300)
+    traced = zygote.pool(1).run(cases_trace.traced_peak, order=order, timeout_s=300)[0]
     return {"real_bytes": max(real), "traced_bytes": traced}
 
 

@@ -7,9 +7,9 @@ import socket
 from gangline.runs import checkpoints as disk
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
+from tests.train import cases_broken
 from tests.unit.launch.gang import wait_until
 
-CASES = "tests.train.cases_broken"
 START_S = 60.0
 
 
@@ -20,7 +20,7 @@ class Run:
         self.zygote, self.folder = zygote, folder
         self._layouts = {}
         self.layout = RunLayout(folder, "calm-otter-7")
-        zygote.fork(f"{CASES}:write_run", folder=str(folder), steps=steps, every_steps=every_steps).result()
+        zygote.fork(cases_broken.write_run, folder=str(folder), steps=steps, every_steps=every_steps).result()
 
     def write_gang(self, attempt, hosts, shares, **words):
         """gang.json of an attempt. words: of Gang, and the slowdown of all."""
@@ -39,7 +39,7 @@ class Run:
         port = free_port()
         return [
             self.zygote.fork(
-                f"{CASES}:train",
+                cases_broken.train,
                 folder=str(self._layouts[hosts[rank]].root),
                 attempt=attempt,
                 rank=rank,

@@ -3,13 +3,14 @@
     from tests.train import cases_loop          # in a test: no torch comes with it
     pool(3).run(cases_loop.gradient, ...)       # a rank imports the module, and calls the function
 
-Modules named cases_*, and `story`, import torch at their top, which costs pytest's processes seconds and memory that
-only ranks need. `install` has such imports give a stand-in, whose functions are those that the file defines: a test
+Modules named cases_* import torch at their top, which costs pytest's processes seconds and memory that
+only ranks need. `install` has such imports give a stand-in, with the functions and the plain values that the file defines: a test
 says an ordinary name, which tools find and rename, and a name that is not there fails at once. Ranks and benchmarks
 import the real modules.
 """
 
 import ast
+import contextlib
 import importlib.machinery
 import importlib.util
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_NAMES = re.compile(r"tests\.train\.(data\.)?(cases_\w+|story)")
+_NAMES = re.compile(r"tests\.train\.(data\.)?cases_\w+")
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ def address(function: Callable | Body) -> str:
 
 class _Cases(types.ModuleType):
     def __getattr__(self, name):
-        if name not in self.__dict__["_functions"]:
-            raise AttributeError(f"{self.__name__} defines no function {name}")
-        return Body(self.__name__, name)
+        if name in self.__dict__.get("_functions", ()):
+            return Body(self.__name__, name)
+        raise AttributeError(f"{self.__name__} defines no function {name}, and nothing else that needs no import")
 
 
 class _Finder:
@@ -63,6 +64,10 @@ class _Loader:
     def exec_module(module):
         tree = ast.parse(Path(module.__spec__.origin).read_text(encoding="utf-8"))
         module.__dict__["_functions"] = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                with contextlib.suppress(ValueError):  # what has to be computed stays with the ranks
+                    setattr(module, node.targets[0].id, ast.literal_eval(node.value))
 
 
 def install():

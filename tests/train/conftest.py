@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.order import longest_first
+from tests.train import bodies, story
 from tests.train.pool import Zygote
+
+bodies.install()
 
 LONG = (
     "test_story.py",
@@ -46,7 +49,7 @@ def zygote(_session_zygote):
 
 @pytest.fixture
 def pool(_session_zygote):
-    """`pool(world_size).run("package.module:function", ...)`: the results by rank."""
+    """`pool(world_size).run(cases_x.function, ...)`: the results by rank."""
     return _session_zygote.pool
 
 
@@ -54,5 +57,5 @@ def pool(_session_zygote):
 def world(_session_zygote, tmp_path_factory):
     """A folder with a corpus, a tokenizer and a tiny Llama with weights, for users to have copies of."""
     folder = tmp_path_factory.mktemp("world")
-    _session_zygote.fork("tests.train.story:make_world", folder=str(folder)).result()
+    _session_zygote.fork(story.make_world, folder=str(folder)).result()
     return folder

@@ -1,13 +1,14 @@
 """Ranks for tests, forked from one process that has imported everything.
 
-    pool(3).run("tests.train.cases_loop:gradient", shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
+    pool(3).run(cases_loop.gradient, shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
 
 - `pool(n)`: one set of n ranks per session, with a gloo group that is set up once. A case that fails in any rank, or
   takes too long, ends these ranks; the next call makes new ones.
 - `gang(n, function, kwargs)`: n fresh ranks of one's own, to be killed.
 - `fork(function, ...)`: one fresh process without a group.
 
-Arguments and results are JSON. This module and pytest's process need no torch.
+Arguments and results are JSON. This module and pytest's process need no torch: `bodies` says how a test names a
+function without importing it.
 """
 
 import os
@@ -18,9 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.train.bodies import Body, address
 from tests.train.zygote import receive, send
+
+Function = Callable | Body
 
 ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 6000
@@ -43,10 +48,10 @@ class Child:
             self.pid = zygote.request_fork({"log": str(self._log), "group": group}, theirs)
         self._pidfd = os.pidfd_open(self.pid)
 
-    def call(self, function: str, kwargs: dict) -> None:
-        """Begin `package.module:function` with these arguments."""
+    def call(self, function: Function, kwargs: dict) -> None:
+        """Begin a function of a module with these arguments."""
         try:
-            send(self._channel, {"function": function, "kwargs": kwargs})
+            send(self._channel, {"function": address(function), "kwargs": kwargs})
         except BrokenPipeError:
             raise RankFailure(self._died()) from None
 
@@ -121,7 +126,7 @@ class Ranks:
             for rank in range(world_size)
         ]
 
-    def start(self, function: str, kwargs: dict) -> None:
+    def start(self, function: Function, kwargs: dict) -> None:
         """Begin `function` on every rank."""
         for child in self.children:
             child.call(function, kwargs)
@@ -145,8 +150,8 @@ class Ranks:
             raise RankFailure("\n".join(failures))
         return [values[rank] for rank in range(len(self.children))]
 
-    def run(self, function: str, *, timeout_s: float = 60.0, **kwargs) -> list:
-        """Call `package.module:function` with the same arguments on every rank; the results by rank."""
+    def run(self, function: Function, *, timeout_s: float = 60.0, **kwargs) -> list:
+        """Call a function with the same arguments on every rank; the results by rank."""
         try:
             self.start(function, kwargs)
             return self.results(timeout_s=timeout_s)
@@ -200,14 +205,14 @@ class Zygote:
             ranks = self._pools[world_size] = Ranks(self, world_size)
         return ranks
 
-    def gang(self, world_size: int, function: str, kwargs: dict | None = None) -> Ranks:
+    def gang(self, world_size: int, function: Function, kwargs: dict | None = None) -> Ranks:
         """Fresh ranks that already run `function`; they end with the session at the latest."""
         ranks = Ranks(self, world_size)
         self._others.append(ranks)
         ranks.start(function, kwargs or {})
         return ranks
 
-    def fork(self, function: str, **kwargs) -> Child:
+    def fork(self, function: Function, **kwargs) -> Child:
         """A fresh process that already runs `function`; it ends with the session at the latest."""
         child = Child(self, name=f"fork-{self.next_number()}")
         self._others.append(child)

@@ -180,7 +180,7 @@ def make_world(folder: str) -> None:
     """A corpus, and below model/ a tokenizer and a tiny Llama with weights.
 
     The folder is made by `python -m gangline.worker scratch`, as users make theirs, in a process that has imported
-    torch already: `zygote.fork("tests.train.story:make_world", folder=...)`.
+    torch already: `zygote.fork(story.make_world, folder=...)`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

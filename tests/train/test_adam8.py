@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests.train import cases_adam8, cases_resume
+
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_adam8"
 OF_8_BITS = ["absmax1", "absmax2", "qmap1", "qmap2", "state1", "state2", "step"]
 CONFIG = {
     "model_type": "llama",
@@ -24,7 +25,7 @@ CONFIG = {
     [("adamw-8bit", "full", {"0.01": [2], "0.0": [1]}), ("paged-adamw-8bit", "lora", {"0.01": [2]})],
 )
 def test_all_states_are_tensors_made_at_once_and_those_of_large_weights_have_8_bits(pool, kind, method, decay):
-    seen = pool(1).run(f"{CASES}:states", kind=kind, method=method)[0]
+    seen = pool(1).run(cases_adam8.states, kind=kind, method=method)[0]
     assert seen["in place"]
     assert seen["moved"]
     assert seen["steps"] == [2]
@@ -34,26 +35,26 @@ def test_all_states_are_tensors_made_at_once_and_those_of_large_weights_have_8_b
 
 
 def test_steps_have_the_bits_of_the_librarys_own(pool):
-    assert pool(1).run(f"{CASES}:as_the_library") == [True]
+    assert pool(1).run(cases_adam8.as_the_library) == [True]
 
 
 @pytest.mark.parametrize(
     ("what", "words"), [("no library", "pip install bitsandbytes"), ("fp64", "optimizer: {kind: adamw}")]
 )
 def test_where_it_cannot_be_made_is_said_with_what_to_do(zygote, what, words):
-    said = zygote.fork(f"{CASES}:refused", what=what).result()
+    said = zygote.fork(cases_adam8.refused, what=what).result()
     assert "optimizer.kind: adamw-8bit" in said
     assert words in said
 
 
 def test_weights_in_parts_are_refused(pool):
-    for said in pool(2).run(f"{CASES}:refused_in_parts"):
+    for said in pool(2).run(cases_adam8.refused_in_parts):
         assert "optimizer.kind: adamw-8bit cannot train weights that lie in parts" in said
 
 
 @pytest.mark.parametrize(("saved", "wanted"), [("adamw", "adamw-8bit"), ("paged-adamw-8bit", "adamw")])
 def test_a_run_of_another_optimizer_is_refused_by_name(pool, tmp_path, saved, wanted):
-    said = pool(1).run(f"{CASES}:loaded_as", folder=str(tmp_path), saved=saved, wanted=wanted)[0]
+    said = pool(1).run(cases_adam8.loaded_as, folder=str(tmp_path), saved=saved, wanted=wanted)[0]
     assert "holds the state of another optimizer" in said
     assert saved in said.split("this job has")[0]
     assert wanted in said.split("this job has")[1]
@@ -61,13 +62,13 @@ def test_a_run_of_another_optimizer_is_refused_by_name(pool, tmp_path, saved, wa
 
 def test_paged_states_and_others_are_the_same_numbers(pool, tmp_path):
     case = {"folder": str(tmp_path), "saved": "adamw-8bit", "wanted": "paged-adamw-8bit"}
-    assert pool(1).run(f"{CASES}:loaded_as", **case) == [True]
+    assert pool(1).run(cases_adam8.loaded_as, **case) == [True]
 
 
 def piece(pool, folder, shares, **changes):
     """One attempt over these shares."""
     arguments = {"steps": 10, "resume_step": None, "stop_after": None, **changes}
-    return pool(len(shares)).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
+    return pool(len(shares)).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_other_numbers_of_ranks_have_the_losses_of_one_gang(pool, tmp_path):
 )
 def test_several_ranks_have_the_losses_of_one_process(pool, strategy, shares, method, steps):
     ask = {"shares": shares, "strategy": strategy, "method": method, "steps": steps}
-    result = pool(len(shares)).run(f"{CASES}:losses", **ask)[0]
+    result = pool(len(shares)).run(cases_adam8.losses, **ask)[0]
     assert len(result["split"]) == steps
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
         assert split == pytest.approx(alone, rel=TOLERANCE)
@@ -128,12 +129,12 @@ def test_several_ranks_have_the_losses_of_one_process(pool, strategy, shares, me
 
 def test_a_trace_counts_moments_of_8_bits(pool):
     order = {"config": CONFIG, "sequence_length": 64, "precision": "fp32", "rounding_bytes": 1}
-    plain, *eight = pool(1).run(f"{CASES}:traced", order=order, kinds=["adamw", "adamw-8bit", "paged-adamw-8bit"])[0]
+    plain, *eight = pool(1).run(cases_adam8.traced, order=order, kinds=["adamw", "adamw-8bit", "paged-adamw-8bit"])[0]
     assert eight[0] == eight[1]
     assert eight[0] == pytest.approx(plain * 2.03125 / 8, rel=0.02)
 
 
 @pytest.mark.gpu
 def test_paged_states_of_a_gpu_are_saved_and_go_on_to_the_bit(zygote, tmp_path):
-    seen = zygote.fork(f"{CASES}:paged_on_a_gpu", folder=str(tmp_path)).result()
+    seen = zygote.fork(cases_adam8.paged_on_a_gpu, folder=str(tmp_path)).result()
     assert seen == {"loaded": True, "went on": True, "paged": [True, False, False, False]}

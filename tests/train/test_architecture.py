@@ -8,11 +8,11 @@ from gangline.planning.families import FAMILIES, SLICED
 from gangline.planning.lora import lora_parameters
 from gangline.planning.unfit import unpackable
 from gangline.strategies.pipeline.plan import unstageable
+from tests.train import cases_architecture
 from tests.unit.planning.published import PUBLISHED, config
 
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_architecture"
 RANK = 4
 TARGETS = [["all-linear"], ["q_proj", "v_proj"], ["down_proj", "dense", "c_proj", "fc2"], ["gate_proj"]]
 OUTSIDE = {"qwen", "internlm2"}
@@ -68,7 +68,7 @@ def small(model_type):
 
 
 def known_to_transformers(pool):
-    known = pool(1).run(f"{CASES}:known", names=sorted(FAMILIES))[0]
+    known = pool(1).run(cases_architecture.known, names=sorted(FAMILIES))[0]
     return [name for name in known if name not in OUTSIDE]
 
 
@@ -95,7 +95,7 @@ def test_small_models_of_every_family_have_the_numbers_that_the_planner_says(poo
     names = known_to_transformers(pool)
     assert len(names) >= 30
     configs = [small(name) for name in names]
-    counted = pool(1).run(f"{CASES}:counts", configs=configs, rank=RANK, targets=TARGETS)[0]
+    counted = pool(1).run(cases_architecture.counts, configs=configs, rank=RANK, targets=TARGETS)[0]
     for name, data, numbers in zip(names, configs, counted, strict=True):
         assert_counts(name, data, numbers)
 
@@ -103,7 +103,7 @@ def test_small_models_of_every_family_have_the_numbers_that_the_planner_says(poo
 @pytest.mark.parametrize("name", TRUE_SIZES)
 def test_published_models_have_the_numbers_that_the_planner_says(pool, name):
     data = {key: value for key, value in PUBLISHED[name][0].items() if value is not None or key == "q_lora_rank"}
-    counted = pool(1).run(f"{CASES}:counts", configs=[data], rank=RANK, targets=TARGETS[:1])[0][0]
+    counted = pool(1).run(cases_architecture.counts, configs=[data], rank=RANK, targets=TARGETS[:1])[0][0]
     architecture = read_architecture(PUBLISHED[name][0])
     assert counted["total"] == architecture.num_parameters == PUBLISHED[name][1]
     assert counted["linear"] == architecture.linear_weights
@@ -111,14 +111,14 @@ def test_published_models_have_the_numbers_that_the_planner_says(pool, name):
 
 
 def test_families_that_can_be_cut_by_columns_and_rows_are_those_whose_plan_says_so(pool):
-    plans = pool(1).run(f"{CASES}:plans", families=sorted(set(FAMILIES) - OUTSIDE))[0]
+    plans = pool(1).run(cases_architecture.plans, families=sorted(set(FAMILIES) - OUTSIDE))[0]
     assert {family for family, cut in plans.items() if cut} == SLICED
 
 
 def test_what_the_plan_says_can_be_cut_between_layers_the_worker_cuts_and_refuses_the_others(pool):
     names = known_to_transformers(pool)
     configs = [*map(small, names), *({**small(name), key: 0.1} for name, key in DROPPING)]
-    found = pool(1).run(f"{CASES}:staged", configs=configs)[0]
+    found = pool(1).run(cases_architecture.staged, configs=configs)[0]
     for name, data, seen in zip([*names, *(f"{name}, {key}" for name, key in DROPPING)], configs, found, strict=True):
         assert bool(seen["refused"]) == bool(unstageable(read_architecture(data))), f"{name}: {seen}"
         assert seen["refused"] or seen["off"] < 1e-6, name
@@ -127,6 +127,6 @@ def test_what_the_plan_says_can_be_cut_between_layers_the_worker_cuts_and_refuse
 def test_what_the_plan_says_can_have_few_bits_the_worker_packs_and_refuses_the_others(pool):
     names = known_to_transformers(pool)
     configs = [small(name) for name in names]
-    found = pool(1).run(f"{CASES}:packed", configs=configs)[0]
+    found = pool(1).run(cases_architecture.packed, configs=configs)[0]
     for name, data, said in zip(names, configs, found, strict=True):
         assert bool(said) == bool(unpackable(read_architecture(data))), f"{name}: {said}"

@@ -7,10 +7,11 @@ import pytest
 from benchmarks import trainer
 from benchmarks.trainer_cases import CASES
 from benchmarks.trainer_report import LossesDiffer, check_losses, markdown
+from tests.train import cases_benchmark
 
 pytestmark = pytest.mark.rotating
 
-SIDES = "tests.train.cases_benchmark:both_sides"
+SIDES = cases_benchmark.both_sides
 MIB = 1 << 20
 
 
@@ -54,7 +55,7 @@ def test_both_sides_do_the_same_training_on_a_gpu(zygote, tmp_path, name):
 
 
 def test_the_rows_of_a_packed_case_are_full_and_hold_several_documents(zygote, tmp_path):
-    found = zygote.fork("tests.train.cases_benchmark:rows", name="tiny-full", folder=str(tmp_path)).result()
+    found = zygote.fork(cases_benchmark.rows, name="tiny-full", folder=str(tmp_path)).result()
     assert set(found["lengths"]) == {CASES["tiny-full"].sequence_length}
     assert min(found["documents"]) > 1
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gangline.worker.rank_files import PHASES
-from tests.train.attempts import CASES, START_S, Run
+from tests.train import cases_broken
+from tests.train.attempts import START_S, Run
 from tests.unit.launch.gang import wait_until
 
 pytestmark = pytest.mark.rotating
@@ -123,7 +124,7 @@ def test_a_rank_that_waits_for_others_to_come_leaves_at_once_when_told(run, wait
 
 
 def test_a_wait_for_a_stopped_rank_ends_within_two_seconds(zygote, tmp_path):
-    gang = zygote.gang(2, f"{CASES}:wait_for_ever", {"folder": str(tmp_path)})
+    gang = zygote.gang(2, cases_broken.wait_for_ever, {"folder": str(tmp_path)})
     for rank in (0, 1):
         wait_until(Path(tmp_path, f"ready-{rank}").exists, "both are ready")
     gang.children[1].signal(signal.SIGSTOP)
@@ -137,5 +138,5 @@ def test_a_wait_for_a_stopped_rank_ends_within_two_seconds(zygote, tmp_path):
 
 
 def test_of_a_rank_that_leaves_the_connections_of_groups_are_cut_and_no_others(zygote):
-    for rank in zygote.gang(2, f"{CASES}:severed").results():
+    for rank in zygote.gang(2, cases_broken.severed).results():
         assert rank == {"opened": 0, "error": True, "other": "still here"}

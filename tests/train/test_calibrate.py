@@ -2,9 +2,9 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_calibrate
 
-CASES = "tests.train.cases_calibrate"
+pytestmark = pytest.mark.rotating
 
 
 def of_kind(lines, kind):
@@ -13,7 +13,7 @@ def of_kind(lines, kind):
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "full"])
 def test_every_rank_times_a_small_copy_at_the_same_time(pool, method):
-    for rank, lines in enumerate(pool(2).run(f"{CASES}:lines", method=method)):
+    for rank, lines in enumerate(pool(2).run(cases_calibrate.lines, method=method)):
         (device,) = of_kind(lines, "device")
         assert (device["gpu"], device["dtype"], device["fused_loss"], device["kernels"]) == (
             "cpu",
@@ -36,7 +36,7 @@ def test_every_rank_times_a_small_copy_at_the_same_time(pool, method):
 
 
 def test_what_does_not_fit_into_memory_is_left_out_and_the_rest_is_timed(zygote):
-    ranks = zygote.gang(2, f"{CASES}:lines", {"free": 1})
+    ranks = zygote.gang(2, cases_calibrate.lines, {"free": 1})
     lines = ranks.results()[0]
     assert {point["tokens"] for point in of_kind(lines, "point")} == {16}
     assert of_kind(lines, "skipped")[0] | {"rank": 0} == {
@@ -49,17 +49,17 @@ def test_what_does_not_fit_into_memory_is_left_out_and_the_rest_is_timed(zygote)
 
 
 def test_a_measurement_without_time_ends_at_once(pool):
-    lines = pool(2).run(f"{CASES}:lines", seconds=0.0)[0]
+    lines = pool(2).run(cases_calibrate.lines, seconds=0.0)[0]
     assert not of_kind(lines, "point")
     assert of_kind(lines, "skipped")[0]["why"] == "there was no time left"
 
 
 def test_the_copy_can_lose_a_layer_and_gets_it_back(pool):
-    assert pool(2).run(f"{CASES}:depths")[0] == [[True, 2], [True, 1], 2]
+    assert pool(2).run(cases_calibrate.depths)[0] == [[True, 2], [True, 1], 2]
 
 
 def test_slowness_is_slept_and_not_measured(zygote):
     """So the machine is as busy as in training; what is timed is the rank's own work."""
-    plain, slow = zygote.gang(2, f"{CASES}:slowed", {"slowdowns": [1.0, 3.0]}).results()
+    plain, slow = zygote.gang(2, cases_calibrate.slowed, {"slowdowns": [1.0, 3.0]}).results()
     assert plain == [pytest.approx(0.03), []]
     assert slow == [pytest.approx(0.03), [0.06]]

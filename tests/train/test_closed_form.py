@@ -6,11 +6,11 @@ from gangline.planning.config import read_architecture
 from gangline.planning.memory import rank_memory
 from gangline.planning.overheads import CUDA
 from gangline.planning.training import GANGLINE, Strategy, Training
+from tests.train import cases_trace
 from tests.unit.planning.published import config
 
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_trace"
 WORKSPACE = 8 << 20
 """Of cuBLAS: a trace on a CPU has none."""
 LLAMA = config("llama", 1024, 3, 16, 4, 2816, 32000, tie_word_embeddings=False)
@@ -51,8 +51,8 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
     strategy = Strategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
     closed = rank_memory(read_architecture(data), training, strategy, device=CUDA).allocated_bytes - WORKSPACE
     if parts > 1:
-        return closed, pool(1).run(f"{CASES}:traced_slice", order=order, parts=parts)[0]
-    return closed, pool(1).run(f"{CASES}:traced_peak", order=order)[0]
+        return closed, pool(1).run(cases_trace.traced_slice, order=order, parts=parts)[0]
+    return closed, pool(1).run(cases_trace.traced_peak, order=order)[0]
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])

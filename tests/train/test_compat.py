@@ -1,7 +1,7 @@
 """The private names that gangline takes are in the installed libraries; `make versions` asks others, too."""
 
-CASES = "tests.train.cases_compat"
+from tests.train import cases_compat
 
 
 def test_every_private_name_is_there(zygote):
-    assert zygote.fork(f"{CASES}:missing").result() == []
+    assert zygote.fork(cases_compat.missing).result() == []

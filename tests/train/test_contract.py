@@ -6,8 +6,8 @@ Every kind is there, with ranks of unequal shares. What a kind promises besides 
 import pytest
 
 from gangline.strategies.table import STRATEGIES
+from tests.train import cases_contract
 
-CASES = "tests.train.cases_contract"
 GANGS = {
     "single": {"shares": [10]},
     "ddp": {"shares": [5, 3, 2]},
@@ -25,11 +25,11 @@ DEEPSPEED = ("zero-1", "zero-2", "zero-3")
 """They have no fp64, so they are compared in fp32."""
 
 
-def run(pool, case: str, kind: str, **words):
+def run(pool, case, kind: str, **words):
     """The results by rank."""
     gang = {**GANGS[kind], "strategy": kind}
     size = (2 if kind == "tp" else 1) * len(gang["shares"])
-    return pool(size).run(f"{CASES}:{case}", gang=gang, **words)
+    return pool(size).run(case, gang=gang, **words)
 
 
 def precision_of(kind: str) -> tuple[str, float]:
@@ -44,7 +44,7 @@ def test_every_strategy_is_here():
 @pytest.mark.parametrize("kind", GANGS)
 def test_the_gradient_is_that_of_one_process(pool, kind):
     precision, _ = precision_of(kind)
-    for result in run(pool, "gradient", kind, precision=precision):
+    for result in run(pool, cases_contract.gradient, kind, precision=precision):
         assert ("error" in result) == (kind not in DEEPSPEED)
         assert max(result.values()) < (1e-9 if precision == "fp64" else 1e-5), result
 
@@ -53,7 +53,7 @@ def test_the_gradient_is_that_of_one_process(pool, kind):
 @pytest.mark.parametrize("kind", GANGS)
 def test_twenty_packed_steps_and_evaluations_are_those_of_one_process(pool, kind, method):
     precision, tolerance = precision_of(kind)
-    result = run(pool, "steps", kind, method=method, precision=precision)[0]
+    result = run(pool, cases_contract.steps, kind, method=method, precision=precision)[0]
     (steps, evaluations), (expected, expected_evaluations) = result["split"], result["alone"]
     assert [step for step, _, _ in steps] == list(range(1, 21))
     assert [step for step, _ in evaluations] == [0, 10, 20]
@@ -73,7 +73,7 @@ def saved(_session_zygote, tmp_path_factory):
         key = (kind, *words.values())
         if key not in folders:
             folder = tmp_path_factory.mktemp("-".join(key))
-            for rank in run(_session_zygote.pool, "save", kind, folder=str(folder), **words):
+            for rank in run(_session_zygote.pool, cases_contract.save, kind, folder=str(folder), **words):
                 assert (rank["result"], rank["step"]) == ("stopped", 6)
             folders[key] = folder
         return folders[key]
@@ -86,7 +86,7 @@ def saved(_session_zygote, tmp_path_factory):
 def test_saved_under_one_a_run_goes_on_under_every_other(pool, saved, before, after, method):
     precision, tolerance = max(precision_of(before), precision_of(after), key=lambda each: each[1])
     words = {"method": method, "precision": precision}
-    result = run(pool, "resume", after, folder=str(saved(before, **words)), **words)[0]
+    result = run(pool, cases_contract.resume, after, folder=str(saved(before, **words)), **words)[0]
     assert [step for step, _, _ in result["split"]] == [7, 8]
     for (_, loss, _), (_, expected, _) in zip(result["split"], result["alone"], strict=True):
         assert loss == pytest.approx(expected, rel=tolerance)
@@ -109,20 +109,20 @@ REFUSED = {
 @pytest.mark.parametrize("kind", GANGS)
 def test_what_it_does_not_train_is_refused_before_a_model_is_loaded(pool, kind):
     for changes in REFUSED.get(kind, []):
-        for error in run(pool, "refusal", kind, changes=changes, shares_gpus=False):
+        for error in run(pool, cases_contract.refusal, kind, changes=changes, shares_gpus=False):
             assert f"strategy: {kind} " in error["what"], changes
             assert error["seen"]
             assert error["fix"]
-    shared = run(pool, "refusal", kind, changes={"precision": "fp32"}, shares_gpus=True)
+    shared = run(pool, cases_contract.refusal, kind, changes={"precision": "fp32"}, shares_gpus=True)
     wants_own = kind not in {"single", "ddp", "local-sgd"}
     for error in shared:
         assert (error is not None) == wants_own
         assert not error or "wants a GPU for every rank" in error["what"]
-    assert run(pool, "refusal", kind, changes={"precision": "fp32"}, shares_gpus=False)[0] is None
+    assert run(pool, cases_contract.refusal, kind, changes={"precision": "fp32"}, shares_gpus=False)[0] is None
 
 
 def test_a_plug_in_of_three_lines_averages_the_weights_after_every_step(pool):
-    first, second = pool(2).run(f"{CASES}:averaging")
+    first, second = pool(2).run(cases_contract.averaging)
     assert first["kind"] == "Averaging"
     assert first["losses"] == second["losses"]
     assert first["digest"] == second["digest"]

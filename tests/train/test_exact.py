@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 
+from tests.train import cases_exact
+
 pytestmark = pytest.mark.rotating
 
 SPLITS = [[5, 3, 2], [4, 3, 3], [10, 0, 0]]
@@ -14,7 +16,7 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_any_split_gives_the_gradient_of_the_whole_batch(pool, shares, method, precision):
-    results = pool(3).run("tests.train.cases_exact:gradient", shares=shares, method=method, precision=precision)
+    results = pool(3).run(cases_exact.gradient, shares=shares, method=method, precision=precision)
     for result in results:
         assert result["norm"] > 1e-3
         assert result["error"] <= TOLERANCE[precision]
@@ -30,7 +32,7 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(pool, shares, method, p
     ],
 )
 def test_many_steps_have_the_losses_of_one_process_in_fp64(pool, shares, steps, method):
-    result = pool(3).run("tests.train.cases_exact:losses", shares=shares, method=method, steps=steps)[0]
+    result = pool(3).run(cases_exact.losses, shares=shares, method=method, steps=steps)[0]
     assert len(result["split"]) == steps
     assert steps < 120 or result["split"][-1][1] < 0.95 * result["split"][0][1]
     assert _worst(result) <= 1e-9
@@ -39,20 +41,20 @@ def test_many_steps_have_the_losses_of_one_process_in_fp64(pool, shares, steps, 
 def test_many_steps_have_the_losses_of_one_process_in_fp32(pool):
     """All splits and methods over 200 steps: benchmarks/exactness.py."""
     ask = {"shares": [5, 3, 2], "precision": "fp32", "warmup": 50, "steps": 90}
-    result = pool(3).run("tests.train.cases_exact:losses", **ask)[0]
+    result = pool(3).run(cases_exact.losses, **ask)[0]
     assert _worst(result) <= 1e-4
 
 
 @pytest.mark.parametrize("shares", SPLITS)
 def test_the_evaluation_loss_is_that_of_one_process(pool, shares):
-    for split, alone in pool(3).run("tests.train.cases_exact:evaluation", shares=shares, precision="fp32"):
+    for split, alone in pool(3).run(cases_exact.evaluation, shares=shares, precision="fp32"):
         assert split["label_tokens"] == alone["label_tokens"]
         assert split["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("shares", [[5, 3, 2], [10, 0, 0]])
 def test_every_sample_is_read_once_per_epoch_and_the_last_step_is_short(pool, shares):
-    reads = pool(3).run("tests.train.cases_exact:audit", shares=shares, num_samples=37, epochs=2)
+    reads = pool(3).run(cases_exact.audit, shares=shares, num_samples=37, epochs=2)
     steps = Counter(step for rank in reads for step, _ in rank)
     assert steps == {0: 10, 1: 10, 2: 10, 3: 7, 4: 10, 5: 10, 6: 10, 7: 7}
     for epoch in (range(4), range(4, 8)):

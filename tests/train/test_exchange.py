@@ -2,13 +2,13 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_exchange
 
-CASES = "tests.train.cases_exchange"
+pytestmark = pytest.mark.rotating
 
 
 def test_all_ranks_find_the_same_line(pool):
-    one, other = pool(2).run(f"{CASES}:wire")
+    one, other = pool(2).run(cases_exchange.wire)
     assert one == other
     assert one["per_byte_s"] >= 0 <= one["latency_s"]
     assert one["per_byte_s"] + one["latency_s"] > 0
@@ -18,14 +18,14 @@ def test_all_ranks_find_the_same_line(pool):
     ("bytes_per_s", "largest"), [(1.2e6, 128 << 10), (12e6, 1 << 20), (120e6, 8 << 20), (10e9, 8 << 20)]
 )
 def test_the_line_goes_through_all_reduces_that_the_links_can_bear(pool, bytes_per_s, largest):
-    line = pool(1).run(f"{CASES}:made_up_wire", latency_s=2e-4, per_byte_s=1 / bytes_per_s)[0]
+    line = pool(1).run(cases_exchange.made_up_wire, latency_s=2e-4, per_byte_s=1 / bytes_per_s)[0]
     assert line["latency_s"] == pytest.approx(2e-4, rel=1e-6)
     assert line["per_byte_s"] == pytest.approx(1 / bytes_per_s, rel=1e-6)
     assert line["largest"] == largest
 
 
 def test_all_ranks_cut_alike_though_their_clocks_differ(pool):
-    ranks = pool(3).run(f"{CASES}:settled", shares=[2, 2, 1])
+    ranks = pool(3).run(cases_exchange.settled, shares=[2, 2, 1])
     assert len({rank["bucket_bytes"] for rank in ranks}) == 1
     (event,) = ranks[0]["events"]
     assert event["measured"]
@@ -38,7 +38,7 @@ def test_all_ranks_cut_alike_though_their_clocks_differ(pool):
 def run(pool, folder, shares, **changes):
     """One attempt over these shares, on links of 100 MB/s as they are measured."""
     arguments = {"resume_step": None, "stop_after": None, "per_byte_s": 1e-8, **changes}
-    return pool(len(shares)).run(f"{CASES}:piece", folder=str(folder), shares=shares, **arguments)
+    return pool(len(shares)).run(cases_exchange.piece, folder=str(folder), shares=shares, **arguments)
 
 
 def test_a_resumed_run_keeps_its_buckets_though_links_are_measured_anew(pool, tmp_path):
@@ -68,7 +68,7 @@ def test_a_gang_of_another_size_measures_again(pool, tmp_path):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_buckets_leave_in_the_order_in_which_gradients_are_ready(pool, checkpointing):
-    one, other = pool(2).run(f"{CASES}:ready_order", checkpointing=checkpointing)
+    one, other = pool(2).run(cases_exchange.ready_order, checkpointing=checkpointing)
     assert len(one["buckets"]) > 4
     assert [name for bucket in one["buckets"] for name in bucket] == one["ready"]
     assert other["buckets"] == one["buckets"]
@@ -78,8 +78,8 @@ def test_buckets_leave_in_the_order_in_which_gradients_are_ready(pool, checkpoin
 
 
 def test_bf16_halves_the_bytes_and_moves_the_loss_by_less_than_a_thousandth(pool):
-    exact = pool(3).run(f"{CASES}:train", shares=[5, 3, 2], number="fp32", steps=100)
-    rounded = pool(3).run(f"{CASES}:train", shares=[5, 3, 2], number="bf16", steps=100)
+    exact = pool(3).run(cases_exchange.train, shares=[5, 3, 2], number="fp32", steps=100)
+    rounded = pool(3).run(cases_exchange.train, shares=[5, 3, 2], number="bf16", steps=100)
     for rank in range(3):
         assert set(exact[rank]["sent"]) == {"float32"}
         assert set(rounded[rank]["sent"]) == {"bfloat16"}
@@ -93,15 +93,15 @@ def test_bf16_halves_the_bytes_and_moves_the_loss_by_less_than_a_thousandth(pool
 
 
 def test_gradients_that_are_bf16_already_travel_as_they_are(pool):
-    ranks = pool(2).run(f"{CASES}:pure_bf16", shares=[3, 2])
+    ranks = pool(2).run(cases_exchange.pure_bf16, shares=[3, 2])
     assert [set(rank["sent"]) for rank in ranks] == [{"bfloat16"}] * 2
     assert ranks[0]["packed"] == 1.0
 
 
 def test_the_wait_for_a_late_rank_is_told_apart_from_the_wait_for_the_network(pool):
-    early_s, late_s = pool(2).run(f"{CASES}:late_rank")
+    early_s, late_s = pool(2).run(cases_exchange.late_rank)
     assert early_s > 0.25
     assert late_s < early_s
-    (line,) = pool(1).run(f"{CASES}:lines")[0]
+    (line,) = pool(1).run(cases_exchange.lines)[0]
     assert line["exposed_s"] == 0.05
     assert [(rank["wait_s"], rank["wait_others_s"]) for rank in line["ranks"]] == [(0.25, 0.2), (0.05, 0.0)]

@@ -2,11 +2,13 @@
 
 import pytest
 
+from tests.train import cases_foreseen
+
 GIB = 1 << 30
 
 
 def told(zygote, **words):
-    return zygote.fork("tests.train.cases_foreseen:told", **{"steps": 30, **words}).result()
+    return zygote.fork(cases_foreseen.told, **{"steps": 30, **words}).result()
 
 
 def test_a_rank_that_needs_more_than_foreseen_is_named_once(zygote):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.train import cases_exact, cases_fsdp
 from tests.train.test_resume import run, sample_order
 
 pytestmark = pytest.mark.rotating
@@ -11,14 +12,14 @@ GANGS = {"ddp": [5, 3, 2], "fsdp": [7, 3], "hsdp": [1, 2, 3, 4]}
 
 def test_in_fp32_they_are_off_by_rounding_only(pool):
     ask = {"shares": [5, 3, 2], "strategy": "fsdp", "precision": "fp32", "warmup": 50, "steps": 24}
-    result = pool(3).run("tests.train.cases_exact:losses", **ask)[0]
+    result = pool(3).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
         assert split[1] == pytest.approx(alone[1], rel=1e-4)
 
 
 def test_in_bf16_layers_travel_as_they_are_computed(pool):
     ask = {"shares": [5, 5], "strategy": "fsdp", "precision": "bf16", "steps": 20}
-    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    result = pool(2).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
         assert split[1] == pytest.approx(alone[1], rel=5e-3)
 
@@ -47,14 +48,14 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
 )
 def test_what_is_read_tensor_by_tensor_has_the_bits_of_what_is_loaded_whole(pool, tmp_path, strategy, stored, method):
     words = {"shares": GANGS[strategy], "strategy": strategy, "method": method, "experts": 0, "stored": stored}
-    for result in pool(len(GANGS[strategy])).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
+    for result in pool(len(GANGS[strategy])).run(cases_fsdp.read_by_parts, folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["divided"] == (0 if strategy == "ddp" else result["frozen"])
         assert result["fused"] == [True, True]
 
 
 def test_it_does_not_train_every_weight_in_fp16(pool):
-    results = pool(2).run("tests.train.cases_fsdp:refused", precision="fp16", method="full")
+    results = pool(2).run(cases_fsdp.refused, precision="fp16", method="full")
     assert all("strategy: fsdp cannot train every weight in fp16" in text for text in results)
 
 
@@ -73,7 +74,7 @@ def test_every_rank_reads_its_part_of_a_model_that_none_has_held(
 ):
     """Experts that the ranks do not divide evenly are cut along another of their dimensions."""
     words = {"shares": shares, "strategy": strategy, "method": method, "experts": experts}
-    for result in pool(len(shares)).run("tests.train.cases_fsdp:read_by_parts", folder=str(tmp_path), **words):
+    for result in pool(len(shares)).run(cases_fsdp.read_by_parts, folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["divided"] == result["frozen"]
         assert result["along"] == along
@@ -82,11 +83,11 @@ def test_every_rank_reads_its_part_of_a_model_that_none_has_held(
 
 def test_a_model_of_the_hub_is_read_by_parts_from_its_cache(pool, tmp_path):
     ask = {"folder": str(tmp_path), "strategy": "fsdp", "method": "lora"}
-    assert pool(2).run("tests.train.cases_fsdp:read_from_the_hub", **ask) == [[], []]
+    assert pool(2).run(cases_fsdp.read_from_the_hub, **ask) == [[], []]
 
 
 def test_dropout_in_adapters_of_experts_is_refused_by_its_name(zygote):
-    said = zygote.fork("tests.train.cases_fsdp:dropout_in_experts").result()
+    said = zygote.fork(cases_fsdp.dropout_in_experts).result()
     assert "method.dropout: adapters of experts take none" in said
 
 
@@ -94,7 +95,7 @@ def test_dropout_in_adapters_of_experts_is_refused_by_its_name(zygote):
     ("how", "seen"), [("cut", "SafetensorError"), ("shape", "[96, 32] there, and [90, 32] by config")]
 )
 def test_files_that_do_not_fit_are_told_of_by_every_rank(pool, tmp_path, how, seen):
-    for kind, text in pool(2).run("tests.train.cases_fsdp:read_damaged", folder=str(tmp_path), how=how):
+    for kind, text in pool(2).run(cases_fsdp.read_damaged, folder=str(tmp_path), how=how):
         assert kind == "ModelError"
         assert "cannot be loaded" in text
         assert seen in text

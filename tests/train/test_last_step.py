@@ -2,9 +2,9 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_last_step
 
-CASES = "tests.train.cases_last_step"
+pytestmark = pytest.mark.rotating
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def kept(pool, tmp_path):
     def _kept(**words):
         folder = tmp_path / "checkpoints"
         folder.mkdir()
-        (told,) = pool(1).run(f"{CASES}:kept", folder=str(folder), **words)
+        (told,) = pool(1).run(cases_last_step.kept, folder=str(folder), **words)
         return told
 
     return _kept
@@ -34,7 +34,7 @@ def test_weights_that_are_half_way_are_not_saved(kept):
 def test_a_checkpoint_that_is_being_written_is_not_cut_off(pool, tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    assert pool(1).run(f"{CASES}:kept_while_it_writes", folder=str(folder)) == [{"saved": False, "there": True}]
+    assert pool(1).run(cases_last_step.kept_while_it_writes, folder=str(folder)) == [{"saved": False, "there": True}]
 
 
 def test_within_a_round_of_local_sgd_there_is_nothing_to_save(kept):
@@ -49,5 +49,5 @@ def test_a_save_that_fails_ends_nothing(kept):
 def test_one_rank_of_a_host_saves_the_first_that_lives(pool, tmp_path, first, saves):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    told = pool(2).run(f"{CASES}:second_of_its_host", folder=str(folder), first=first)
+    told = pool(2).run(cases_last_step.second_of_its_host, folder=str(folder), first=first)
     assert told == [None, saves]

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-CASES = "tests.train.cases_loop"
+from tests.train import cases_loop
 
 
 def test_a_step_whose_loss_is_no_number_is_skipped_by_all_ranks_and_its_samples_are_named(pool):
-    for rank in pool(2).run(f"{CASES}:poisoned", shares=[3, 1], bad_samples=1):
+    for rank in pool(2).run(cases_loop.poisoned, shares=[3, 1], bad_samples=1):
         assert rank["result"] == "finished"
         assert rank["finite"]
         skips = [event for event in rank["events"] if event["event"] == "step-skipped"]
@@ -21,7 +21,7 @@ def test_a_step_whose_loss_is_no_number_is_skipped_by_all_ranks_and_its_samples_
 
 
 def test_more_skips_in_a_row_than_allowed_stop_the_run_with_the_samples(pool):
-    for rank in pool(2).run(f"{CASES}:poisoned", shares=[3, 1], bad_samples=16):
+    for rank in pool(2).run(cases_loop.poisoned, shares=[3, 1], bad_samples=16):
         error = rank["error"]
         assert error["kind"] == "BadState"
         assert error["exit_code"] == 5
@@ -31,19 +31,19 @@ def test_more_skips_in_a_row_than_allowed_stop_the_run_with_the_samples(pool):
 
 
 def test_fp16_counts_a_loss_that_is_no_number_but_not_the_search_for_a_scale(pool):
-    assert "error" in pool(1).run(f"{CASES}:poisoned", shares=[4], bad_samples=16, precision="fp16")[0]
-    assert pool(1).run(f"{CASES}:poisoned", shares=[4], bad_samples=0, precision="fp16")[0]["result"] == "finished"
+    assert "error" in pool(1).run(cases_loop.poisoned, shares=[4], bad_samples=16, precision="fp16")[0]
+    assert pool(1).run(cases_loop.poisoned, shares=[4], bad_samples=0, precision="fp16")[0]["result"] == "finished"
 
 
 def test_a_full_disk_on_one_host_stops_every_rank(pool):
-    other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="stop")
+    other, failing = pool(2).run(cases_loop.full_disk, shares=[5, 5], on_failure="stop")
     assert failing["error"]["what"] == "no room"
     assert failing["saves"] == [3, 6]
     assert other == {"result": "failed", "steps": 7, "saves": None, "failed_saves": [[7, "rank 1 on pc1: no room"]]}
 
 
 def test_a_job_may_go_on_without_a_save_that_failed(pool):
-    other, failing = pool(2).run(f"{CASES}:full_disk", shares=[5, 5], on_failure="continue")
+    other, failing = pool(2).run(cases_loop.full_disk, shares=[5, 5], on_failure="continue")
     assert (failing["result"], failing["steps"], failing["saves"]) == ("finished", 12, [3, 6, 9, 12])
     assert other["result"] == "finished"
     assert other["failed_saves"] == [[7, "rank 1 on pc1: no room"]]
@@ -52,11 +52,11 @@ def test_a_job_may_go_on_without_a_save_that_failed(pool):
 @pytest.mark.parametrize("asked", [0, 2])
 def test_when_one_rank_is_asked_to_leave_all_leave_at_the_same_step(pool, asked):
     shares = [5, 3, 2]
-    assert pool(3).run(f"{CASES}:one_rank_is_asked_to_leave", shares=shares, asked=asked) == [["stopped", 8]] * 3
+    assert pool(3).run(cases_loop.one_rank_is_asked_to_leave, shares=shares, asked=asked) == [["stopped", 8]] * 3
 
 
 def test_the_best_evaluation_always_has_a_checkpoint_with_its_own_loss(pool):
-    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=True, learning_rate=3e-3)[0]
+    found = pool(1).run(cases_loop.saves_of_the_best, keep_best=True, learning_rate=3e-3)[0]
     losses = dict(map(tuple, found["evaluations"]))
     assert list(losses) == [0, 4, 8, 12, 14]
     assert losses[0] > losses[4] > losses[8] > losses[12]
@@ -64,12 +64,12 @@ def test_the_best_evaluation_always_has_a_checkpoint_with_its_own_loss(pool):
 
 
 def test_an_evaluation_that_is_no_better_is_no_reason_to_save(pool):
-    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=True, learning_rate=1e-30)[0]
+    found = pool(1).run(cases_loop.saves_of_the_best, keep_best=True, learning_rate=1e-30)[0]
     losses = dict(map(tuple, found["evaluations"]))
     assert losses[4] == losses[8] == losses[12]
     assert [step for step, _ in found["saves"]] == [4, 14]
 
 
 def test_without_keep_best_evaluations_save_nothing(pool):
-    found = pool(1).run(f"{CASES}:saves_of_the_best", keep_best=False, learning_rate=3e-3)[0]
+    found = pool(1).run(cases_loop.saves_of_the_best, keep_best=False, learning_rate=3e-3)[0]
     assert [step for step, _ in found["saves"]] == [14]

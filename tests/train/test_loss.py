@@ -2,20 +2,20 @@
 
 import pytest
 
-CASES = "tests.train.cases_loss"
+from tests.train import cases_loss
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("large", [False, True])
 def test_the_chunked_head_has_the_loss_and_the_gradients_of_torch(pool, bias, large):
-    found = pool(1).run(f"{CASES}:against_torch", bias=bias, tied=large)[0]
+    found = pool(1).run(cases_loss.against_torch, bias=bias, tied=large)[0]
     assert found["loss"] < 1e-12
     assert max(found["gradients"]) < 1e-12
 
 
 @pytest.mark.parametrize(("kind", "fused"), [("llama", True), ("gpt2", True), ("gemma2", False)])
 def test_the_chunked_head_is_used_only_where_it_gives_the_models_own_logits(pool, kind, fused):
-    found = pool(1).run(f"{CASES}:fused_and_plain", kind=kind)[0]
+    found = pool(1).run(cases_loss.fused_and_plain, kind=kind)[0]
     # Gemma 2 caps its logits, which a plain product with the head would miss
     assert found["fused"] is fused
     assert found["chosen"] == pytest.approx(found["plain"], rel=1e-5)
@@ -23,12 +23,12 @@ def test_the_chunked_head_is_used_only_where_it_gives_the_models_own_logits(pool
 
 @pytest.mark.parametrize(("kind", "attention"), [("llama", "sdpa"), ("llama", "eager"), ("gpt2", "sdpa")])
 def test_packed_documents_have_the_loss_of_documents_alone(pool, kind, attention):
-    found = pool(1).run(f"{CASES}:packed_and_apart", kind=kind, attention=attention)[0]
+    found = pool(1).run(cases_loss.packed_and_apart, kind=kind, attention=attention)[0]
     assert found["packed"] == pytest.approx(found["apart"], rel=1e-5)
     assert not found["leaks"]
 
 
 def test_a_model_that_carries_state_over_the_border_is_noticed(pool):
-    found = pool(1).run(f"{CASES}:packed_and_apart", kind="mamba")[0]
+    found = pool(1).run(cases_loss.packed_and_apart, kind="mamba")[0]
     assert abs(found["packed"] / found["apart"] - 1) > 1e-4
     assert found["leaks"]

@@ -8,6 +8,7 @@ import json
 import signal
 
 from gangline.worker.batch import Order
+from tests.train import cases_lost_host
 from tests.train.attempts import START_S, Run, free_port
 
 HOSTS = ("pc1", "pc2", "pc3")
@@ -24,7 +25,7 @@ class Noted(Run):
         port = free_port()
         return [
             self.zygote.fork(
-                "tests.train.cases_lost_host:train",
+                cases_lost_host.train,
                 folder=str(self._layouts[host].root),
                 notes=str(self.notes(attempt, rank)),
                 attempt=attempt,

@@ -4,6 +4,8 @@ from collections import defaultdict
 
 import pytest
 
+from tests.train import cases_moving
+
 pytestmark = pytest.mark.rotating
 
 
@@ -16,7 +18,7 @@ def test_many_steps_under_moving_shares_have_the_losses_of_one_process(
 ):
     """All of them over 200 steps: benchmarks/exactness.py."""
     ask = {"method": method, "precision": precision, "warmup": warmup, "pieces": pieces, "steps": steps}
-    told = pool(3).run("tests.train.cases_moving:losses", **ask, timeout_s=100.0)
+    told = pool(3).run(cases_moving.losses, **ask, timeout_s=100.0)
     head = told[0]
     assert len(head["split"]) == len(head["alone"]) == steps
     pairs = zip(head["split"], head["alone"], strict=True)
@@ -36,7 +38,7 @@ def _as_one(reads):
 
 
 def test_a_run_that_is_interrupted_after_shares_moved_goes_on_with_the_same_losses(pool, tmp_path):
-    told = pool(3).run("tests.train.cases_moving:interrupted", folder=str(tmp_path), stop_at=21)[0]
+    told = pool(3).run(cases_moving.interrupted, folder=str(tmp_path), stop_at=21)[0]
     assert [step for step, *_ in told["pieces"]] == [step for step, *_ in told["through"]] == [*range(1, 41)]
     for piece, whole in zip(told["pieces"], told["through"], strict=True):
         assert piece[1] == pytest.approx(whole[1], rel=1e-9)
@@ -49,7 +51,7 @@ def test_a_run_that_is_interrupted_after_shares_moved_goes_on_with_the_same_loss
 def test_a_slowed_rank_takes_as_long_as_it_is_told_whatever_its_share(pool, slowdown):
     """1 ms per token, times the slowdown; sleep is never taken for computing, which would be slept for again."""
     counts = [5, 5, 2, 10, 1, 7, 0, 3]
-    first, *later = pool(1).run("tests.train.cases_moving:paced", slowdown=slowdown, counts=counts)[0]
+    first, *later = pool(1).run(cases_moving.paced, slowdown=slowdown, counts=counts)[0]
     assert first > 0.001
     assert later[5] is None
     warm = [each for each in later[1:] if each is not None]
@@ -58,12 +60,12 @@ def test_a_slowed_rank_takes_as_long_as_it_is_told_whatever_its_share(pool, slow
 
 @pytest.mark.parametrize("slowdown", [1.0, 2.0, 3.5])
 def test_the_probe_finds_a_slowed_rank_as_slow_as_it_is_told_and_leaves_no_gradient(pool, slowdown):
-    (found,) = pool(1).run("tests.train.cases_moving:probed", slowdown=slowdown)
+    (found,) = pool(1).run(cases_moving.probed, slowdown=slowdown)
     assert found["token_s"] == pytest.approx(0.001 * slowdown)
     assert found["left"] == 0.0
 
 
 def test_all_ranks_know_all_times_alike_to_the_last_bit(pool):
-    by_rank = pool(3).run("tests.train.cases_moving:reports")
+    by_rank = pool(3).run(cases_moving.reports)
     for step in zip(*by_rank, strict=True):
         assert [rank["all"] for rank in step] == [[rank["own"] for rank in step]] * 3

@@ -2,14 +2,15 @@
 
 import pytest
 
+from tests.train import cases_exact, cases_nf4
+
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_nf4"
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def test_a_layer_computes_with_what_bitsandbytes_makes_of_the_weight(pool):
-    for layer in pool(1).run(f"{CASES}:layers", dtypes=["float32", "bfloat16", "float16", "float64"])[0]:
+    for layer in pool(1).run(cases_nf4.layers, dtypes=["float32", "bfloat16", "float16", "float64"])[0]:
         assert layer["as bitsandbytes"]
         assert layer["forward"]
         assert layer["backward"]
@@ -32,17 +33,17 @@ def check_rows(layers):
 
 
 def test_weights_of_8_bits_are_off_by_half_a_127th_of_the_largest_of_their_row(pool):
-    check_rows(pool(1).run(f"{CASES}:rows_of_eight_bits")[0])
+    check_rows(pool(1).run(cases_nf4.rows_of_eight_bits)[0])
 
 
 @pytest.mark.gpu
 def test_weights_of_8_bits_on_a_gpu_are_off_by_as_little(zygote):
-    check_rows(zygote.fork(f"{CASES}:rows_of_eight_bits", device="cuda").result())
+    check_rows(zygote.fork(cases_nf4.rows_of_eight_bits, device="cuda").result())
 
 
 @pytest.mark.gpu
 def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zygote):
-    for layer in zygote.fork(f"{CASES}:layers", dtypes=["float32", "bfloat16", "float16"], device="cuda").result():
+    for layer in zygote.fork(cases_nf4.layers, dtypes=["float32", "bfloat16", "float16"], device="cuda").result():
         assert layer["as bitsandbytes"]
         assert layer["forward"]
         assert layer["backward"]
@@ -53,13 +54,13 @@ def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zy
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "qlora-8"])
 def test_a_gpu_has_the_losses_of_a_processor(zygote, method, precision, tolerance):
     words = {"method": method, "precision": precision}
-    ours = zygote.fork(f"{CASES}:losses_on", device="cuda", **words).result()
-    expected = zygote.fork(f"{CASES}:losses_on", device="cpu", **words).result()
+    ours = zygote.fork(cases_nf4.losses_on, device="cuda", **words).result()
+    expected = zygote.fork(cases_nf4.losses_on, device="cpu", **words).result()
     assert ours == pytest.approx(expected, rel=tolerance)
 
 
 def test_linears_inside_layers_are_packed_and_nothing_else(pool):
-    quantised, plain = (pool(1).run(f"{CASES}:what_is_packed", method=method)[0] for method in ("qlora", "lora"))
+    quantised, plain = (pool(1).run(cases_nf4.what_is_packed, method=method)[0] for method in ("qlora", "lora"))
     assert len(quantised["packed"]) == 2 * len(PROJECTIONS)
     assert {name.split(".")[-2] for name in quantised["packed"]} == set(PROJECTIONS)
     assert sorted(quantised["linears"] + quantised["packed"]) == plain["linears"]
@@ -71,7 +72,7 @@ def test_linears_inside_layers_are_packed_and_nothing_else(pool):
 
 def test_what_computes_as_a_linear_is_packed_and_its_products_are_those_of_the_same_model(pool):
     """Falcon's linears are a kind of their own."""
-    found = pool(1).run(f"{CASES}:of_another_kind")[0]
+    found = pool(1).run(cases_nf4.of_another_kind)[0]
     assert found["packed"] == 4 * 2
     assert found["off"] < 1e-12
     assert found["as it was"] > 1e-3  # of the model before its weights were rounded
@@ -81,14 +82,14 @@ def test_what_computes_as_a_linear_is_packed_and_its_products_are_those_of_the_s
 
 
 def test_experts_are_refused_with_their_part_of_the_weights(zygote):
-    said = zygote.fork(f"{CASES}:experts").result()
+    said = zygote.fork(cases_nf4.experts).result()
     assert "method: qlora cannot quantise the experts of this model" in said
     assert "% of the weights of all layers" in said
     assert "method: lora" in said
 
 
 def test_a_python_without_bitsandbytes_is_told_what_to_install(zygote):
-    said = zygote.fork(f"{CASES}:without_the_library").result()
+    said = zygote.fork(cases_nf4.without_the_library).result()
     assert "needs bitsandbytes" in said
     assert "pip install bitsandbytes" in said
 
@@ -99,7 +100,7 @@ def test_a_python_without_bitsandbytes_is_told_what_to_install(zygote):
 )
 def test_many_steps_have_the_losses_of_one_process(pool, strategy, shares, method):
     ask = {"shares": shares, "strategy": strategy, "method": method, "steps": 16, "checkpointing": strategy == "hsdp"}
-    result = pool(len(shares)).run("tests.train.cases_exact:losses", **ask, packed=strategy != "ddp")[0]
+    result = pool(len(shares)).run(cases_exact.losses, **ask, packed=strategy != "ddp")[0]
     assert len(result["split"]) == 16
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
         assert split == pytest.approx(alone, rel=1e-9)

@@ -2,15 +2,15 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_offload
 
-CASES = "tests.train.cases_offload"
+pytestmark = pytest.mark.rotating
 
 
 @pytest.mark.parametrize(("strategy", "method", "shares"), [("fsdp", "full", [7, 3]), ("hsdp", "qlora", [4, 6])])
 def test_parts_in_ram_have_the_losses_of_one_process(pool, strategy, method, shares):
     words = {"shares": shares, "method": method, "strategy": strategy}
-    result = pool(len(shares)).run(f"{CASES}:parts", **words)[0]
+    result = pool(len(shares)).run(cases_offload.parts, **words)[0]
     assert len(result["split"]) == 4
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
         assert split == pytest.approx(alone, rel=1e-9)
@@ -24,7 +24,7 @@ def test_parts_in_ram_have_the_losses_of_one_process(pool, strategy, method, sha
 )
 def test_each_layers_input_is_moved_and_nothing_else(pool, strategy, method, shares):
     words = {"shares": shares, "method": method, "strategy": strategy}
-    found = pool(len(shares)).run(f"{CASES}:inputs", **words)
+    found = pool(len(shares)).run(cases_offload.inputs, **words)
     for result in found:
         assert result["found"] == result["plain"]
         assert {(shape[0], shape[2]) for shape in result["moved"]} == {(1, 32)}
@@ -35,7 +35,7 @@ def test_each_layers_input_is_moved_and_nothing_else(pool, strategy, method, sha
 
 
 def test_on_a_processor_nothing_is_copied_and_a_model_without_recomputation_is_refused(pool):
-    result = pool(1).run(f"{CASES}:not_there")[0]
+    result = pool(1).run(cases_offload.not_there)[0]
     assert result["same"]
     assert "are not computed again in the way of transformers" in result["said"]
 
@@ -43,7 +43,7 @@ def test_on_a_processor_nothing_is_copied_and_a_model_without_recomputation_is_r
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_parts_of_a_card_lie_pinned_and_are_updated_there(zygote, method):
-    result = zygote.fork(f"{CASES}:parts_of_a_card", method=method).result()
+    result = zygote.fork(cases_offload.parts_of_a_card, method=method).result()
     assert result["norm"] == pytest.approx(result["expected"], rel=1e-4)
     assert all(result["offloaded"])
     assert result["pinned"]
@@ -53,6 +53,6 @@ def test_parts_of_a_card_lie_pinned_and_are_updated_there(zygote, method):
 
 @pytest.mark.gpu
 def test_a_card_holds_inputs_of_few_layers(zygote):
-    plain, moved = (zygote.fork(f"{CASES}:memory_of_a_card", offloading=each).result() for each in (False, True))
+    plain, moved = (zygote.fork(cases_offload.memory_of_a_card, offloading=each).result() for each in (False, True))
     assert moved["losses"] == pytest.approx(plain["losses"], rel=1e-5)
     assert plain["peak"] - moved["peak"] > 0.8 * plain["inputs"]

@@ -2,16 +2,15 @@
 
 import pytest
 
+from tests.train import cases_exact, cases_pipeline
 from tests.train.test_resume import run
 
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_pipeline"
-
 
 @pytest.mark.parametrize(("stages", "method"), [([3, 1, 2], "full"), ([1, 1], "qlora"), ([1, 1, 1, 1], "lora")])
 def test_the_gradient_is_that_of_one_process(pool, stages, method):
-    results = pool(len(stages)).run(f"{CASES}:contract", stages=stages, method=method, packed=len(stages) == 3)
+    results = pool(len(stages)).run(cases_pipeline.contract, stages=stages, method=method, packed=len(stages) == 3)
     assert [result["on their way"] for result in results] == [min(5, left) for left in range(len(stages), 0, -1)]
     names = sorted(name for result in results for name in result["names"])
     assert names == results[0]["all"]  # every trained weight is one rank's
@@ -26,7 +25,7 @@ def test_the_gradient_is_that_of_one_process(pool, stages, method):
 
 
 def test_with_twice_as_many_micro_batches_on_their_way_the_gradient_is_the_same(pool):
-    results = pool(3).run(f"{CASES}:contract", stages=[1, 2, 1], method="lora", eager=True)
+    results = pool(3).run(cases_pipeline.contract, stages=[1, 2, 1], method="lora", eager=True)
     assert [result["on their way"] for result in results] == [5, 3, 1]
     for result in results:
         assert max(max(step["error"], step["norm_error"]) for step in result["steps"]) < 1e-9
@@ -44,7 +43,7 @@ def test_with_twice_as_many_micro_batches_on_their_way_the_gradient_is_the_same(
 )
 def test_what_several_ranks_train_has_the_gradient_of_one_process(pool, stages, rows, method, tied):
     ask = {"stages": stages, "rows": rows, "method": method, "packed": method == "full", "tied": tied}
-    results = pool(len(stages)).run(f"{CASES}:contract", **ask)
+    results = pool(len(stages)).run(cases_pipeline.contract, **ask)
     for result in results:
         assert max(max(step["error"], step["norm_error"]) for step in result["steps"]) < 1e-9
         ours, alone = result["evaluation"]
@@ -57,7 +56,7 @@ def test_what_several_ranks_train_has_the_gradient_of_one_process(pool, stages, 
 
 def test_what_travels_between_pipelines_may_be_rounded(pool):
     ask = {"stages": [1, 2, 2, 1], "rows": (6, 4), "method": "lora", "exchange": "bf16"}
-    results = pool(4).run(f"{CASES}:contract", **ask)
+    results = pool(4).run(cases_pipeline.contract, **ask)
     assert 1e-4 < max(step["error"] for result in results for step in result["steps"]) < 1e-2
     assert all(len(set(digests)) == 1 for digests in _by_name(results).values())
 
@@ -71,18 +70,18 @@ def _by_name(results):
 
 
 def test_experts_have_the_same_gradient(pool):
-    for result in pool(2).run(f"{CASES}:contract", stages=[1, 1], method="lora", mixture=True):
+    for result in pool(2).run(cases_pipeline.contract, stages=[1, 1], method="lora", mixture=True):
         assert max(step["error"] for step in result["steps"]) < 1e-5
 
 
 def test_recomputed_activations_have_the_same_gradient(pool):
-    for result in pool(2).run(f"{CASES}:contract", stages=[2, 1], method="lora", checkpointing=True):
+    for result in pool(2).run(cases_pipeline.contract, stages=[2, 1], method="lora", checkpointing=True):
         assert max(step["error"] for step in result["steps"]) < 1e-9
 
 
 def test_in_bf16_what_travels_is_bf16(pool):
     ask = {"shares": [1, 1], "strategy": "pipeline", "precision": "bf16", "steps": 20}
-    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    result = pool(2).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
         assert split[1] == pytest.approx(alone[1], rel=5e-3)
 
@@ -117,7 +116,7 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
 )
 def test_every_rank_reads_its_layers_of_a_model_that_none_has_held(pool, tmp_path, method, stages, tied):
     words = {"stages": stages, "method": method, "tied": tied}
-    results = pool(len(stages)).run(f"{CASES}:read_by_stages", folder=str(tmp_path), **words)
+    results = pool(len(stages)).run(cases_pipeline.read_by_stages, folder=str(tmp_path), **words)
     for result in results:
         assert result["strangers"] == []
         assert result["differing"] == []
@@ -135,20 +134,20 @@ def test_every_rank_reads_its_layers_of_a_model_that_none_has_held(pool, tmp_pat
     ids=["stages", "fp16"],
 )
 def test_what_cannot_be_is_refused_by_its_name(pool, how, seen):
-    assert all(seen in said for said in pool(2).run(f"{CASES}:refused", **how))
+    assert all(seen in said for said in pool(2).run(cases_pipeline.refused, **how))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon"])
 def test_a_decoder_that_cannot_be_cut_is_refused(zygote, tmp_path, family):
     words = {"folder": str(tmp_path), "stages": [1, 1], "family": family}
-    ranks = zygote.gang(2, f"{CASES}:other_family", words)
+    ranks = zygote.gang(2, cases_pipeline.other_family, words)
     assert "cannot split this model" in ranks.results()[1]
 
 
 def test_every_pass_of_a_step_says_that_the_rank_goes_on(pool):
     """Else a long step would be taken for a hang: 5 micro-batches, two steps, forward and back."""
     ask = {"stages": [1, 1], "method": "lora", "targets": ["q_proj", "embed_tokens"]}
-    results = pool(2).run(f"{CASES}:contract", **ask)
+    results = pool(2).run(cases_pipeline.contract, **ask)
     assert [result["beats"] for result in results] == [20, 20]
     assert sorted(name for result in results for name in result["names"]) == results[0]["all"]
     assert any("lora_embedding" in name for name in results[0]["names"])
@@ -156,6 +155,6 @@ def test_every_pass_of_a_step_says_that_the_rank_goes_on(pool):
 
 
 def test_dropout_is_not_the_same_in_two_stages(pool):
-    first, second = pool(2).run(f"{CASES}:masks", stages=[1, 1])
+    first, second = pool(2).run(cases_pipeline.masks, stages=[1, 1])
     assert first != second
     assert 8 < sum(first) < 56

@@ -8,51 +8,50 @@ import sys
 
 import pytest
 
+from tests.train import cases_pool
 from tests.train.pool import ROOT, RankFailure
-
-CASES = "tests.train.cases_pool"
 
 
 def test_ranks_share_a_group_and_live_on(pool):
-    first = pool(3).run(f"{CASES}:rank_and_sum", start=0.5)
-    second = pool(3).run(f"{CASES}:rank_and_sum", start=1.5)
+    first = pool(3).run(cases_pool.rank_and_sum, start=0.5)
+    second = pool(3).run(cases_pool.rank_and_sum, start=1.5)
     assert [row[:3] for row in first] == [[0, 3, 4.5], [1, 3, 4.5], [2, 3, 4.5]]
     assert [row[2] for row in second] == [7.5, 7.5, 7.5]
     assert [row[3] for row in first] == [row[3] for row in second]
 
 
 def test_ddp_works_in_the_pool(pool):
-    assert pool(2).run(f"{CASES}:gradient") == [[[1.0] * 4]] * 2
+    assert pool(2).run(cases_pool.gradient) == [[[1.0] * 4]] * 2
 
 
 def test_a_case_does_not_see_what_another_changed(pool):
-    assert pool(2).run(f"{CASES}:draw") == pool(2).run(f"{CASES}:draw")
+    assert pool(2).run(cases_pool.draw) == pool(2).run(cases_pool.draw)
 
 
 def test_an_exception_in_a_rank_fails_the_test_with_its_traceback(pool):
     with pytest.raises(RankFailure, match=r"rank-1: Traceback[\s\S]*the flour is damp"):
-        pool(2).run(f"{CASES}:fail_on", rank=1)
-    assert pool(2).run(f"{CASES}:rank_and_sum", start=0)[0][2] == 1
+        pool(2).run(cases_pool.fail_on, rank=1)
+    assert pool(2).run(cases_pool.rank_and_sum, start=0)[0][2] == 1
 
 
 def test_a_rank_that_dies_fails_the_test_and_the_next_gets_new_ranks(pool):
     with pytest.raises(RankFailure, match=r"rank-0 died, exit status -9"):
-        pool(2).run(f"{CASES}:die_on", rank=0)
-    assert pool(2).run(f"{CASES}:rank_and_sum", start=0)[0][2] == 1
+        pool(2).run(cases_pool.die_on, rank=0)
+    assert pool(2).run(cases_pool.rank_and_sum, start=0)[0][2] == 1
 
 
 def test_a_hang_shows_where_the_ranks_were(pool):
     with pytest.raises(RankFailure, match=r"did not answer in time[\s\S]*in wait_for_ever"):
-        pool(1).run(f"{CASES}:wait_for_ever", timeout_s=3.0)  # ranks clear away what was before first
+        pool(1).run(cases_pool.wait_for_ever, timeout_s=3.0)  # ranks clear away what was before first
 
 
 def test_fork_gives_a_process_that_may_die(zygote):
-    assert zygote.fork(f"{CASES}:double", value=21).result() == 42
-    assert zygote.fork(f"{CASES}:die_by", number=int(signal.SIGTERM)).wait() == -signal.SIGTERM
+    assert zygote.fork(cases_pool.double, value=21).result() == 42
+    assert zygote.fork(cases_pool.die_by, number=int(signal.SIGTERM)).wait() == -signal.SIGTERM
 
 
 def test_a_gang_can_be_killed_rank_by_rank(zygote):
-    gang = zygote.gang(2, f"{CASES}:wait_for_ever")
+    gang = zygote.gang(2, cases_pool.wait_for_ever)
     gang.children[1].kill()
     assert gang.children[1].wait() == -signal.SIGKILL
     gang.close()
@@ -67,8 +66,8 @@ def test_pytest_itself_needs_no_torch_for_the_pool():
 
 def test_nothing_outlives_pytest(tmp_path):
     code = (
-        "from tests.train.pool import Zygote; zygote = Zygote(imports=False); "
-        "children = [zygote.fork('signal:pause') for _ in range(2)]; "
+        "import signal; from tests.train.pool import Zygote; zygote = Zygote(imports=False); "
+        "children = [zygote.fork(signal.pause) for _ in range(2)]; "
         "print(zygote.process_id, *[child.pid for child in children], flush=True); input()"
     )
     pytest_stand_in = subprocess.Popen(

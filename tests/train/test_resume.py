@@ -4,12 +4,14 @@ import random
 
 import pytest
 
+from tests.train import cases_resume
+
 
 def run(pool, folder, shares, **changes):
     """One attempt over these shares."""
     arguments = {"steps": 24, "resume_step": None, "stop_after": None, "job": {}, **changes}
     size = 2 * len(shares) if arguments.get("strategy") == "tp" else len(shares)
-    return pool(size).run("tests.train.cases_resume:piece", folder=str(folder), shares=shares, **arguments)
+    return pool(size).run(cases_resume.piece, folder=str(folder), shares=shares, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from gangline.runs.deal import split_whole
 from gangline.steps.measure import bench_scaling
 from gangline.steps.reach import Start
 from gangline.steps.scaled import scaling_lines
+from tests.train import cases_scaling
 from tests.train.cases_calibrate import CONFIG
 from tests.train.story import own_ports
 
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_scaling"
 HOSTS = ["pc1", "pc2", "pc2"]
 
 
@@ -24,7 +24,7 @@ def of_kind(lines, kind):
 
 
 def test_every_way_to_train_is_timed_in_turns(pool):
-    ranks = pool(3).run(f"{CASES}:lines", hosts=HOSTS, seconds=8.0)
+    ranks = pool(3).run(cases_scaling.lines, hosts=HOSTS, seconds=8.0)
     head = ranks[0]
     turns = of_kind(head, "turn")
     ways = [turn["way"] for turn in turns]
@@ -49,7 +49,7 @@ def test_every_way_to_train_is_timed_in_turns(pool):
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_alone_a_host_computes_the_gradient_of_the_whole_batch_and_nothing_is_learned(pool, method):
-    ranks = pool(3).run(f"{CASES}:exchanges", hosts=HOSTS, method=method)
+    ranks = pool(3).run(cases_scaling.exchanges, hosts=HOSTS, method=method)
     for found in ranks:
         assert found["alone"] == pytest.approx(found["together"], rel=1e-4, abs=1e-8)
         assert found["alone"] == pytest.approx(ranks[0]["alone"], rel=1e-4, abs=1e-8)
@@ -58,7 +58,7 @@ def test_alone_a_host_computes_the_gradient_of_the_whole_batch_and_nothing_is_le
 
 
 def test_the_ranks_of_a_host_are_a_world_of_their_own_for_a_while(pool):
-    assert pool(3).run(f"{CASES}:world_sizes", hosts=HOSTS) == [
+    assert pool(3).run(cases_scaling.world_sizes, hosts=HOSTS) == [
         [[1, 0], [3, 0]],
         [[2, 0], [3, 1]],
         [[2, 1], [3, 2]],
@@ -66,7 +66,7 @@ def test_the_ranks_of_a_host_are_a_world_of_their_own_for_a_while(pool):
 
 
 def test_a_job_for_which_there_is_no_time_says_how_much_it_needs(pool):
-    errors = pool(3).run(f"{CASES}:lines", hosts=HOSTS, seconds=0.05)
+    errors = pool(3).run(cases_scaling.lines, hosts=HOSTS, seconds=0.05)
     assert errors[0]["kind"] == "UsageError"
     assert errors[0]["what"] == "bench scaling cannot measure this job in 0 s"
     assert errors[0]["fix"].startswith("--seconds ")
@@ -74,12 +74,12 @@ def test_a_job_for_which_there_is_no_time_says_how_much_it_needs(pool):
 
 
 def test_samples_are_made_up_and_the_first_steps_are_short(pool):
-    found = pool(2).run(f"{CASES}:made_up")[0]
+    found = pool(2).run(cases_scaling.made_up)[0]
     assert found == {"rows": 100, "tokens": [8, 8, 800, 800], "shifted": True, "micro_batches": [2, 2, 3, 3]}
 
 
 def test_what_a_rank_computes_is_known_to_be_its_own(pool):
-    for found in pool(2).run(f"{CASES}:busy"):
+    for found in pool(2).run(cases_scaling.busy):
         assert 0 < found["own_cpus"] <= found["machine_cpus"] + 0.2
         assert found["machine_cpus"] <= found["num_cpus"] + 0.2
 

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import COMMIT_FILE
+from tests.train import cases_shards
 from tests.train.test_resume import run
 
 pytestmark = pytest.mark.rotating
@@ -68,7 +69,7 @@ def test_other_ranks_under_any_strategy_read_the_same_bits_from_all_parts(pool, 
         strategy, shares, hosts, *rows = gang
         ask = {"folder": str(tmp_path), "strategy": strategy, "shares": shares, "hosts": hosts, "step": 3, "job": job}
         ask["rows"] = rows[0] if rows else (10,)
-        for result in pool(len(shares)).run("tests.train.cases_shards:state", **ask):
+        for result in pool(len(shares)).run(cases_shards.state, **ask):
             assert result["error"] == ""
             assert result["step"] == 3
             assert result["digests"] == expected
@@ -80,7 +81,7 @@ def test_experts_that_were_cut_along_one_dimension_are_read_along_another(pool, 
     bring_all(tmp_path, 3, ("pc0", "pc1"))
     for strategy, shares in (("fsdp", [7, 3]), ("ddp", [5, 3, 2])):
         ask = {"folder": str(tmp_path), "strategy": strategy, "shares": shares, "hosts": None, "step": 3, "job": job}
-        for result in pool(len(shares)).run("tests.train.cases_shards:state", **ask):
+        for result in pool(len(shares)).run(cases_shards.state, **ask):
             assert (result["error"], result["digests"]) == ("", first[0]["state"])
 
 
@@ -88,7 +89,7 @@ def test_a_rank_that_reads_what_another_part_holds_says_which_is_not_there(pool,
     job = {"precision": "fp64", "dropout": 0.0}
     run(pool, tmp_path, [5, 3, 2], strategy="fsdp", hosts=HOSTS, job=job, steps=12, stop_after=3, **IN_PARTS)
     ask = {"folder": str(tmp_path), "strategy": "fsdp", "shares": [5, 5], "step": 3, "job": job}
-    first, second = pool(2).run("tests.train.cases_shards:state", hosts=["pc0", "pc1"], alone=True, **ask)
+    first, second = pool(2).run(cases_shards.state, hosts=["pc0", "pc1"], alone=True, **ask)
     assert first["error"] == ""  # the rows of rank 0 of 2 are among those of ranks 0 and 1 of 3
     assert "lacks what this rank reads" in second["error"]
     assert "part-pc0 is not here, which holds the rows of ranks 0 to 1 of 3" in second["error"]
@@ -106,7 +107,7 @@ def test_a_save_takes_the_memory_of_the_hosts_own_part(pool, tmp_path):
 
 
 def memory(pool, folder, each_host):
-    return pool(3).run("tests.train.cases_shards:memory_of_a_save", folder=str(folder), each_host=each_host)
+    return pool(3).run(cases_shards.memory_of_a_save, folder=str(folder), each_host=each_host)
 
 
 def bring_all(folder, step, hosts):

@@ -2,9 +2,9 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_loop
 
-CASES = "tests.train.cases_loop"
+pytestmark = pytest.mark.rotating
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -22,7 +22,7 @@ CASES = "tests.train.cases_loop"
     ],
 )
 def test_the_gradient_is_the_sum_over_all_micro_batches(pool, strategy, shares, method):
-    results = pool(len(shares)).run(f"{CASES}:contract", shares=shares, method=method, strategy=strategy)
+    results = pool(len(shares)).run(cases_loop.contract, shares=shares, method=method, strategy=strategy)
     for result in results:
         assert result["error"] < 1e-9
         assert result["norm_error"] < 1e-9
@@ -31,12 +31,12 @@ def test_the_gradient_is_the_sum_over_all_micro_batches(pool, strategy, shares, 
 
 @pytest.mark.parametrize(("strategy", "shares"), [("ddp", [4, 2]), ("fsdp", [3, 0, 3])])
 def test_over_4_bits_it_is_the_same(pool, strategy, shares):
-    for result in pool(len(shares)).run(f"{CASES}:contract", shares=shares, method="qlora", strategy=strategy):
+    for result in pool(len(shares)).run(cases_loop.contract, shares=shares, method="qlora", strategy=strategy):
         assert result["error"] < 1e-9
 
 
 def test_weights_that_differ_in_a_last_bit_are_made_equal_before_the_first_step(pool):
-    (own, after), (other, agreed) = pool(2).run(f"{CASES}:weights_agree")
+    (own, after), (other, agreed) = pool(2).run(cases_loop.weights_agree)
     assert own != other
     assert after == agreed == own
 
@@ -44,7 +44,7 @@ def test_weights_that_differ_in_a_last_bit_are_made_equal_before_the_first_step(
 @pytest.mark.parametrize(("strategy", "shares", "copies"), [("fsdp", [3, 3, 0], 1), ("hsdp", [1, 1, 2, 2], 2)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_the_model_really_lies_in_parts(pool, strategy, shares, copies, method):
-    results = pool(len(shares)).run(f"{CASES}:contract", shares=shares, method=method, strategy=strategy)
+    results = pool(len(shares)).run(cases_loop.contract, shares=shares, method=method, strategy=strategy)
     for result in results:
         assert result["divided"] == 3  # two layers, and what is around them
     assert sum(result["held"] for result in results) == copies * results[0]["all"]
@@ -54,5 +54,5 @@ def test_the_model_really_lies_in_parts(pool, strategy, shares, copies, method):
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_mixture_of_experts_has_the_same_gradient(pool, strategy, shares, method):
     words = {"shares": shares, "method": method, "strategy": strategy, "mixture": True}
-    for result in pool(len(shares)).run(f"{CASES}:contract", **words):
+    for result in pool(len(shares)).run(cases_loop.contract, **words):
         assert result["error"] < 1e-5

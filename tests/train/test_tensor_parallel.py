@@ -2,9 +2,9 @@
 
 import pytest
 
-pytestmark = pytest.mark.rotating
+from tests.train import cases_exact, cases_tensor_parallel
 
-CASES = "tests.train.cases_tensor_parallel"
+pytestmark = pytest.mark.rotating
 
 
 def require_exact(results):
@@ -21,7 +21,7 @@ def require_exact(results):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_the_gradient_is_that_of_one_process(pool, method):
-    results = pool(2).run(f"{CASES}:contract", shares=[5], method=method, attention_bias=True, mlp_bias=True)
+    results = pool(2).run(cases_tensor_parallel.contract, shares=[5], method=method, attention_bias=True, mlp_bias=True)
     require_exact(results)
     whole = results[0]["whole"]
     for result in results:
@@ -44,13 +44,13 @@ def test_the_gradient_is_that_of_one_process(pool, method):
 @pytest.mark.parametrize(("method", "dropout"), [("full", 0.0), ("lora", 0.1)])
 def test_hosts_of_unequal_shares_have_the_gradient_of_one_process(pool, method, dropout):
     words = {"shares": [3, 2], "method": method, "dropout": dropout}
-    require_exact(pool(4).run(f"{CASES}:contract", **words, packed=True, checkpointing=True))
+    require_exact(pool(4).run(cases_tensor_parallel.contract, **words, packed=True, checkpointing=True))
 
 
 def test_a_host_without_work_and_four_ranks_on_one_host(pool):
-    require_exact(pool(4).run(f"{CASES}:contract", shares=[0, 5], method="lora"))
+    require_exact(pool(4).run(cases_tensor_parallel.contract, shares=[0, 5], method="lora"))
     words = {"shares": [5], "hosts": ["pc0"] * 4, "num_key_value_heads": 4}
-    require_exact(pool(4).run(f"{CASES}:contract", **words, method="full", tie_word_embeddings=True))
+    require_exact(pool(4).run(cases_tensor_parallel.contract, **words, method="full", tie_word_embeddings=True))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_host_without_work_and_four_ranks_on_one_host(pool):
 )
 def test_other_words_of_plans_are_as_exact(zygote, tmp_path, family, method):
     words = {"folder": str(tmp_path), "shares": [5], "family": family, "method": method}
-    results = zygote.gang(2, f"{CASES}:other_family", words).results()
+    results = zygote.gang(2, cases_tensor_parallel.other_family, words).results()
     require_exact(results)
     assert all(result["fused"] == (family != "gemma2") for result in results)
 
@@ -69,14 +69,14 @@ def test_other_words_of_plans_are_as_exact(zygote, tmp_path, family, method):
     ("method", "checkpointing"), [("full", False), ("full", True), ("lora", False), ("lora", True)]
 )
 def test_what_ranks_send_is_what_the_plan_says(pool, method, checkpointing):
-    for result in pool(2).run(f"{CASES}:sent", method=method, checkpointing=checkpointing):
+    for result in pool(2).run(cases_tensor_parallel.sent, method=method, checkpointing=checkpointing):
         for name, (counted, planned) in result.items():
             assert counted == planned, name
 
 
 def test_in_bf16_what_travels_is_bf16(pool):
     ask = {"shares": [10], "strategy": "tp", "precision": "bf16", "steps": 12}
-    result = pool(2).run("tests.train.cases_exact:losses", **ask)[0]
+    result = pool(2).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
         assert split[1] == pytest.approx(alone[1], rel=5e-3)
 
@@ -84,7 +84,7 @@ def test_in_bf16_what_travels_is_bf16(pool):
 @pytest.mark.parametrize(("method", "tied"), [("full", True), ("lora", False)])
 def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path, method, tied):
     words = {"folder": str(tmp_path), "shares": [10], "method": method, "tied": tied}
-    for result in pool(2).run(f"{CASES}:read_by_slices", **words):
+    for result in pool(2).run(cases_tensor_parallel.read_by_slices, **words):
         assert result["by parts"]
         assert result["names"]
         assert result["differing"] == []
@@ -108,10 +108,10 @@ def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path,
     ids=["heads", "width", "one rank each", "fp16", "4 bits", "8 bits", "targets", "experts", "plan"],
 )
 def test_what_cannot_be_is_refused_by_its_name(pool, tmp_path, how, seen):
-    said = pool(2).run(f"{CASES}:refused", **{"shares": [5], **how}, empty=str(tmp_path))
+    said = pool(2).run(cases_tensor_parallel.refused, **{"shares": [5], **how}, empty=str(tmp_path))
     assert all(seen in each for each in said), said
 
 
 def test_hosts_with_unequal_numbers_of_ranks_are_refused(pool):
     words = {"shares": [3, 3, 4], "hosts": ["pc0", "pc0", "pc1"]}
-    assert all("2 on pc0, 1 on pc1" in said for said in pool(3).run(f"{CASES}:refused", **words))
+    assert all("2 on pc0, 1 on pc1" in said for said in pool(3).run(cases_tensor_parallel.refused, **words))

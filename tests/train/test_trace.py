@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from tests.train import cases_trace
 from tests.train.pool import ROOT
 
 pytestmark = pytest.mark.rotating
 
-CASES = "tests.train.cases_trace"
 SMALL = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -79,8 +79,8 @@ def order(**changes) -> dict:
     ],
 )
 def test_a_trace_has_the_bytes_of_a_real_step(pool, changes):
-    real = pool(1).run(f"{CASES}:profiled_peak", order=order(**changes))[0]
-    traced = pool(1).run(f"{CASES}:traced_peak", order=order(**changes))[0]
+    real = pool(1).run(cases_trace.profiled_peak, order=order(**changes))[0]
+    traced = pool(1).run(cases_trace.traced_peak, order=order(**changes))[0]
     # promised are 2 %; what is left is known: the tokens, and what kernels take for themselves (0.7 % in bf16 products)
     assert traced == pytest.approx(real, rel=0.01)
     assert real > 20e6
@@ -88,8 +88,8 @@ def test_a_trace_has_the_bytes_of_a_real_step(pool, changes):
 
 def test_ddp_holds_gradients_once_however_many_micro_batches_a_rank_has(pool):
     changes = {"config": SHALLOW, "micro_batches": 2}
-    real = pool(2).run(f"{CASES}:profiled_peak", order=order(**changes))
-    alone, traced = (pool(1).run(f"{CASES}:traced_peak", order=order(**changes, ranks=ranks))[0] for ranks in (1, 2))
+    real = pool(2).run(cases_trace.profiled_peak, order=order(**changes))
+    alone, traced = (pool(1).run(cases_trace.traced_peak, order=order(**changes, ranks=ranks))[0] for ranks in (1, 2))
     assert traced == pytest.approx(max(real), rel=0.005)
     assert traced == pytest.approx(alone, rel=0.005)
 
@@ -97,7 +97,7 @@ def test_ddp_holds_gradients_once_however_many_micro_batches_a_rank_has(pool):
 @pytest.mark.parametrize("changes", [{}, {"method": LORA, "activation_checkpointing": True, "precision": "bf16"}])
 def test_two_shallow_depths_tell_the_bytes_of_a_deep_model(pool, changes):
     config = {**SMALL, "num_hidden_layers": 8}
-    pairs = pool(1).run(f"{CASES}:extrapolated", order=order(config=config, **changes), layers=8)[0]
+    pairs = pool(1).run(cases_trace.extrapolated, order=order(config=config, **changes), layers=8)[0]
     for by_line, whole in pairs:
         assert by_line == pytest.approx(whole, rel=0.005)
 
@@ -109,7 +109,7 @@ def test_seven_billion_weights_take_no_memory(zygote):
         "sequence_length": 2048,
         "activation_checkpointing": True,
     }
-    seen = zygote.fork(f"{CASES}:large", order=case).result()
+    seen = zygote.fork(cases_trace.large, order=case).result()
     assert seen["grown_bytes"] < 1 << 30
     assert seen["num_parameters"] == 6_738_415_616 + 39_976_960
     assert seen["num_trainable"] == 39_976_960
@@ -124,7 +124,7 @@ def test_seven_billion_weights_take_no_memory(zygote):
 def test_a_gpu_takes_kernels_that_keep_no_scores(pool):
     def forward(kernel: str) -> int:
         changes = {"attention_kernel": kernel, "precision": "bf16", "method": LORA}
-        return pool(1).run(f"{CASES}:at_one_depth", order=order(**changes), layers=2)[0]["forward"]
+        return pool(1).run(cases_trace.at_one_depth, order=order(**changes), layers=2)[0]["forward"]
 
     plain, own, flash = forward("math"), forward("cpu"), forward("flash")
     # its inputs are copied to a GPU; this machine's flash kernel keeps the same otherwise
@@ -140,12 +140,12 @@ def test_a_gpu_takes_kernels_that_keep_no_scores(pool):
 def test_a_trace_knows_which_loss_the_trainer_takes(pool, family, expected):
     config = {**SMALL, "hidden_size": 64, "vocab_size": 300, "num_hidden_layers": 2, **family}
     config |= {"bos_token_id": 0, "eos_token_id": 1}
-    assert pool(1).run(f"{CASES}:fused", config=config, order=order())[0] == [expected, expected]
+    assert pool(1).run(cases_trace.fused, config=config, order=order())[0] == [expected, expected]
 
 
 def test_depths_show_every_kind_of_layer(pool):
     plain, dense_first, mixed = (
-        pool(1).run(f"{CASES}:depths", config=config)[0]
+        pool(1).run(cases_trace.depths, config=config)[0]
         for config in (
             LLAMA_2_7B,
             {**SMALL, "model_type": "glm4_moe", "num_hidden_layers": 46, "first_k_dense_replace": 1},
@@ -160,13 +160,13 @@ def test_depths_show_every_kind_of_layer(pool):
 
 
 def test_the_tracker_counts_storages(pool):
-    exact, in_blocks = pool(1).run(f"{CASES}:counted_storages")[0].values()
+    exact, in_blocks = pool(1).run(cases_trace.counted_storages)[0].values()
     assert exact == [0, 2800, 2800, 0, 2800, 2840, 0, 2840]
     assert in_blocks == [0, 3072, 3072, 0, 3072, 3584, 0, 3584]
 
 
 def test_parameters_are_counted_by_group(pool):
-    seen = pool(1).run(f"{CASES}:counted", order={"config": {**EXPERTS, "tie_word_embeddings": True}, "method": LORA})[
+    seen = pool(1).run(cases_trace.counted, order={"config": {**EXPERTS, "tie_word_embeddings": True}, "method": LORA})[
         0
     ]
     groups = [seen[name] for name in ("embeddings", "head", "linears", "experts", "others")]
@@ -180,7 +180,7 @@ def test_parameters_are_counted_by_group(pool):
 
 def test_the_program_writes_one_document_whatever_a_library_prints(zygote):
     orders = [order(config={**SMALL, "hidden_size": 64}), {"config": {"model_type": "unheard-of"}}]
-    documents, code = zygote.fork(f"{CASES}:answered", text=json.dumps(orders), argv=[]).result()
+    documents, code = zygote.fork(cases_trace.answered, text=json.dumps(orders), argv=[]).result()
     assert [document["kind"] for document in documents] == ["trace", "error"]
     assert documents[0]["peak_bytes"] == max(documents[0]["instants"].values())
     assert set(documents[0]["versions"]) == {"torch", "transformers", "peft"}
@@ -193,8 +193,8 @@ def test_the_program_writes_one_document_whatever_a_library_prints(zygote):
         ("{", "Expecting property name"),
         ("3", "it is no object but int"),
         ('{"model": "a", "config": {}}', "give one of config and model"),
-        ('{"model": "a", "deepth": 3}', "does not know ['deepth']"),
-        ('{"model": "a", "method": {"kind": "dora"}}', "expected full, lora or qlora"),
+        ('{"model": "a", "deepth": 3}', "unknown keys deepth"),
+        ('{"model": "a", "method": {"kind": "dora"}}', "expected one of 'full', 'lora', 'qlora'"),
         ('{"model": "a", "layers": [4, 4]}', "two depths"),
     ],
 )
@@ -209,6 +209,6 @@ def test_an_order_that_is_off_is_refused_before_torch_is_imported(text, seen):
 
 
 def test_targets_that_match_nothing_are_answered_with_names_that_do(pool):
-    error = pool(1).run(f"{CASES}:trace_error", order=order(method={"kind": "lora", "targets": ["qproj"]}))[0]
+    error = pool(1).run(cases_trace.trace_error, order=order(method={"kind": "lora", "targets": ["qproj"]}))[0]
     assert error["kind"] == "ModelError"
     assert "q_proj" in error["seen"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.train import cases_exact, cases_zero
 from tests.train.test_resume import run, sample_order
 
-CASES = "tests.train.cases_zero"
 pytestmark = [
     pytest.mark.rotating,
     pytest.mark.skipif(
@@ -30,7 +30,7 @@ pytestmark = [
 )
 def test_the_gradient_is_that_of_one_process_and_what_is_in_parts_is(pool, strategy, method, shares, offload):
     words = {"strategy": strategy, "method": method, "offload": offload}
-    results = pool(len(shares)).run(f"{CASES}:gradient", shares=shares, **words)
+    results = pool(len(shares)).run(cases_zero.gradient, shares=shares, **words)
     for result in results:
         assert result["error"] < 1e-5
         assert result["norm_error"] < 1e-5
@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_one_process_and_what_is_in_parts_is(pool, strat
 def test_many_steps_have_the_losses_of_one_process(pool, strategy, method, shares, precision):
     """All of 100 steps: benchmarks/exactness.py."""
     words = {"strategy": strategy, "method": method, "precision": precision, "steps": 6, "warmup": 3}
-    result = pool(len(shares)).run("tests.train.cases_exact:losses", shares=shares, **words, packed=len(shares) == 2)[0]
+    result = pool(len(shares)).run(cases_exact.losses, shares=shares, **words, packed=len(shares) == 2)[0]
     tolerance = 1e-4 if precision == "fp32" else 5e-3
     assert len(result["split"]) == 6
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
@@ -73,7 +73,7 @@ def test_many_steps_have_the_losses_of_one_process(pool, strategy, method, share
 )
 def test_a_step_is_clipped_and_skipped_as_by_one_process(pool, strategy, offload, how, precision):
     words = {"strategy": strategy, "precision": precision, "steps": 6, "skipped": how, "offload": offload}
-    split, alone = pool(2).run(f"{CASES}:losses", shares=[7, 3], batch=10, **words)[0]
+    split, alone = pool(2).run(cases_zero.losses, shares=[7, 3], batch=10, **words)[0]
     assert ["spike" if how == "far off" else "step-skipped", 3] in split["told"]
     assert split["told"] == [*alone["told"]]
     assert min(norm for _, _, norm in split["steps"][3:]) > 0.1
@@ -93,7 +93,7 @@ def test_a_step_is_clipped_and_skipped_as_by_one_process(pool, strategy, offload
 def test_every_rank_reads_its_part_of_a_model_that_none_has_held(pool, tmp_path, shares, method, precision, more):
     """How much memory that takes: benchmarks/load_memory.py."""
     words = {"shares": shares, "method": method, "precision": precision, **more}
-    for result in pool(len(shares)).run(f"{CASES}:read_by_parts", folder=str(tmp_path), **words):
+    for result in pool(len(shares)).run(cases_zero.read_by_parts, folder=str(tmp_path), **words):
         assert result["differing"] == []
         assert result["held"] == 0
         assert result["fused"] == [True, True]
@@ -104,7 +104,7 @@ def test_a_file_as_transformers_writes_it_is_filled_in_and_the_rest_passed_on(po
         ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
     )
     words = {"deepspeed": {"zero_optimization": {**zero, "sub_group_size": 1000, "overlap_comm": True}}, "steps": 3}
-    split, alone = pool(2).run(f"{CASES}:losses", shares=[7, 3], strategy="zero-3", precision="fp32", **words)[0]
+    split, alone = pool(2).run(cases_zero.losses, shares=[7, 3], strategy="zero-3", precision="fp32", **words)[0]
     for ours, expected in zip(split["steps"], alone["steps"], strict=True):
         assert ours[1] == pytest.approx(expected[1], rel=1e-4)
 
@@ -143,7 +143,7 @@ def has_operator():
 def test_states_on_a_disk_are_moved_saved_and_restored_as_in_memory(pool, tmp_path):
     if not has_operator():
         pytest.skip("DeepSpeed's async_io is not built here: AsyncIOBuilder().load() does it, for some minutes")
-    results = pool(2).run(f"{CASES}:on_disk", folder=str(tmp_path), shares=[7, 3])
+    results = pool(2).run(cases_zero.on_disk, folder=str(tmp_path), shares=[7, 3])
     for ours, expected in zip(*results[0]["found"], strict=True):
         assert ours[1:] == pytest.approx(expected[1:], rel=1e-4)
     for result in results:
@@ -161,7 +161,7 @@ def test_states_on_a_disk_are_moved_saved_and_restored_as_in_memory(pool, tmp_pa
     ],
 )
 def test_a_disk_that_cannot_take_states_is_told_of_before_there_is_a_model(pool, tmp_path, how, seen):
-    for said in pool(2).run(f"{CASES}:disk_refused", folder=str(tmp_path), how=how):
+    for said in pool(2).run(cases_zero.disk_refused, folder=str(tmp_path), how=how):
         assert seen in said
 
 
@@ -177,5 +177,5 @@ def test_a_disk_that_cannot_take_states_is_told_of_before_there_is_a_model(pool,
     ],
 )
 def test_what_it_does_not_do_is_refused_by_name(pool, words, seen):
-    for said in pool(2).run(f"{CASES}:refused", strategy="zero-2", **words):
+    for said in pool(2).run(cases_zero.refused, strategy="zero-2", **words):
         assert seen in said

@@ -20,6 +20,7 @@ from gangline.worker.data.model_folder import DigestCache, HuggingFace
 from gangline.worker.data.requests import plan_sets
 from gangline.worker.data.rows import Row
 from gangline.worker.data.tokenise import Encoder
+from tests.train.data import cases_inputs
 
 
 def rows_of(num_rows, seed=0):
@@ -299,14 +300,13 @@ class TestFingerprint:
         assert before.train == after.train
 
 
-CASES = "tests.train.data.cases_inputs"
 ONE_S = 60.0
 
 
 class TestProcesses:
     def start(self, zygote, job, root, death="never"):
         job.save(root / "job.json")
-        return zygote.fork(f"{CASES}:prepare", job=str(root / "job.json"), root=str(root), death=death)
+        return zygote.fork(cases_inputs.prepare, job=str(root / "job.json"), root=str(root), death=death)
 
     def test_two_that_ask_at_once_tokenise_once(self, zygote, make_job, write_rows, tmp_path):
         job = make_job(write_rows(rows_of(3000)))
@@ -345,7 +345,7 @@ class TestProcesses:
                 for index in range(num_rows):
                     stream.write(json.dumps({"text": f"{index} " + "dogs pull " * 200}) + "\n")
             make_job(path).save(tmp_path / "job.json")
-            process = zygote.fork(f"{CASES}:growth", job=str(tmp_path / "job.json"), root=str(tmp_path))
+            process = zygote.fork(cases_inputs.growth, job=str(tmp_path / "job.json"), root=str(tmp_path))
             return process.result(timeout_s=ONE_S), path.stat().st_size
 
         few_bytes, _ = growth(1000)
