@@ -105,7 +105,7 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
-        require_startable(decision.job, decision.outlook)
+        require_startable(decision.job, decision.outlook, force=start.force)
         require_engine(decision.plan, decision.cluster, decision.inventory)
         claim(cluster, means)
         layout = create_folder(start.home)
@@ -137,8 +137,11 @@ def run(order: Command, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     return layout
 
 
-def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: Talk, seams: Seams = REAL) -> RunLayout:
+def resume(
+    prefix: str, *, home: Path, cluster_path: Path | None = None, force: bool = False, talk: Talk, seams: Seams = REAL
+) -> RunLayout:
     """Go on with a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
+    force: see `Start.force`.
 
     Raises UsageError for a run that is alive or finished, CheckpointError where none of its checkpoints can be used,
     DataError or ModelError where what it reads has changed.
@@ -151,16 +154,16 @@ def resume(prefix: str, *, home: Path, cluster_path: Path | None = None, talk: T
             if (record := CommandRecord.load(layout)) is not None:
                 _resume_command(run, ended, record, cluster, means)
             else:
-                _resume_job(run, ended, cluster, means)
+                _resume_job(run, ended, cluster, means, force=force)
     talk.say(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
     return layout
 
 
-def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means) -> None:
+def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means, *, force: bool) -> None:
     layout = run.layout
     decision = decide(Job.load(layout.job), cluster, means)
     require(decision.findings)
-    require_startable(decision.job, decision.outlook)
+    require_startable(decision.job, decision.outlook, force=force)
     require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, means)
     with preparing(layout, next_state(ended), before=ended):
@@ -197,7 +200,7 @@ def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
     with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
         decision = decide(job, cluster, means)
         require(decision.findings)
-        require_startable(decision.job, decision.outlook)
+        require_startable(decision.job, decision.outlook, force=start.force)
         ready = foresee(decision.sight, means, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
         return printed(render(ready, gang, means, program=worker_program(decision.job)))
@@ -215,7 +218,7 @@ def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list
 
 
 def rehearse_resume(
-    prefix: str, *, home: Path, cluster_path: Path | None = None, talk: Talk, seams: Seams = REAL
+    prefix: str, *, home: Path, cluster_path: Path | None = None, force: bool = False, talk: Talk, seams: Seams = REAL
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
     with opened(prefix, home=home, seams=seams) as run:
@@ -226,7 +229,7 @@ def rehearse_resume(
                 return _rehearse_command_again(run, ended, record, cluster, means)
             decision = decide(Job.load(run.layout.job), cluster, means)
             require(decision.findings)
-            require_startable(decision.job, decision.outlook)
+            require_startable(decision.job, decision.outlook, force=force)
             ready = foresee(decision.sight, means, job=decision.job)
             choice = choose(survey_places(places_of(run, ready, means), run.layout.run_id))
             step = max(choice.adoptable, default=choice.step)

@@ -18,14 +18,15 @@ def command(
         typer.Option(help="go on with these hosts and shares; the batch stays the same", show_default=False),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
+    force: Annotated[bool, typer.Option("--force", help="start even if the plan calls it too slow")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
     """Go on with a run from its newest valid checkpoint, wherever it lies; data and model must be unchanged."""
     home, talk = app.default_home(), Terminal()
     if dry_run:
-        print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, talk=talk))
+        print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, force=force, talk=talk))
         return
-    layout = app.resume(run, home=home, cluster_path=cluster, talk=talk)
+    layout = app.resume(run, home=home, cluster_path=cluster, force=force, talk=talk)
     print_data([layout.run_id])
     if not detach:
         with app.opened(layout.run_id, home=home) as opened:

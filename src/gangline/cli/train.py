@@ -23,11 +23,12 @@ def command(
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
+    force: Annotated[bool, typer.Option("--force", help="start even if the plan calls it too slow")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
     """Check, plan, tokenise, start, follow. The run goes on when you leave; its id is printed on stdout."""
     words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
-    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster)
+    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster, force=force)
     talk = Terminal()
     if dry_run:
         print_data(app.rehearse(start, talk=talk))

@@ -231,11 +231,11 @@ DEAR = 0.5
 """Of a step that waits for weights of other machines: more is taken only where the job asks for it."""
 
 
-def require_startable(job: Job, outlook: Outlook) -> None:
+def require_startable(job: Job, outlook: Outlook, *, force: bool = False) -> None:
     """Raise where gangline's own trainer cannot do the job, or has no room for it.
 
     UsageError for what is not built yet, DoesNotFit where memory is short, one machine alone is faster, or most of a
-    step would be waiting for weights.
+    step would be waiting for weights. force: start what is only slow.
     """
     verdict = outlook.verdict
     if verdict is None:
@@ -246,6 +246,8 @@ def require_startable(job: Job, outlook: Outlook) -> None:
     if verdict.runnable is None:
         _require_way(verdict)
         _refuse_size(verdict)
+    if force:
+        return
     if all(seat.weight is None for seat in verdict.world.seats):
         _refuse_slowness(verdict)
     if job.strategy.kind == AUTO:
@@ -332,7 +334,7 @@ def _refuse_slowness(verdict: Verdict) -> None:
         seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
         "further machines bring",
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
-        f"with a share at each host in the cluster file it is started as it is{_apart(verdict, fewer)}",
+        f"--force starts it as it is{_apart(verdict, fewer)}",
     )
 
 
@@ -348,7 +350,7 @@ def _refuse_price(verdict: Verdict) -> None:
         f"with the model in parts {100 * waiting:.0f} % of every step is waiting for the network",
         seen=f"no device holds it whole; {option.strategy.kind} takes {option.time.total_s:.3g} s a step here, of "
         f"which {option.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
-        fix=_listed([f"write strategy: {option.strategy.kind} to do it all the same", *_ways(verdict)]),
+        fix=_listed([f"write strategy: {option.strategy.kind}, or add --force, to start it as it is", *_ways(verdict)]),
     )
 
 

@@ -29,6 +29,8 @@ class Start:
     overrides: tuple[str, ...] = ()
     cluster: Path | None = None
     """None: this computer alone."""
+    force: bool = False
+    """Whether what the plan calls slow is started all the same."""
 
 
 def load(start: Start) -> tuple[Job, Cluster]:
