@@ -179,6 +179,9 @@ def _run_uv(request: Dict[str, Any], folder: Path, wheels: Path) -> None:
         _step("packages", argv, deadline, variables)
     finally:
         constant.unlink()
+        for path in [folder / ".lock", cache / ".lock", *cache.glob("wheels-*/**/*.lock")]:
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(0o600)  # uv lets everybody write to them, whatever the umask
 
 
 def _step(what: str, argv: List[str], deadline: float, variables: Dict[str, str]) -> None:

@@ -34,6 +34,7 @@ from gangline.sync.lock import Lock, Pin
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Tree, look
 from gangline.sync.trees import here as spot_here
+from gangline.tested import BY_NAME
 from gangline.units import format_bytes
 
 DOWNLOAD_S = 4 * 3600.0
@@ -183,7 +184,14 @@ def _download_any(choices: list[list[Pin]], lock: Lock, kind: Kind, folder: Path
 
 def _add_uv(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
     """The uv that came with gangline, if it runs on such a host; otherwise pip brings the same version for it."""
-    own = metadata.distribution(UV)
+    try:
+        own = metadata.distribution(UV)
+    except metadata.PackageNotFoundError as error:
+        raise GanglineError(
+            "the Python that runs gangline has no uv, which builds environments",
+            seen=f"{sys.executable}: {error}",
+            fix=f"{sys.executable} -m pip install '{BY_NAME['uv'].requirement}'",
+        ) from error
     lines = [line.split() for line in (own.read_text("WHEEL") or "").splitlines()]
     runs_on = {tag.platform for words in lines if words[:1] == ["Tag:"] for tag in parse_tag(words[1])}
     programs = [path.locate() for path in own.files or () if path.name == UV and path.parent.name != UV]

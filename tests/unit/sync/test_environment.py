@@ -23,6 +23,7 @@ from gangline.inventory.pythons import FoundPython
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.sync import environment as module
+from gangline.sync import wheelhouse
 from gangline.sync.environment import (
     PROVIDERS,
     Difference,
@@ -36,6 +37,7 @@ from gangline.sync.environment import (
 )
 from gangline.sync.lock import read_lock
 from gangline.sync.wheelhouse import Gathering, Kind, NoWheels, download_argv, gather_wheels
+from gangline.tested import BY_NAME
 from tests.unit.sync.hosts import HostTransport, Lines, answered, kennel
 from tests.unit.sync.wheels import make_wheel
 
@@ -119,6 +121,8 @@ def test_every_host_gets_the_environment_of_the_lock_and_keeps_it(
         # a first line that is too long for the kernel goes by way of sh
         assert f"{folder}/bin/python" in (folder / "bin" / "tiny_a").read_text().partition("\nimport ")[0]
         assert list((Path(host.workdir) / "wheelhouse").iterdir()) == []
+        everything = [path for path in folder.parent.rglob("*") if not path.is_symlink()]
+        assert [path for path in everything if path.stat().st_mode & 0o022] == []
     built = [line for line in lines.said if line.startswith("environment built on ")]
     assert [line.partition(":")[0] for line in built] == ["environment built on pc1", "environment built on pc2"]
     kind = f"Python {sys.version_info[0]}.{sys.version_info[1]} without a GPU"
@@ -308,6 +312,15 @@ def test_a_host_with_another_processor_gets_the_uv_that_runs_there(tmp_path: Pat
     assert (house.folder / "uv").read_text() == f"manylinux_2_17_{other}"
     assert sorted(house.tree.files) == ["gathered", "requirements.txt", "tiny_b-2.0-py3-none-any.whl", "uv"]
     assert house.requirements.count("\n") == 1
+
+
+def test_a_gangline_without_its_uv_says_so(tmp_path: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "UV", "no-such-program")
+    kind = Kind(version=sys.version_info[:3], machine="x86_64", glibc=(2, 36), has_gpu=False)
+    with pytest.raises(GanglineError, match="the Python that runs gangline has no uv") as caught:
+        gather_wheels(read_lock("tiny-b==2.0", "lock"), kind, home=tmp_path)
+    assert caught.value.seen == f"{sys.executable}: No package metadata was found for no-such-program"
+    assert caught.value.fix == f"{sys.executable} -m pip install '{BY_NAME['uv'].requirement}'"
 
 
 def test_a_uv_that_cannot_be_started_says_what_the_host_needs(
