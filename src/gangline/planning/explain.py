@@ -7,7 +7,6 @@ from collections.abc import Container, Iterator, Sequence
 from gangline.planning.plan import Plan, PlannedRank
 from gangline.runs.cadence import LEAST_MIN, MOST_MIN
 from gangline.runs.rows import rows_of
-from gangline.strategies.table import plan_half
 from gangline.units import format_bytes, format_count, format_duration
 
 MOST_ROWS = 4
@@ -57,7 +56,7 @@ def _shares(plan: Plan) -> str:
 
     Under tp all ranks of a host do what the first of them does.
     """
-    layers = plan_half(plan.strategy).layers
+    layers = plan.half.layers
     if layers == "staged":
         return _layers(plan)
     hosts: dict[str, list[PlannedRank]] = {}
@@ -92,7 +91,7 @@ def _by_host(parts: Sequence[tuple[str, int]]) -> str:
 
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     """What shares do once the run is on its way; nothing where the cluster file gave them, for they stay then."""
-    if plan.moving_shares and plan_half(plan.strategy).in_rounds:
+    if plan.moving_shares and plan.half.in_rounds:
         yield "speeds", "measured before the first step and in every round; shares follow them, and numbers with these"
     elif plan.moving_shares:
         yield "speeds", "measured before the first step and in every step; shares follow them, with the same numbers"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from gangline.planning.calibrate import Profile, refit
 from gangline.planning.observed import LEAST_STEPS, Observed, ObservedStep, is_amount
 from gangline.runs.decode import build
-from gangline.strategies.table import plan_half
 from gangline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ def fold(profiles: Iterable[Profile], comparisons: Iterable[Comparison]) -> Fold
 def _rank(
     plan: Plan, forecast: Forecast, number: int, observed: Observed, used: Sequence[ObservedStep]
 ) -> RankComparison:
-    planned, foreseen, half = plan.ranks[number], forecast.ranks[number], plan_half(plan.strategy)
+    planned, foreseen, half = plan.ranks[number], forecast.ranks[number], plan.half
     most_bytes = max(step.memory_bytes[number] for step in observed.steps)
     done = _done(used)
     computed = [_computed(plan, forecast, rank, done[rank]) for rank in range(len(plan.ranks))]

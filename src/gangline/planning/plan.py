@@ -10,11 +10,14 @@ from typing import Any, Literal
 from gangline.catalog.gpus import peak_flops
 from gangline.planning.option import Option
 from gangline.planning.shares import host_shares, rank_hosts, rank_shares
+from gangline.planning.training import Strategy
 from gangline.runs.cluster import Cluster
 from gangline.runs.deal import total_steps
 from gangline.runs.decode import build
+from gangline.runs.division import Division
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job, MethodJob
+from gangline.runs.rows import rows_of
 from gangline.strategies.base import AUTO, PlanHalf
 from gangline.strategies.table import ALONE, DEFAULT, plan_half
 
@@ -88,12 +91,10 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Division):
     """The decision about one job on one cluster."""
 
     job: str
-    strategy: str
-    """A row of `strategies.table.STRATEGIES`."""
     reason: str
     """Why this strategy."""
     method: str
@@ -113,19 +114,6 @@ class Plan:
     """Whether there is anything to evaluate on."""
     evaluation_at_start: bool
     evaluation_every_steps: int | None
-    reshard: bool = True
-    """See `Gang.reshard`."""
-    stages: tuple[int, ...] = ()
-    """See `Gang.stages`; none where layers cannot be cut, for the model's shape is not known: such a plan starts
-    nothing."""
-    replicas: int = 1
-    """See `Gang.replicas`."""
-    eager: bool = False
-    """See `Gang.eager`."""
-    moving_shares: bool = False
-    """Shares follow the measured speeds; otherwise the cluster file says who does how much."""
-    shares_gpus: bool = False
-    """More ranks than GPUs on a machine: see `Gang.shares_gpus`."""
     forecast: Forecast | None = None
     """None where the model's shape is not known."""
     divides: str = ""
@@ -158,13 +146,7 @@ class Plan:
             attempt=attempt,
             ranks=ranks,
             resume_step=resume_step,
-            strategy=self.strategy,
-            reshard=self.reshard,
-            stages=self.stages,
-            replicas=self.replicas,
-            eager=self.eager,
-            moving_shares=self.moving_shares,
-            shares_gpus=self.shares_gpus,
+            **self.division(),
         )
 
     def with_data(self, job: Job, data: DataCount) -> Plan:
@@ -199,19 +181,13 @@ def make_plan(
     """
     gpus = gpus or {}
     devices = devices_of(cluster, gpus)
-    half = plan_half(_kind(job, option, cluster, num_ranks=len(devices)))
-    shares = _told_shares(job, cluster, half) if option is None else option.shares
+    division = _division(job, option, cluster, shares_gpus=_shares_gpus(cluster, devices, gpus))
+    shares = _told_shares(job, cluster, division.half) if option is None else option.shares
     ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
-    weighed = option.strategy if option is not None and half.layers == "staged" else None
-    several = len(cluster.hosts) > 1 if half.layers == "sliced" else len(ranks) > 1
     return Plan(
+        **division.division(),
         job=job.name,
-        strategy=half.kind,
-        reshard=option is None or option.strategy.reshard,
-        stages=weighed.stages if weighed is not None else (),
-        replicas=weighed.replicas if weighed is not None else 1,
-        eager=weighed is not None and weighed.eager,
-        reason=_reason(job, half, ranks, rows=weighed.rows if weighed is not None else ()),
+        reason=_reason(job, division, ranks),
         method=_method(job.method),
         precision=job.precision,
         batch=job.batch,
@@ -225,11 +201,9 @@ def make_plan(
         evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
         evaluation_at_start=job.evaluation.at_start,
         evaluation_every_steps=job.evaluation.every_steps,
-        moving_shares=several and half.moves_shares and all(host.share is None for host in cluster.hosts),
-        shares_gpus=_shares_gpus(cluster, devices, gpus),
         forecast=None if option is None else _forecast(option),
         divides=divides,
-        notes=(*_notes(ranks, shares_gpus=_shares_gpus(cluster, devices, gpus)), *notes),
+        notes=(*_notes(ranks, shares_gpus=division.shares_gpus), *notes),
     )
 
 
@@ -312,6 +286,23 @@ def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
     return len(set(places)) < len(places)
 
 
+def _division(job: Job, option: Option | None, cluster: Cluster, *, shares_gpus: bool) -> Division:
+    """Of the weighed option, or the one that the job asks for."""
+    num_ranks = sum(host.slots for host in cluster.hosts)
+    half = plan_half(_kind(job, option, cluster, num_ranks=num_ranks))
+    way = Strategy(kind=half.kind, world_size=num_ranks) if option is None else option.strategy
+    several = len(cluster.hosts) > 1 if half.layers == "sliced" else num_ranks > 1
+    return Division(
+        strategy=half.kind,
+        stages=way.stages,
+        replicas=way.replicas,
+        reshard=way.reshard,
+        eager=way.eager,
+        moving_shares=several and half.moves_shares and all(host.share is None for host in cluster.hosts),
+        shares_gpus=shares_gpus,
+    )
+
+
 def _kind(job: Job, option: Option | None, cluster: Cluster, *, num_ranks: int) -> str:
     """The strategy of the weighed option, or the one that the job asks for; too few ranks for it have the default."""
     asked = job.strategy.kind
@@ -333,9 +324,11 @@ def _method(method: MethodJob) -> str:
     return f"{method.kind}{bits}, rank {method.rank}"
 
 
-def _reason(job: Job, half: PlanHalf, ranks: Sequence[PlannedRank], *, rows: Sequence[Sequence[int]]) -> str:
+def _reason(job: Job, division: Division, ranks: Sequence[PlannedRank]) -> str:
+    half = division.half
     if len(ranks) == 1 and not half.in_rounds:
         return plan_half(ALONE).meaning
+    rows = [division.stages[row.start : row.stop] for row in rows_of(division.stages, replicas=division.replicas)]
     num_hosts = len({rank.host for rank in ranks})
     return half.reason(job.strategy, num_ranks=len(ranks), num_hosts=num_hosts, rows=rows)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gangline.runs.deal import split_whole
+from gangline.runs.division import Division
 from gangline.runs.rows import rows_left, rows_of
 from gangline.runs.versions import load_record, write_record
-from gangline.strategies.table import DEFAULT, plan_half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class GangRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
+class Gang(Division):
     """All ranks of one attempt, by global rank; ranks of one host are adjacent."""
 
     run_id: str
@@ -47,20 +47,6 @@ class Gang:
     """How long a rank waits for the others to join."""
     collective_timeout_s: float = 1800.0
     """How long a rank waits in an exchange: others may load or save. Who hangs is found earlier, by the supervisor."""
-    strategy: str = DEFAULT
-    """A row of `strategies.table.STRATEGIES`."""
-    stages: tuple[int, ...] = ()
-    """pipeline: layers of each rank, in order; those of each pipeline sum to the model's depth."""
-    replicas: int = 1
-    """pipeline: how many there are, one after the other in the order of ranks; see `runs.rows`."""
-    reshard: bool = True
-    """fsdp: weights of other ranks are given up after forward, and travel again for backward."""
-    eager: bool = False
-    """pipeline: see `runs.schedule.ahead`."""
-    moving_shares: bool = False
-    """Shares follow the measured speeds of ranks, at the start and in every step; otherwise they stay as they are."""
-    shares_gpus: bool = False
-    """More ranks than GPUs on a machine: NCCL refuses that, so gradients go over gloo."""
     micro_batch: int | None = None
     """Samples of a micro-batch, where memory did not suffice for as many as the job says; None: as it says."""
 
@@ -81,7 +67,7 @@ class Gang:
     @property
     def crews(self) -> tuple[int, ...]:
         """By rank: equal numbers for those that do the same micro-batches. A pipeline is one crew, under tp a host."""
-        layers = plan_half(self.strategy).layers
+        layers = self.half.layers
         if layers == "staged":
             return tuple(number for number, row in enumerate(self.rows) for _ in row)
         if layers == "sliced":
@@ -107,7 +93,7 @@ class Gang:
         """
         left = [number for number, rank in enumerate(self.ranks) if rank.host in hosts]
         stages, replicas = self.stages, 1
-        if plan_half(self.strategy).layers == "staged":
+        if self.half.layers == "staged":
             rows = rows_left(stages, [rank.share for rank in self.ranks], left, replicas=self.replicas)
             left, own, stages, replicas = list(rows.ranks), rows.shares, rows.stages, rows.replicas
         else:

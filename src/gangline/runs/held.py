@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from gangline.runs.gang import Gang
 from gangline.runs.rows import rows_of
-from gangline.strategies.table import plan_half
 
 
 def held_by(gang: Gang) -> dict[str, str]:
@@ -19,7 +18,7 @@ def held_by(gang: Gang) -> dict[str, str]:
     Whether adapters are trained under fsdp, which are whole on every rank, is not known here.
     """
     hosts = gang.hosts
-    half = plan_half(gang.strategy)
+    half = gang.half
     if len(hosts) == 1 or not half.parts_of_tensors:
         return {}
     if half.shards_per_host and len({gang.num_ranks(host) for host in hosts}) == 1 and gang.num_ranks(hosts[0]) > 1:

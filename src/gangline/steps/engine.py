@@ -8,13 +8,12 @@ from gangline.errors import UsageError
 from gangline.inventory.facts import Inventory
 from gangline.planning.plan import Plan
 from gangline.runs.cluster import Cluster, Host
-from gangline.strategies.table import plan_half
 from gangline.sync.lock import load_lock
 
 
 def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
     """Raise UsageError, naming every host whose ranks would not find what does the plan's strategy."""
-    package = plan_half(plan.strategy).capabilities.package
+    package = plan.half.capabilities.package
     if not package:
         return
     locked = [

@@ -22,7 +22,6 @@ from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.versions import load_if_there, load_record, write_record
-from gangline.strategies.table import plan_half
 from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
 from gangline.sync.trees import Spot, carry_history, place_gang
 
@@ -130,7 +129,7 @@ def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...
     has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
     holders = {source.host for source in choice.sources} & set(hosts)
-    passed_on = plan_half(gang.strategy).passes_state and holders and not choice.held
+    passed_on = gang.half.passes_state and holders and not choice.held
     return tuple(host for host in hosts if host not in holders) if passed_on else ()
 
 
