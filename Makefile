@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# How many at once on two cores. Unit tests mostly wait. So do tests with real hosts, for time limits, and each lab has a
-# network of its own; but they count seconds, so nothing that computes for long runs beside them: the story of a job on
-# real hosts is with the tests with real ranks, of which a file runs beside another one. Of both, the longest files begin
-# first (LONG in their conftest.py).
+# How many at once on two cores. Unit tests compute. Tests with real processes mostly wait for them. So do tests with
+# real hosts, for time limits, and each lab has a network of its own; but they count seconds, so nothing that computes
+# for long runs beside them: the story of a job on real hosts is with the tests with real ranks, of which a file runs
+# beside another one. Of both, the longest files begin first (LONG in their conftest.py).
 # Hundreds of short commands: what was compiled once is kept, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,12 +21,13 @@ help: ## show this list
 demo: .venv/train.stamp ## the whole story on this computer: train, stop, resume, tune, export, generate
 	$(BIN)/gangline demo
 
-test: .venv/dev.stamp ## unit tests, the quick lab tests with real hosts, and training tests with real ranks
+test: .venv/dev.stamp ## unit tests, tests with real processes, with real hosts (the quick ones) and with real ranks
 ifdef TESTS
 	$(BIN)/python -m pytest -m "not (lab and slow)" $(TESTS)
 else
 	@status=0; \
-	$(BIN)/python -m pytest -n 4 tests/unit || status=1; \
+	$(BIN)/python -m pytest -n 2 tests/unit || status=1; \
+	$(BIN)/python -m pytest -n 4 tests/process || status=1; \
 	$(BIN)/python -m pytest -n 3 $(BY_FILE) tests/lab --ignore $(STORY) || status=1; \
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) $(STORY) tests/train || status=1; \
 	exit $$status

@@ -10,11 +10,11 @@ import os
 import re
 import time
 
+from tests import hostile
 from tests.lab import played_torch
 from tests.lab.ordinary import User
 from tests.lab.searched import search
 from tests.lab.watched import Watch
-from tests.unit.remote import hostile
 
 TOKENS = {
     "HF_TOKEN": "hf_CanaryOfTheHub4f1d6b27c9e0a853",

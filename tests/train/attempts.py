@@ -8,7 +8,7 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from tests.train import cases_broken
-from tests.unit.launch.gang import wait_until
+from tests.waiting import wait_until
 
 START_S = 60.0
 

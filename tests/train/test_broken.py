@@ -10,7 +10,7 @@ import pytest
 from gangline.worker.rank_files import PHASES
 from tests.train import cases_broken
 from tests.train.attempts import START_S, Run
-from tests.unit.launch.gang import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rotating
 

@@ -16,9 +16,10 @@ from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.state import Outcome
 from gangline.supervise.detached import spawn, stop_run
+from tests.process.launch.gang import exit_record, kill_left, left_of, rank_pid
 from tests.train.story import own_ports
-from tests.unit.launch.gang import exit_record, kill_left, left_of, rank_pid, wait_until
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
+from tests.waiting import wait_until
 
 RANK = Path(__file__).with_name("gang_rank.py")
 START_S = 90.0

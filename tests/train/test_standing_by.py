@@ -11,7 +11,7 @@ import pytest
 
 from gangline.runs.files import write_json
 from tests.train.attempts import START_S, Run, free_port
-from tests.unit.launch.gang import wait_until
+from tests.waiting import wait_until
 
 STEPS = 12
 ROOT_ENV = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

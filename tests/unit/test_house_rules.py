@@ -204,8 +204,9 @@ def test_no_path_of_a_developers_machine():
     assert found == []
 
 
-def test_unit_tests_lie_where_the_source_lies():
-    unit = ROOT / "tests" / "unit"
-    folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
+@pytest.mark.parametrize("tier", ["unit", "process"])
+def test_tests_lie_where_the_source_lies(tier):
+    tests = ROOT / "tests" / tier
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
     homeless = [folder for folder in folders if not (SOURCE / folder).is_dir()]
     assert [str(folder) for folder in homeless if not (SOURCE / folder).with_suffix(".py").is_file()] == []

@@ -32,7 +32,7 @@ def below_home(path: str, home: PurePath) -> str:
 
 
 class Transport(Protocol):
-    """One host. The contract test in tests/unit/remote/ says what every implementation promises."""
+    """One host. The contract test in tests/process/remote/ says what every implementation promises."""
 
     host: str
 

@@ -1,8 +1,6 @@
 """Which checkpoint a run starts from, whatever happened to the files."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -336,19 +334,20 @@ def test_the_part_to_load_is_the_own_one_or_else_one_that_was_brought_here(tmp_p
         disk.find_part(tmp_path / "pc1", 300, host="pc1")
 
 
-def test_a_host_tells_what_it_has_as_json_on_stdout(tmp_path):
+def test_a_host_tells_what_it_has_as_json_on_stdout(tmp_path, capsys):
+    def said(*words):
+        assert disk.main(["survey", str(tmp_path / "pc1"), *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
     save(tmp_path, 100)
     flip(disk.part_folder(tmp_path / "pc1", 100, "pc1") / "__0_0.distcp", 0.5)
-    argv = [sys.executable, "-m", "gangline.runs.checkpoints", "survey", str(tmp_path / "pc1")]
-    quick = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-    full = json.loads(subprocess.run([*argv, "--verify"], capture_output=True, check=True).stdout)
+    quick, full = said(), said("--verify")
     assert quick[0]["parts"][0]["problems"] == []
     assert full[0]["parts"][0]["problems"] == ["__0_0.distcp differs from its digest"]
     assert full == disk.survey(tmp_path / "pc1")
-    assert json.loads(subprocess.run([*argv, "--verify-newest"], capture_output=True, check=True).stdout) == full
+    assert said("--verify-newest") == full
     save(tmp_path, 200)
-    newest = json.loads(subprocess.run([*argv, "--verify-newest"], capture_output=True, check=True).stdout)
-    assert [entry["parts"][0]["problems"] for entry in newest] == [[], []]
+    assert [entry["parts"][0]["problems"] for entry in said("--verify-newest")] == [[], []]
     assert disk.main(["survey"]) == 2
 
 

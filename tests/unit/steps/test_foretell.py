@@ -22,8 +22,8 @@ from gangline.steps.reach import Start, load, reached
 from gangline.steps.seams import Means
 from gangline.steps.told import plan_json, plan_lines
 from gangline.steps.traced import trace
-from tests.unit.app.conftest import CONFIG
-from tests.unit.app.world import World
+from tests.process.app.conftest import CONFIG
+from tests.process.app.world import World
 
 PACKED = "data: {train: ./a.txt, format: text, packing: true, sequence_length: 64}"
 

@@ -7,7 +7,7 @@ from pathlib import PurePath
 import pytest
 
 from gangline import app
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
+from gangline.errors import GanglineError, HostUnreachable
 from gangline.planning.spent import spent
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
@@ -18,7 +18,6 @@ from gangline.runs.process import ProcessId
 from gangline.runs.registry import run_ids
 from gangline.runs.state import Outcome, RunState
 from gangline.steps.keep import Keeping, copy_records
-from gangline.steps.keeper import who_keeps
 from gangline.steps.seams import Means, Seams
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
@@ -132,17 +131,6 @@ def test_without_its_keeper_a_run_is_ended_at_once_where_hosts_answer_and_only_t
             app.stop(run, now=True, seams=world.seams)
     assert world.backend.orders == ["kill"]
     assert "ordered to end at once: pc1, pc2" in error.value.seen or "pc2" in error.value.seen
-
-
-def test_the_head_keeps_a_run_unless_one_of_the_hosts_is_this_computer(world):
-    assert who_keeps(world.cluster, world.means).host == "pc1"
-    laptop = Host(name="laptop", workdir="/home/laptop", python="python3")
-    mixed = dataclasses.replace(world.cluster, hosts=(*world.cluster.hosts, laptop))
-    keeping = who_keeps(mixed, world.means)
-    assert keeping.host is None
-    assert "laptop is this computer" in keeping.why_not[0]
-    with pytest.raises(RunFailed, match="cannot look after"):
-        who_keeps(dataclasses.replace(mixed, supervisor="head"), world.means)
 
 
 DEEP = b"[" * 10**5

@@ -3,7 +3,7 @@
 import threading
 
 from gangline.supervise.away import Away
-from tests.unit.launch.gang import wait_until
+from tests.waiting import wait_until
 
 
 class Clock:

@@ -28,9 +28,9 @@ from gangline.supervise.pace import Pace
 from gangline.supervise.records import Superseded
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
-from tests.unit.launch.gang import wait_until
 from tests.unit.planning.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
+from tests.waiting import wait_until
 
 HOSTS = ("pc1", "pc2")
 ERROR = {"kind": "DataError", "what": "row 7 is empty", "seen": "", "fix": "", "exit_code": 2}

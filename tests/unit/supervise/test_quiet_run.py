@@ -8,8 +8,8 @@ from gangline.runs.events import read_events
 from gangline.runs.files import write_json
 from gangline.runs.state import Outcome, RunState, write_order
 from gangline.steps.again import next_state
-from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.test_loop import HOSTS, Lab
+from tests.waiting import wait_until
 
 TELL = StallWatch(after_s=600.0)
 STOP = StallWatch(after_s=600.0, action="stop", can_resume=True)

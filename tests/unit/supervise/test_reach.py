@@ -5,8 +5,8 @@ import pytest
 from gangline.errors import HostUnreachable
 from gangline.inventory.pairs import Pair, PortTry
 from gangline.supervise.reach import FRESH_S, CutOff, Reaching, find_cut, judge
-from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.runs import cluster_of
+from tests.waiting import wait_until
 
 NAMES = ("pc1", "pc2", "pc3", "pc4")
 

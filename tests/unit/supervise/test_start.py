@@ -8,8 +8,8 @@ import pytest
 from gangline.runs.cluster import Cluster, Host
 from gangline.supervise.start import Start
 from tests.fakes.transport import FakeTransport, Scripted
-from tests.unit.launch.gang import wait_until
 from tests.unit.supervise.test_board import PLACES, RANKS, Clock, all_at, rank, request, status
+from tests.waiting import wait_until
 
 CLUSTER = Cluster(
     name="home",

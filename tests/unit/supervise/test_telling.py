@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from gangline.supervise.ordering import Telling
-from tests.unit.launch.gang import wait_until
+from tests.waiting import wait_until
 
 
 def test_who_hears_at_once_is_not_told_again_and_who_does_not_is_told_until_it_does():

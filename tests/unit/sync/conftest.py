@@ -1,44 +1,5 @@
-"""The agent within the process of the tests: a process of its own costs a fifth of a second, and there are hundreds."""
+"""The agent within the process of the tests."""
 
-from __future__ import annotations
+from tests.fakes.agent import agent_here, real_agent
 
-import contextlib
-import importlib
-import io
-import sys
-import threading
-
-import pytest
-
-from gangline.agent.__main__ import MODULES
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import AGENT, Result
-
-_turn = threading.Lock()
-_run_process = LocalTransport.run
-
-
-def _run(self, argv, *, stdin=b"", on_line=None, **options):
-    if argv[0] != AGENT:
-        return _run_process(self, argv, stdin=stdin, on_line=on_line, **options)
-    out, errors = io.StringIO(), io.StringIO()
-    with _turn, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        before, sys.stdin = sys.stdin, io.StringIO(stdin.decode())
-        try:
-            code = importlib.import_module(MODULES[argv[1]]).main(list(argv[2:]))
-        finally:
-            sys.stdin = before
-    for line in out.getvalue().splitlines() if on_line else ():
-        on_line(line)
-    return Result(host=self.host, argv=tuple(argv), returncode=code, stdout=out.getvalue(), stderr=errors.getvalue())
-
-
-@pytest.fixture(autouse=True)
-def _agent_here(request, monkeypatch):
-    if "real_agent" not in request.fixturenames:
-        monkeypatch.setattr(LocalTransport, "run", _run)
-
-
-@pytest.fixture
-def real_agent():
-    """The agent is a program, as ever."""
+__all__ = ["agent_here", "real_agent"]

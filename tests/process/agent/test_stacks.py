@@ -1,0 +1,194 @@
+"""A rank is asked where it stands; who cannot answer, or would end by being asked, is left in peace."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from gangline.agent import __main__ as agent
+from gangline.agent import sockets
+from gangline.agent.processes import find
+from gangline.agent.ranks import PHASE_RECORD, PHASES
+from gangline.agent.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, where
+from gangline.runs.process import ProcessId
+from tests.waiting import wait_until
+
+LAST = '    print("ready", flush=True), sys.stdin.read()'
+RANK = """
+import faulthandler, signal, sys, threading
+log = open(sys.argv[1], "a", buffering=1)
+if sys.argv[2] == "listens":
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+def beside():
+    threading.Event().wait()
+threading.Thread(target=beside, daemon=True).start()
+def load_rows(depth):
+    if depth:
+        load_rows(depth - 1)
+    print("ready", file=log)
+    print("ready", flush=True), sys.stdin.read()
+load_rows(int(sys.argv[3]))
+"""
+
+
+class Host:
+    """Ranks that stand in a function until the test ends."""
+
+    def __init__(self, folder, stack):
+        self.folder = folder
+        self.stack = stack
+        self.processes = {}
+
+    def start(self, rank, how="listens", *, phase=("data", 57, 56), depth=0):
+        script = self.folder / "rows.py"
+        script.write_text(RANK)
+        words = [sys.executable, str(script), str(self.folder / f"rank-{rank}.log"), how, str(depth)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.processes[rank] = process
+        self.stack.callback(self.end, process)
+        assert process.stdout.readline() == "ready\n"
+        wait_until(lambda: find(process.pid).state == "S", "it waits")
+        (self.folder / f"rank-{rank}.pid").write_text(json.dumps(ProcessId.of(process.pid).to_json()))
+        name, step, collectives = phase
+        record = PHASE_RECORD.pack(step, PHASES.index(name), collectives, 0.0)
+        (self.folder / f"rank-{rank}.phase").write_bytes(record)
+        return process
+
+    def end(self, process):
+        process.kill()
+        process.communicate()
+
+    def ask(self, **more):
+        return stacks({"rank_files": str(self.folder), "ranks": sorted(self.processes), **more})
+
+
+@pytest.fixture
+def host(tmp_path):
+    with ExitStack() as stack:
+        yield Host(tmp_path, stack)
+
+
+def line_of(text):
+    return RANK.splitlines().index(text) + 1
+
+
+def test_a_rank_says_function_and_line_of_its_main_thread_and_where_it_is_in_the_step(host):
+    process = host.start(2)
+    row = host.ask()["2"]
+    here = f"load_rows (rows.py:{line_of(LAST)})"
+    assert row["stack"] == [here, f"<module> (rows.py:{len(RANK.splitlines())})"]
+    assert (row["where"], row["is_ours"], row["others"]) == (here, False, 1)
+    assert (row["phase"], row["step"], row["collectives"]) == ("data", 57, 56)
+    assert (row["pid"], row["state"], row["unheard"]) == (process.pid, "S", [])
+    assert process.poll() is None
+
+
+def test_all_ranks_are_asked_and_each_answers_again(host):
+    host.start(0)
+    host.start(1)
+    for _ in range(2):
+        rows = host.ask()
+        assert [bool(rows[rank]["where"]) for rank in ("0", "1")] == [True, True]
+
+
+def test_one_that_is_stopped_is_not_asked_and_its_state_tells(host):
+    process = host.start(0)
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    row = host.ask()["0"]
+    assert (row["state"], row["stack"], row["where"], row["others"]) == ("T", [], "", 0)
+    assert row["phase"] == "data"
+    os.kill(process.pid, signal.SIGCONT)
+    assert "Thread" not in (host.folder / "rank-0.log").read_text()
+
+
+def test_a_rank_that_does_not_listen_yet_is_not_ended_by_being_asked(host):
+    """Until it has imported what it needs; the signal would kill it."""
+    process = host.start(0, "does not", phase=("importing", 0, 0))
+    row = host.ask()["0"]
+    assert (row["where"], row["phase"]) == ("", "importing")
+    assert process.poll() is None
+
+
+def test_the_users_own_program_gets_no_signal_even_if_it_listens(host):
+    host.start(0)
+    row = host.ask(program="command")["0"]
+    assert (row["state"], row["where"]) == ("S", "")
+    assert "Thread" not in (host.folder / "rank-0.log").read_text()
+
+
+def test_a_rank_that_is_gone_says_so(host):
+    host.end(host.start(0))
+    assert host.ask()["0"]["state"] == "X"
+
+
+def test_a_deep_stack_is_cut(host):
+    host.start(0, depth=90)
+    row = host.ask()["0"]
+    assert len(row["stack"]) == MOST_FRAMES
+    assert row["where"].startswith("load_rows (rows.py:")
+
+
+def test_no_ranks_no_answers(tmp_path):
+    assert stacks({"rank_files": str(tmp_path / "none"), "ranks": [0]}) == {}
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.13"])
+def test_what_other_pythons_write_is_understood(version):
+    """From Python 3.14 on threads have names in it; lines of the log may be between."""
+    name = " [MainThread]" if version == "3.13" else ""
+    text = f"""an ordinary line
+Thread 0x00007f351c31d6c0 (most recent call first):
+  File "/usr/lib/python3/threading.py", line 359 in wait
+  File "/usr/lib/python3/threading.py", line 1012 in _bootstrap
+
+Current thread 0x00007f351ce9eb80{name} (most recent call first):
+  File "/opt/lib/python3/site-packages/torch/autograd/graph.py", line 12 in _engine_run_backward
+another line
+  File "/home/ann/my torch/in (two) parts.py", line ??? in <lambda>
+  File "/home/ann/code/gangline/strategies/ddp/train.py", line 61 in forward_backward
+  ...
+"""
+    frames, num_threads = main_stack(text)
+    assert num_threads == 2
+    assert [frame.words for frame in frames] == [
+        "_engine_run_backward (graph.py:12)",
+        "<lambda> (in (two) parts.py:???)",
+        "forward_backward (train.py:61)",
+    ]
+    assert where(frames).words == "<lambda> (in (two) parts.py:???)"
+
+
+def test_where_all_is_plumbing_the_innermost_call_is_told():
+    text = 'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 3 in ' + "w" * 500
+    (frame,), _ = main_stack(text)
+    assert where([frame]) is frame
+    assert len(frame.words) == MOST_LETTERS
+    assert where([]) is None
+    assert main_stack('nothing of the kind\n  File "x.py", line 1 in y') == ([], 0)
+
+
+def test_a_socket_that_sends_the_same_again_and_again_is_found(tmp_path, monkeypatch):
+    rows = [
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode",
+        "   0: 0A000A0A:07E8 0C000A0A:C350 01 00000010:00000000 01:000000C8 00000004     0        0 1145 2 0 20 4 0 10 -1",
+        "   1: 0A000A0A:07E8 0B000A0A:C350 01 00000010:00000000 01:00000014 00000000     0        0 1146 2 0 20 4 0 10 -1",
+        "   2: 0A000A0A:07E9 0B000A0A:C351 01 00000000:00000000 00:00000000 00000000     0        0 1147 1 0 20 4 0 10 -1",
+    ]
+    (tmp_path / "tcp").write_text("\n".join(rows))
+    monkeypatch.setattr(sockets, "TABLES", (str(tmp_path / "tcp"), str(tmp_path / "tcp6")))
+    (found,) = sockets.unacknowledged()
+    assert (found.inode, found.remote[1]) == (1145, 50000)
+
+
+def test_the_verb_reads_a_request_and_writes_json(host):
+    host.start(4)
+    request = {"rank_files": str(host.folder), "ranks": [4], "program": "worker"}
+    words = [sys.executable, "-m", "gangline.agent", "stacks"]
+    said = subprocess.run(words, input=json.dumps({"request": request}), capture_output=True, text=True, check=True)
+    assert json.loads(said.stdout)["ranks"]["4"]["where"].startswith("load_rows")
+    assert agent.MODULES["stacks"] == "gangline.agent.stacks"

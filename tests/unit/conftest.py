@@ -1,0 +1,23 @@
+"""A unit test starts no process: those that do lie in tests/process."""
+
+import sys
+
+import pytest
+
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_started = []
+
+
+def _note(event, arguments):
+    if event in STARTS and arguments[:1] != ("git",):  # the house rules ask git which files there are
+        _started.append((event, *arguments[1:2]))
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture(autouse=True)
+def _starts_no_process():
+    before = len(_started)
+    yield
+    assert _started[before:] == []
