@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from gangline.errors import UsageError
 from gangline.remote.once import once
 from gangline.sync.tell import shown
+
+if TYPE_CHECKING:  # importing packaging takes 40 ms, and most commands read no lock
+    from packaging.requirements import Requirement
 
 _OPTION = re.compile(
     r"(--index-url|--extra-index-url|--find-links|--trusted-host|-i|-f)([=\s]\s*)(\S+)|--no-index|--pre|--prefer-binary"
@@ -33,6 +34,8 @@ class Pin:
     @property
     def name(self) -> str:
         """Its normalised name: small letters, dashes."""
+        from packaging.utils import canonicalize_name
+
         return canonicalize_name(self.requirement.name)
 
     @property
@@ -46,7 +49,7 @@ class Pin:
         return self.at(self.version)
 
     def at(self, version: str) -> str:
-        """The same of another version."""
+        """The line of another version."""
         extras = f"[{','.join(sorted(self.requirement.extras))}]" if self.requirement.extras else ""
         return f"{self.name}{extras}=={version}"
 
@@ -104,9 +107,10 @@ def read_lock(text: str, name: str) -> Lock:
     for number, line in _lines(text):
         if _OPTION.fullmatch(line):
             options.append(line)
-        elif found := _pinned(_HASH.sub("", line)):
-            pins.append(Pin(requirement=found, hashes=tuple(_HASH.findall(line))))
-        else:
+            continue
+        try:
+            pins.append(pin_of(_HASH.sub("", line), hashes=tuple(_HASH.findall(line))))
+        except ValueError:
             wrong.append(f"{shown(name)}:{number}: {shown(line)}")
     if wrong or not pins:
         raise UsageError(
@@ -136,14 +140,15 @@ def linux_environment(version: tuple[int, ...], machine: str) -> dict[str, str]:
     }
 
 
-def _pinned(text: str) -> Requirement | None:
-    """A requirement of exactly one version; None: it is something else."""
-    try:
-        found = Requirement(text)
-    except InvalidRequirement:
-        return None
+def pin_of(text: str, *, hashes: tuple[str, ...] = ()) -> Pin:
+    """A requirement of exactly one version; raises ValueError for anything else."""
+    from packaging.requirements import Requirement
+
+    found = Requirement(text)
     exact = [each for each in found.specifier if each.operator in {"==", "==="} and not each.version.endswith(".*")]
-    return found if len(exact) == len(found.specifier) == 1 and found.url is None else None
+    if not len(exact) == len(found.specifier) == 1 or found.url is not None:
+        raise ValueError(f"{text!r} does not name one version")
+    return Pin(requirement=found, hashes=hashes)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

@@ -21,16 +21,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.tags import parse_tag
-from packaging.utils import parse_wheel_filename
-
 from gangline.errors import GanglineError
 from gangline.remote.local import LocalTransport, our_python
 from gangline.remote.transport import Result
 from gangline.runs.cluster import Host
 from gangline.runs.files import write_atomic
-from gangline.sync.lock import Lock, Pin
+from gangline.sync.lock import Lock, Pin, pin_of
 from gangline.sync.tell import SILENT, Tell, shown
 from gangline.sync.trees import Tree, look
 from gangline.sync.trees import here as spot_here
@@ -152,6 +148,8 @@ def _gather(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
 
 def _row(path: Path) -> str:
     """The requirement that this wheel and no other one meets."""
+    from packaging.utils import parse_wheel_filename
+
     name, version, _build, _tags = parse_wheel_filename(path.name)
     digest = hashlib.sha256()
     with path.open("rb") as stream:
@@ -169,7 +167,7 @@ def _choices(lock: Lock, kind: Kind) -> list[list[Pin]]:
 
 
 def _cpu_build(pin: Pin) -> Pin:
-    return Pin(requirement=Requirement(pin.at(f"{pin.version}+cpu")))
+    return pin_of(pin.at(f"{pin.version}+cpu"))
 
 
 def _download_any(choices: list[list[Pin]], lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
@@ -184,6 +182,8 @@ def _download_any(choices: list[list[Pin]], lock: Lock, kind: Kind, folder: Path
 
 def _add_uv(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
     """The uv that came with gangline, if it runs on such a host; otherwise pip brings the same version for it."""
+    from packaging.tags import parse_tag
+
     try:
         own = metadata.distribution(UV)
     except metadata.PackageNotFoundError as error:
@@ -199,7 +199,7 @@ def _add_uv(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
         shutil.copyfile(programs[0], folder / UV)
     else:
         apart = folder / "apart"  # the lock may name uv, too
-        _download_any([[Pin(requirement=Requirement(f"{UV}=={own.version}"))]], lock, kind, apart, tell=tell)
+        _download_any([[pin_of(f"{UV}=={own.version}")]], lock, kind, apart, tell=tell)
         with zipfile.ZipFile(next(apart.glob(f"{UV}-*.whl"))) as packed:
             (name,) = [name for name in packed.namelist() if name.endswith(f".data/scripts/{UV}")]
             (folder / UV).write_bytes(packed.read(name))
