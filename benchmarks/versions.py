@@ -26,19 +26,16 @@ ENDS = ("lowest", "newest")
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "jsonschema")
 TESTS = (
     "tests/train/test_compat.py",
-    "tests/train/test_contract.py",
     "tests/train/test_model.py",
     "tests/train/test_export.py",
     "tests/train/test_nf4.py",
     "tests/train/test_adam8.py",
-    "tests/train/test_tensor_parallel.py",
-    "tests/train/test_zero.py",
-    "tests/train/test_trace.py",
     "tests/train/data",
     "tests/unit/spec",
-    "tests/unit/cli",
+    "tests/unit/sync/test_lock.py",
+    "tests/train/test_contract.py",
 )
-"""Private names, the contract of the loop, loading, LoRA and QLoRA, export, data, and the words of the user."""
+"""Private names, loading, export, LoRA and QLoRA, data, the words of the user, and the contract of all strategies."""
 
 
 def requirements(end: str) -> list[str]:

@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
 def _use_unpacked() -> None:
     """Packages that `unpack` has put beside the results come before those of the machine."""
     if SITE.is_dir():
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
+        folders = [str(ROOT / "src"), str(SITE), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 
 
 def _packing(argv: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 torch stays the machine's own: it is large, and it fits the driver there. So pip's resolver cannot be asked, which wants
 torch's requirements, too; what is missing is followed from package to package, by what each wheel asks for.
+
+Where packs are unpacked, nothing may be there yet but Python and pip: imports of other packages are inside `pack`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from benchmarks.gpu.runs import ROOT
-from gangline.tested import TESTED
 
 LIST = "pack.json"
 TOOLS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.8,<4", "jsonschema>=4.23,<5")
@@ -45,13 +43,18 @@ def pack(
     there: Path,
     python: str,
     piece_mib: float,
-    wanted: Sequence[str] = (*(each.requirement for each in TESTED), *TOOLS),
+    wanted: Sequence[str] | None = None,
     projects: Sequence[Path] = (ROOT,),
 ) -> dict[str, Any]:
     """Write pieces and their list into `folder`, which has to be empty; gives back the list.
 
-    there: `pip list --format json` of the machine. projects: folders of which wheels are built.
+    there: `pip list --format json` of the machine. wanted: what it has to have; None: what the trainer and the tests
+    need. projects: folders of which wheels are built.
     """
+    if wanted is None:
+        from gangline.tested import TESTED
+
+        wanted = [*(each.requirement for each in TESTED), *TOOLS]
     if folder.exists() and any(folder.iterdir()):
         raise PackError(f"{folder} is not empty: name another folder, or delete it")
     installed = read_list(there)
@@ -107,7 +110,7 @@ def unpack(folder: Path, *, into: Path) -> list[str]:
 def read_list(path: Path) -> dict[str, str]:
     """Package -> version, of `pip list --format json`."""
     try:
-        return {canonicalize_name(row["name"]): row["version"] for row in json.loads(path.read_text(encoding="utf-8"))}
+        return {_plain(row["name"]): row["version"] for row in json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PackError(
             f"{path} is not what `pip list --format json` prints ({type(error).__name__}: {error})"
@@ -116,10 +119,12 @@ def read_list(path: Path) -> dict[str, str]:
 
 def _fetch(wanted: Iterable[str], wheels: Path, *, installed: Mapping[str, str], python: str) -> None:
     """Follow requirements; of what is there in a version that does, nothing is fetched."""
+    from packaging.requirements import Requirement
+
     queue, asked = list(wanted), set[str]()
     while queue:
         requirement = Requirement(queue.pop(0))
-        name = canonicalize_name(requirement.name)
+        name = _plain(requirement.name)
         text = f"{name}{requirement.specifier}"
         if (
             text in asked
@@ -132,20 +137,37 @@ def _fetch(wanted: Iterable[str], wheels: Path, *, installed: Mapping[str, str],
         known = next((wheel for wheel in before if _plain(wheel.name.split("-")[0]) == name), None)
         if known is not None and requirement.specifier.contains(known.name.split("-")[1], prereleases=True):
             continue
-        _pip(
-            *("download", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels)),
-            *("--python-version", python, "--implementation", "cp"),
-            *(word for platform in _PLATFORMS for word in ("--platform", platform)),
-            text,
-        )
+        _get(text, wheels, python)
         new = [wheel for wheel in wheels.iterdir() if wheel not in before]
         if known is not None and new:
             raise PackError(f"{text} and {known.name} are both asked for: give one of them by its version")
         queue += [row for wheel in new for row in _requires(wheel, python)]
 
 
+def _get(requirement: str, wheels: Path, python: str) -> None:
+    """Download a wheel for that Python, or build one of a package that has none: it will do if it fits every Python."""
+    download = [*("download", "--no-deps", "--only-binary", ":all:", "--dest", str(wheels))]
+    download += [*("--python-version", python, "--implementation", "cp")]
+    download += [word for platform in _PLATFORMS for word in ("--platform", platform)]
+    try:
+        _pip(*download, requirement)
+    except PackError as failure:
+        built = wheels.parent / "built"
+        shutil.rmtree(built, ignore_errors=True)
+        try:
+            _pip("wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", str(built), requirement)
+        except PackError:
+            raise failure from None
+        made = next(built.glob("*.whl"))
+        if not made.name.endswith("-none-any.whl"):
+            raise PackError(f"{requirement}: no wheel for Python {python}; {made.name} fits this computer") from None
+        made.rename(wheels / made.name)
+
+
 def _requires(wheel: Path, python: str) -> list[str]:
     """What a wheel asks for on that Python, without extras."""
+    from packaging.requirements import Requirement
+
     with zipfile.ZipFile(wheel) as archive:
         name = next(row for row in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", row))
         rows = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
@@ -172,7 +194,8 @@ def _digest(path: Path) -> str:
 
 
 def _plain(requirement: str) -> str:
-    return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement)[0])
+    """The name in a requirement, as pip spells it."""
+    return re.sub(r"[._-]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement)[0]).lower()
 
 
 def _pip(*words: str) -> None:

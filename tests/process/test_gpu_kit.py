@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -216,6 +218,42 @@ def index(tmp_path, monkeypatch):
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+def test_where_packs_are_unpacked_nothing_but_python_and_pip_is_needed():
+    told = subprocess.run([sys.executable, "-S", "-m", "benchmarks.gpu", "--list"], cwd=ROOT, capture_output=True)
+    assert (told.returncode, told.stderr) == (0, b"")  # -S: no package is found
+
+
+def test_a_package_without_a_wheel_is_built_if_it_fits_every_python(tmp_path, index):
+    source = tmp_path / "rope-1.0"
+    source.mkdir()
+    backend = (
+        "import zipfile\n"
+        "def build_wheel(folder, *_):\n"
+        "    name = 'rope-1.0-TAG.whl'\n"
+        "    with zipfile.ZipFile(folder + '/' + name, 'w') as archive:\n"
+        "        archive.writestr('rope.py', '')\n"
+        "        archive.writestr('rope-1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: rope\\nVersion: 1.0\\n')\n"
+        "        archive.writestr('rope-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: TAG\\n')\n"
+        "        archive.writestr('rope-1.0.dist-info/RECORD', '')\n"
+        "    return name\n"
+    )
+    (source / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n')
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: rope\nVersion: 1.0\n")
+
+    def offer(tag):
+        (source / "b.py").write_text(backend.replace("TAG", tag))
+        with tarfile.open(index / "rope-1.0.tar.gz", "w:gz") as archive:
+            archive.add(source, arcname=source.name)
+
+    offer("py3-none-any")
+    assert packed(tmp_path, "rope")["wheels"] == ["rope-1.0-py3-none-any.whl"]
+    shutil.rmtree(tmp_path / "pack")
+    machine = f"cp{sys.version_info.major}{sys.version_info.minor}-none-linux_{os.uname().machine}"
+    offer(machine)
+    with pytest.raises(PackError, match=f"rope: no wheel for Python {HERE}; rope-1.0-{machine}.whl fits this computer"):
+        packed(tmp_path, "rope")
 
 
 def listed(tmp_path, **versions):
