@@ -1,5 +1,6 @@
 """The packages of examples/plugins: installed as a user would, and rows of gangline's tables from there on."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,10 +15,15 @@ from gangline.cli.main import main
 from gangline.errors import PluginError, SpecError, UsageError
 from gangline.exporters import EXPORTERS, ExportedRun, Exporters
 from gangline.formats import FORMATS, RowError, Segment
+from gangline.planning.decision import decide
+from gangline.planning.plan import make_plan
+from gangline.planning.report import Length, report
 from gangline.plugins import find_plugins, package_digest, package_files, package_version
 from gangline.spec.load import load_job
+from gangline.strategies.table import STRATEGIES
 from tests.packages import installed, make_package
 from tests.unit.checks.machines import cluster, cpu_only, host, inventory
+from tests.unit.planning.worlds import question, world
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
@@ -57,7 +63,13 @@ def load(folder, text, *overrides):
 def test_every_example_is_short_and_is_listed_as_usable(plugged, capsys):
     assert main(["plugins", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["plugins"]
-    assert {row["group"].removeprefix("gangline.") for row in rows} >= {"checks", "exporters", "formats", "gpus"}
+    assert {row["group"].removeprefix("gangline.") for row in rows} >= {
+        "checks",
+        "exporters",
+        "formats",
+        "gpus",
+        "strategies",
+    }
     assert [row["fault"] for row in rows] == ["" for _ in rows]
     for module in EXAMPLES.glob("*/*.py"):
         lines = [line for line in module.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -103,10 +115,48 @@ def test_a_job_names_plug_ins_and_keeps_their_versions(plugged, folder):
     assert "csv" not in load(folder, JOB, "report.csv=false").report.exporters
 
 
+def test_a_strategy_is_named_in_a_job_planned_and_nobody_else_takes_it(plugged, folder):
+    job = load(folder, JOB, "strategy=averaging")
+    assert job.strategy.kind == "averaging"
+    assert job.plugins == {"gangline-turns": "0.1", "gangline-averaging": "0.1"}
+    free = question("meta-llama/Llama-3.2-1B", method="full")
+    asked = dataclasses.replace(free, strategy=job.strategy)
+    verdict = decide(asked, world("a100-80gb,a100-80gb"))
+    assert verdict.runnable is not None
+    assert (verdict.runnable.strategy.kind, verdict.runnable.is_exact) == ("averaging", False)
+    (weights,) = verdict.runnable.traffic.exchanges
+    assert weights.num_bytes == 4 * asked.architecture.num_parameters
+    assert any("then weights are averaged" in line for line in report(verdict, Length(None), width=400))
+    plan = make_plan(job, cluster(host("pc1"), host("pc2")), option=verdict.runnable)
+    assert (plan.strategy, plan.moving_shares) == ("averaging", False)
+    assert plan.gang("calm-otter-7", 1).strategy == "averaging"
+    auto = decide(free, world("a100-80gb,a100-80gb"))
+    assert "averaging" not in {option.strategy.kind for option in auto.by_kind}
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("ROW = object()", "expected an object of gangline.strategies.base.PlanHalf"),
+        ("class Half(PlanHalf):\n    kind = 'good'\nROW = Half()", "expected kind = 'bad'"),
+        ("class Half(PlanHalf):\n    kind = 'bad'\nROW = Half()", 'expected train = "module:Class"'),
+        ("class Half(PlanHalf):\n    kind, train = 'bad', 'a:B'\nROW = Half()", "expected a meaning"),
+    ],
+)
+def test_a_strategy_that_is_no_plan_half_says_what_it_lacks(tmp_path, text, cause):
+    modules = {"bad_strategy.py": f"from gangline.strategies.base import PlanHalf\n{text}\n"}
+    entry_points = {"gangline.strategies": {"bad": "bad_strategy:ROW"}}
+    with installed(make_package(tmp_path, "bad", modules=modules, entry_points=entry_points)):
+        with pytest.raises(PluginError, match=r"the strategy 'bad' of the package bad 0\.1") as caught:
+            STRATEGIES["bad"]
+        assert cause in caught.value.seen
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("data.format=turn", 'did you mean "turns"?'),
+        ("strategy=averagin", 'did you mean "averaging"?'),
         ("data.fields={reply: a}", "expected roles out of question, answer"),
         ("report.cvs=true", 'did you mean "csv"?'),
         ("report.csv={every: often}", "expected a whole number"),

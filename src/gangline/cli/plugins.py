@@ -14,9 +14,12 @@ from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
 from gangline.launch.registry import BACKENDS
 from gangline.plugins import GROUPS, SLOW_S, Plugin, Table, find_plugins, timed_load
+from gangline.strategies.table import STRATEGIES
 from gangline.watch.table import table
 
-TABLES: Mapping[str, Table[Any]] = {each.group: each for each in (BACKENDS, FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)}
+TABLES: Mapping[str, Table[Any]] = {
+    each.group: each for each in (BACKENDS, STRATEGIES, FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)
+}
 """Every table that plug-ins add rows to, by its group of entry points."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gangline.plugins import Table, instance_of
 from gangline.strategies.base import PlanHalf
@@ -35,6 +36,18 @@ class _Halves(Mapping[str, PlanHalf]):
         return len(self._places)
 
 
+def _read(name: str, found: Any) -> PlanHalf:
+    """A plug-in's row."""
+    half = instance_of(PlanHalf)(name, found)
+    if getattr(half, "kind", None) != name:
+        raise ValueError(f"expected kind = {name!r}, as its entry point, found {getattr(half, 'kind', None)!r}")
+    if ":" not in getattr(half, "train", ""):
+        raise ValueError('expected train = "module:Class" of its torch half')
+    if not getattr(half, "meaning", ""):
+        raise ValueError("expected a meaning: how ranks share the work, in a line")
+    return half
+
+
 STRATEGIES: Table[PlanHalf] = Table(
     "gangline.strategies",
     _Halves(
@@ -51,7 +64,7 @@ STRATEGIES: Table[PlanHalf] = Table(
             "local-sgd": "gangline.strategies.local_sgd.plan:LOCAL_SGD",
         }
     ),
-    read=instance_of(PlanHalf),
+    read=_read,
 )
 """The simplest first: of two that are as fast, a plan takes the one that stands before the other."""
 
