@@ -77,8 +77,10 @@ def test_a_step_is_clipped_and_skipped_as_by_one_process(pool, strategy, offload
     assert ["spike" if how == "far off" else "step-skipped", 3] in split["told"]
     assert split["told"] == [*alone["told"]]
     assert min(norm for _, _, norm in split["steps"][3:]) > 0.1
+    # A step that is not skipped, on one of the ranks even, is 3e-3 off. In bf16 losses differ by up to 3e-5 and in fp32
+    # by up to 3e-8, with the kernels for avx512, avx2 and default.
     for ours, expected in zip(split["steps"], alone["steps"], strict=True):
-        assert ours[1] == pytest.approx(expected[1], rel=1e-4 if precision == "fp32" else 5e-3)
+        assert ours[1] == pytest.approx(expected[1], rel=1e-6 if precision == "fp32" else 3e-4)
 
 
 @pytest.mark.parametrize(

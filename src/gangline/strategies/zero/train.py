@@ -233,6 +233,13 @@ class Parts:
             infinite = torch.full_like(parameter.ds_tensor, torch.inf, device=self._device)
             self._api.safe_set_local_grad(parameter, infinite)
             return
+        if hasattr(self._optimizer, "fp32_groups_gradients"):
+            # stage 1 in bf16: every rank has the whole gradient and takes its norm alone, so each has to see it; what
+            # safe_set_full_grad sets is the part of this rank, which of one parameter most ranks have none of
+            for group in self._optimizer.fp32_groups_gradients:
+                for gradient in group:
+                    gradient.fill_(torch.inf)
+            return
         self._api.safe_set_full_grad(parameter, torch.full(parameter.shape, torch.inf, device=parameter.device))
         if getattr(self._optimizer, "cpu_offload", False):  # the norm of this one was taken before
             self._optimizer.norm_for_param_grads[self._optimizer.get_param_id(parameter)] = torch.tensor(torch.inf)
