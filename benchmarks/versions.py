@@ -33,9 +33,11 @@ TESTS = (
     "tests/train/data",
     "tests/unit/spec",
     "tests/unit/sync/test_lock.py",
+    "tests/process/sync/test_environment.py",
     "tests/train/test_contract.py",
 )
-"""Private names, loading, export, LoRA and QLoRA, data, the words of the user, and the contract of all strategies."""
+"""Private names, loading, export, LoRA and QLoRA, data, the words of the user, environments, and the contract of all
+strategies."""
 
 
 def requirements(end: str) -> list[str]:

@@ -194,8 +194,8 @@ def _add_uv(lock: Lock, kind: Kind, folder: Path, *, tell: Tell) -> None:
         ) from error
     lines = [line.split() for line in (own.read_text("WHEEL") or "").splitlines()]
     runs_on = {tag.platform for words in lines if words[:1] == ["Tag:"] for tag in parse_tag(words[1])}
-    programs = [path.locate() for path in own.files or () if path.name == UV and path.parent.name != UV]
-    if runs_on & set(kind.platforms) and programs:
+    programs = [Path(str(path.locate())) for path in own.files or () if path.name == UV]
+    if runs_on & set(kind.platforms) and programs and programs[0].is_file():
         shutil.copyfile(programs[0], folder / UV)
     else:
         apart = folder / "apart"  # the lock may name uv, too

@@ -30,4 +30,6 @@ def make_wheel(
     )
     with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
         for path, content in {**files, f"{info}/RECORD": record}.items():
-            wheel.writestr(path, content)
+            entry = zipfile.ZipInfo(path)  # of no time: the same content is the same wheel
+            entry.external_attr = 0o600 << 16
+            wheel.writestr(entry, content)
