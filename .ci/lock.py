@@ -1,4 +1,4 @@
-"""Write src/gangline/sync/lock.txt from constraints.txt: what gangline[train] needs of it, on any Python.
+"""Write src/gangline/provision/lock.txt from constraints.txt: what gangline[train] needs of it, on any Python.
 
 Run it with the Python of the tests, after constraints.txt changed: python .ci/lock.py
 What constraints.txt does not name, such as setuptools, is pinned as it is installed there. A row for a package that is
@@ -12,7 +12,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gangline.sync.lock import linux_environment
+from gangline.provision.requirements import linux_environment
 
 ROOT = Path(__file__).parents[1]
 HEAD = """\
@@ -54,7 +54,7 @@ def main() -> None:
     kept = [line for line in lines if _is_kept(canonicalize_name(Requirement(line).name), wanted)]
     kept += [f"{name}=={metadata.version(name)}" for name in sorted(wanted - named) if _is_installed(name)]
     kept.sort(key=str.lower)
-    (ROOT / "src/gangline/sync/lock.txt").write_text(HEAD + "".join(f"{line}\n" for line in kept))
+    (ROOT / "src/gangline/provision/lock.txt").write_text(HEAD + "".join(f"{line}\n" for line in kept))
 
 
 def _is_kept(name: str, wanted: set[str]) -> bool:

@@ -1,6 +1,7 @@
 """Hosts that are folders of this computer, with checkpoints that tell their step: for kill_saves.py and corruptions.py.
 
-What `gangline resume` does on hosts (gangline.sync.checkpoints) works on them as it is. Its small programs run in this
+What `gangline resume` does on hosts (gangline.provision.checkpoint_sources) works on them as it is. Its small
+programs run in this
 process, so that thousands of cases take minutes, and a kill can hit them at any point.
 """
 
@@ -17,13 +18,13 @@ from typing import Any
 import torch
 
 from gangline.errors import CheckpointError
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import Progress, Result
+from gangline.provision.checkpoint_sources import CheckpointHost, bring, find_checkpoint
+from gangline.provision.trees import host_layout
+from gangline.runs import checkpoints
 from gangline.runs import checkpoints as disk
-from gangline.runs import retention
 from gangline.runs.cluster import Host
-from gangline.sync.checkpoints import Place, bring, find_checkpoint
-from gangline.sync.trees import host_layout
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import ByteProgress, CommandResult
 from gangline.worker.checkpoint import LocalShard
 from gangline.worker.restore import load_parts
 
@@ -31,8 +32,7 @@ RUN = "calm-otter-7"
 IN_PARTS = ("upper", "lower")
 """Hosts of which each holds half of the state."""
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
-    "gangline.runs.checkpoints": disk.main,
-    "gangline.runs.retention": retention.main,
+    "gangline.runs.checkpoints": checkpoints.main,
 }
 
 
@@ -46,13 +46,17 @@ def checkpoints_of(root: Path, name: str) -> Path:
     return host_layout(host_of(root, name), RUN).checkpoints
 
 
-def places_of(root: Path, names: Iterable[str], *, at: Callable[[str], None] = lambda _point: None) -> dict[str, Place]:
+def places_of(
+    root: Path, names: Iterable[str], *, at: Callable[[str], None] = lambda _point: None
+) -> dict[str, CheckpointHost]:
     """The hosts as a resume sees them. at: told before and after every act on one of them."""
     hosts = [host_of(root, name) for name in names]
-    return {host.name: Place(host=host, transport=Near(host, at=at)) for host in hosts}
+    return {host.name: CheckpointHost(host=host, transport=Near(host, at=at)) for host in hosts}
 
 
-def resume(root: Path, names: Sequence[str], *, at: Callable[[str], None] = lambda _point: None) -> disk.Choice:
+def resume(
+    root: Path, names: Sequence[str], *, at: Callable[[str], None] = lambda _point: None
+) -> disk.CheckpointChoice:
     """Choose, adopt, and bring to every host what it lacks, as `gangline resume` does before it starts a gang."""
     places = places_of(root, names, at=at)
     choice = find_checkpoint(places, RUN)
@@ -70,7 +74,7 @@ class Near(LocalTransport):
         super().__init__(host)
         self._at = at
 
-    def run(self, argv: Sequence[str], **options: Any) -> Result:
+    def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
         """See `Transport.run`."""
         self._at("before a program")
         words = list(argv)
@@ -79,11 +83,11 @@ class Near(LocalTransport):
         self._at("after a program")
         return result
 
-    def _run_here(self, program: Callable[[Sequence[str]], int], words: list[str]) -> Result:
+    def _run_here(self, program: Callable[[Sequence[str]], int], words: list[str]) -> CommandResult:
         said = io.StringIO()
         with self._one_at_a_time, contextlib.redirect_stdout(said):
             code = program(words[words.index("-m") + 2 :])
-        return Result(host=self.host, argv=tuple(words), returncode=code, stdout=said.getvalue(), stderr="")
+        return CommandResult(host=self.host, argv=tuple(words), returncode=code, stdout=said.getvalue(), stderr="")
 
     def write(self, path: PurePath, data: bytes) -> None:
         """See `Transport.write`."""
@@ -91,7 +95,7 @@ class Near(LocalTransport):
         super().write(path, data)
         self._at("after a write")
 
-    def push(self, source: Path, target: PurePath, *, on_progress: Progress | None = None) -> None:
+    def push(self, source: Path, target: PurePath, *, on_progress: ByteProgress | None = None) -> None:
         """See `Transport.push`."""
         self._at("before a copy")
         super().push(source, target, on_progress=on_progress)

@@ -48,10 +48,10 @@ from benchmarks.checkpoint_hosts import (
 from benchmarks.plan_time import read
 from benchmarks.scaling import commit
 from gangline.errors import CheckpointError
+from gangline.provision.checkpoint_sources import survey_places
 from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, commit_record
-from gangline.sync.checkpoints import survey_places
 from gangline.worker.checkpoint import Saver
 
 HOSTS = ("pc1", "pc2", "pc3")
@@ -235,7 +235,7 @@ def sound_hosts(damages: Sequence[Damage], step: int) -> list[str]:
     return [host for host in HOSTS if host not in spoilt]
 
 
-def _unnamed(damage: Damage, choice: disk.Choice) -> list[str]:
+def _unnamed(damage: Damage, choice: disk.CheckpointChoice) -> list[str]:
     """Hosts of which no rejection names the step and the file."""
     said = [rejection for rejection in choice.rejected if rejection.step == damage.step]
     named = {each.host for each in said if damage.name in each.reason}

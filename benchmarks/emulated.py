@@ -19,8 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gangline.runs.deal import split_whole
-from gangline.runs.gang import Gang, GangRank
+from gangline.runs.gang import Gang, GangRank, split_whole
 from gangline.runs.job import (
     CheckpointJob,
     DataJob,
@@ -33,9 +32,9 @@ from gangline.runs.job import (
     StrategyJob,
 )
 from gangline.worker.precision import Precision
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.session import Session, assemble, make_strategy
 from gangline.worker.strategy import StrategySetup
-from gangline.worker.world import World
 
 FACTORS = (1.0, 1 / 0.55, 1 / 0.45)
 """Times of a micro-batch: speeds are as 1 : 0.55 : 0.45."""
@@ -214,7 +213,7 @@ def build(
     return session, rows, clock
 
 
-def world(setup: Setup, rank: int) -> World:
+def world(setup: Setup, rank: int) -> ProcessGroup:
     """Every rank on a host of its own."""
     shares, size = tuple(setup.shares), len(setup.shares)
     if sum(shares) != setup.batch:  # an even split, as far as it goes
@@ -222,7 +221,7 @@ def world(setup: Setup, rank: int) -> World:
     ranks = tuple(GangRank(host=f"pc{number + 1}", share=share) for number, share in enumerate(shares))
     kind = "ddp" if setup.strategy.kind == "auto" else setup.strategy.kind
     gang = Gang(run_id="bench", attempt=1, ranks=ranks, moving_shares=setup.moving, strategy=kind)
-    return World(gang=gang, rank=rank, device=torch.device("cpu"))
+    return ProcessGroup(gang=gang, rank=rank, device=torch.device("cpu"))
 
 
 def job(setup: Setup) -> Job:

@@ -28,11 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gangline.remote.local import LocalTransport
+from gangline.provision.ask import ask_agent
+from gangline.provision.requirements import own_lock
+from gangline.provision.wheelhouse import Platform, Wheelhouse, gather_wheels
 from gangline.runs.cluster import Host
-from gangline.sync.ask import ask_agent
-from gangline.sync.lock import own_lock
-from gangline.sync.wheelhouse import Kind, Wheelhouse, gather_wheels
+from gangline.transport.local import LocalTransport
 
 SIDES = ("cold", "warm", "pip")
 
@@ -40,7 +40,9 @@ SIDES = ("cold", "warm", "pip")
 def gathered(home: Path) -> Wheelhouse:
     """The wheels of gangline's own lock for this Python."""
     major, minor = platform.libc_ver()[1].split(".")[:2]
-    kind = Kind(version=sys.version_info[:3], machine=platform.machine(), glibc=(int(major), int(minor)), has_gpu=False)
+    kind = Platform(
+        version=sys.version_info[:3], machine=platform.machine(), glibc=(int(major), int(minor)), has_gpu=False
+    )
     return gather_wheels(own_lock(), kind, home=home)
 
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path, PurePath
 from typing import Any
 
-from gangline.remote.fanout import fan_out
-from gangline.remote.ssh import SshTransport
-from gangline.remote.transport import AGENT
-from gangline.remote.zipapp import agent_zipapp
 from gangline.runs.cluster import Host
+from gangline.transport.bootstrap import agent_zipapp
+from gangline.transport.fanout import fan_out
+from gangline.transport.ssh import SshTransport
+from gangline.transport.transport import AGENT
 
 Keys = dict[str, str]
 """Every host, and its key."""

@@ -130,13 +130,13 @@ def put(owner: Any, name: str, first: Callable[[], None]) -> None:
 def lay() -> None:
     """In a rank that was just forked from a process that has imported the trainer."""
     from gangline.strategies.ddp import train as ddp
-    from gangline.worker import checkpoint, evaluate, loop
+    from gangline.worker import checkpoint, loop, record
     from gangline.worker.loss import CausalLoss
 
     put(loop, "pick", hanging("data", wait_for_rows))
     put(CausalLoss, "forward", hanging("busy", compute_for_ever))
     put(ddp._Exchange, "send", hanging("native", wait_for_lock))
-    put(evaluate, "pick", evaluate_slowly)
+    put(record, "pick", evaluate_slowly)
     put(checkpoint, "_sync_file", functools.partial(slowly, "save"))
     try:
         pace_s = float((FOLDER / "pace").read_text(encoding="ascii"))

@@ -45,9 +45,9 @@ from benchmarks.checkpoint_hosts import (
 )
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
+from gangline.runs.checkpoints import set_aside
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import PART_FILE, commit_record, digest_of
-from gangline.runs.retention import set_aside
 from gangline.worker.checkpoint import Saver
 
 STORIES = {"train": ("pc1", "pc2"), "last step": ("pc1", "pc2", "pc3"), "resume": ("pc1", "pc2", "pc3")}
@@ -292,7 +292,7 @@ def look(root: Path, hosts: Sequence[str]) -> tuple[int, list[str]]:
     return chosen, wrong
 
 
-def load_all(root: Path, sources: Sequence[disk.Source], step: int) -> list[str]:
+def load_all(root: Path, sources: Sequence[disk.PartSource], step: int) -> list[str]:
     """Whether the parts of a step that lies in parts make up its state, once they lie beside each other."""
     with tempfile.TemporaryDirectory(dir=root) as folder:
         parts = []
@@ -304,7 +304,7 @@ def load_all(root: Path, sources: Sequence[disk.Source], step: int) -> list[str]
         return compare(parts, step)
 
 
-def adopt(root: Path, hosts: Sequence[str], step: int, record: bytes, source: disk.Source) -> None:
+def adopt(root: Path, hosts: Sequence[str], step: int, record: bytes, source: disk.PartSource) -> None:
     """Give every host the record of a step that nobody lived to commit, and a whole part, as a resume does."""
     part = disk.part_folder(checkpoints_of(root, source.host), step, source.part)
     for host in hosts:

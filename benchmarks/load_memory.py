@@ -295,8 +295,8 @@ def _rank(order: dict[str, Any]) -> int:
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
     from gangline.strategies.zero.engine import load_deepspeed
     from gangline.worker import session as building
-    from gangline.worker.made_up import MadeUpSet
-    from gangline.worker.world import join
+    from gangline.worker.bench_scaling import MadeUpSet
+    from gangline.worker.process_group import join
 
     read_parts = building.read_parts
 

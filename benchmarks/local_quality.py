@@ -200,12 +200,12 @@ def _rank(order: dict[str, Any]) -> int:
     from gangline.runs.gang import Gang, GangRank
     from gangline.worker.loop import Loop
     from gangline.worker.model import trainable
-    from gangline.worker.progress import Progress
+    from gangline.worker.process_group import join, leave
+    from gangline.worker.progress import TrainingProgress
     from gangline.worker.rank_files import StopFlag
     from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
     from gangline.worker.trained import hush_libraries
-    from gangline.worker.world import join, leave
 
     hush_libraries()
     folder, case = order.pop("folder"), Case(**order)
@@ -225,7 +225,7 @@ def _rank(order: dict[str, Any]) -> int:
     session = build_session(job, world, train_set=train_set, evaluation_set=evaluation_set)
     heard = Heard()
     started = time.perf_counter()
-    Loop(session, RunIO(recorder=heard, saver=None, stop=StopFlag()), Progress()).run()  # type: ignore[arg-type]
+    Loop(session, RunIO(recorder=heard, saver=None, stop=StopFlag()), TrainingProgress()).run()  # type: ignore[arg-type]
     train_s = time.perf_counter() - started
     if world.is_head:
         if case.side == "base":

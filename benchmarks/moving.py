@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.emulated import FACTORS, Setup, job
 from benchmarks.plan_time import read
 from benchmarks.scaling import SPEEDS, commit, quiet, ranks
-from gangline.worker.batch import Order
+from gangline.worker.batch import SampleOrder
 
 BATCH, STEPS, MICRO_BATCH_S = 40, 200, 0.03
 SLOW = {"rank": 0, "factor": 2.0, "begin": 50, "end": 150}
@@ -81,7 +81,7 @@ def audit(said: Sequence[Line], shares: Sequence[Sequence[int]]) -> bool:
     to be timed.
     """
     setup = Setup(batch=BATCH, steps=STEPS)
-    order = Order(num_samples=BATCH * STEPS, batch=BATCH, micro_batch=1, seed=job(setup).seed)
+    order = SampleOrder(num_samples=BATCH * STEPS, batch=BATCH, micro_batch=1, seed=job(setup).seed)
     expected: list[list[int]] = [[] for _ in said]
     for step, dealt in enumerate(shares):
         samples, begin = order.samples(step), 0

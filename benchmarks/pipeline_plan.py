@@ -7,7 +7,7 @@ weights of a Llama (60 M in fp32, cut by those speeds) over gloo: what is sent, 
 decoder layer computes nothing: it sleeps to an absolute deadline for the time of a card that does about 0.8 TFLOP/s in
 all, forward and backward, and gives gradients of zeros; three ranks on two processors would measure each other
 (pipeline_lan.py computes, and does). Micro-batches of each size are timed first through each rank's layers, and
-all-reduces before each case; from these alone gangline.planning predicts.
+all-reduces before each case; from these alone gangline.planner predicts.
 
 The bubble is the part of a step in which the busiest stage does not compute. One JSON line per case and time in --out;
 what is there is not measured again. Exit code 0 if, for the median of its times, every pipeline's step and traffic are
@@ -29,13 +29,12 @@ from typing import Any
 from benchmarks import plan_time
 from benchmarks.plan_time import FACTORS, read
 from benchmarks.scaling import commit, quiet
-from gangline.planning.architecture import Architecture
-from gangline.planning.config import read_architecture
-from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
-from gangline.planning.shares import split_layers, stages_named
-from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
-from gangline.planning.traffic import Traffic, traffic, wire_bytes
-from gangline.planning.training import Strategy, Training
+from gangline.planner.architecture import Architecture
+from gangline.planner.config import read_architecture
+from gangline.planner.shares import split_layers, stages_named
+from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_time
+from gangline.planner.traffic import Fabric, LinkModel, Traffic, fit_all_reduce, traffic, wire_bytes
+from gangline.planner.training import PlannedStrategy, Training
 
 RATE, TIMES = "1gbit", 2
 TOKENS = (8, 32, 128, 512, 2048)
@@ -147,10 +146,10 @@ def predicted(case: Line, wire: LinkModel, computes: Sequence[ComputeModel]) -> 
     """What the plan says of one step."""
     size, tokens, piped = len(FACTORS), case["tokens"], case["strategy"] in PIPELINES
     training = Training(method="full", micro_batch=1, sequence_length=tokens, compute="fp32")
-    strategy = Strategy(kind="fsdp", world_size=size, shard_size=size)
+    strategy = PlannedStrategy(kind="fsdp", world_size=size, shard_size=size)
     if piped:
         eager = case["strategy"] != PIPELINES[0]
-        strategy = Strategy(kind="pipeline", world_size=size, stages=stages(), eager=eager)
+        strategy = PlannedStrategy(kind="pipeline", world_size=size, stages=stages(), eager=eager)
     count = MICRO_BATCHES if piped else MICRO_BATCHES // size
     exchanged = traffic(model(), training, strategy, micro_batches=count, backend="gloo")
     works = [RankWork(compute=replace(each, optimizer_s=0.0), micro_batches=count) for each in computes]

@@ -23,12 +23,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.plan_ranks import CPU, Device, Work, sent_bytes, setup_of, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.strategies.fsdp.train import Fsdp
-from gangline.strategies.pipeline.stages import AbsentLayer, Stage
+from gangline.strategies.pipeline.stages import AbsentLayer, PipelineStage
 from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.batch import Batch
-from gangline.worker.bench import measure
+from gangline.worker.bench_collective import measure
 from gangline.worker.model import layers_of
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 Order = dict[str, Any]
 
@@ -74,7 +74,7 @@ def main() -> int:
             tell("link", before=name, num_bytes=size, seconds=seconds[len(seconds) // 2])
         run(order, case, sides[case["strategy"]])
     sys.stdout.flush()
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def alone_s(side: Row, tokens: int) -> float:
@@ -113,7 +113,7 @@ class Row:
     """This rank's layers of a pipeline."""
 
     strategy: Pipeline
-    stage: Stage
+    stage: PipelineStage
     taking: Taking
     device: Device
     count: int
@@ -217,13 +217,13 @@ def _batch(tokens: int) -> Batch:
     return Batch(places[None] % 64, (places[None] + 1) % 64, places[None], places)
 
 
-def _world(order: Order, strategy: str, *, eager: bool = False) -> World:
+def _world(order: Order, strategy: str, *, eager: bool = False) -> ProcessGroup:
     rank, size, count = dist.get_rank(), dist.get_world_size(), order["micro_batches"]
     share = count if strategy == "pipeline" else count // size
     ranks = tuple(GangRank(host=f"pc{number}", share=share) for number in range(size))
     cut_at = tuple(order["stages"]) if strategy == "pipeline" else ()
     gang = Gang(run_id="bench", attempt=1, ranks=ranks, strategy=strategy, stages=cut_at, eager=eager)  # type: ignore[arg-type]
-    return World(gang=gang, rank=rank, device=CPU)
+    return ProcessGroup(gang=gang, rank=rank, device=CPU)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python -m benchmarks.plan_memory --json
 
 Rows, their sources and the rule that holds half of the public ones out of fitting are in tests/fixtures/planning and
-tests/unit/planning/rows.py; what the software of a row means for bytes is in tests/unit/planning/foreign.py. Only
+tests/unit/planner/rows.py; what the software of a row means for bytes is in tests/unit/planner/foreign.py. Only
 allocated memory is compared (torch's max_memory_allocated): what a process holds beyond it is a pool that it gives back
 when memory gets short, so that a figure taken with room to spare says nothing about the need. For that there are
 verdicts: runs near the end of their card, which went through or died.
@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from tests.unit.planning.foreign import predicted
-from tests.unit.planning.rows import (
+from tests.unit.planner.foreign import predicted
+from tests.unit.planner.rows import (
     ALLOCATED,
     HELD_OUT,
     Row,

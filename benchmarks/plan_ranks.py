@@ -23,16 +23,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gangline.runs.buckets import Window, choose_buckets
+from gangline.runs.bucket_sizes import Window, choose_buckets
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.strategies.ddp.train import Ddp
 from gangline.worker.batch import Batch
-from gangline.worker.bench import measure
+from gangline.worker.bench_collective import measure
 from gangline.worker.exchange import measure_wire
 from gangline.worker.precision import Precision
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import StrategySetup
-from gangline.worker.world import World
 
 CPU = torch.device("cpu")
 FP32 = Precision(name="fp32", compute=torch.float32, parameters=torch.float32)
@@ -115,7 +115,7 @@ def main() -> int:
         steps = {"ddp": ddp, "fsdp": sharded, "local-sgd": local_sgd}[case["kind"]]
         run(case, device, steps(case, device))
     sys.stdout.flush()
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def run(case: Case, device: Device, step: Callable[[], None]) -> None:
@@ -152,7 +152,7 @@ def alone(device: Device, tokens: int, micro_batches: int) -> None:
 def ddp(case: Case, device: Device) -> Callable[[], None]:
     """Our own DDP, buckets and all."""
     shares = tuple(GangRank(host=f"pc{rank}", share=share) for rank, share in enumerate(case["micro_batches"]))
-    world = World(gang=Gang(run_id="bench", attempt=1, ranks=shares), rank=dist.get_rank(), device=CPU)
+    world = ProcessGroup(gang=Gang(run_id="bench", attempt=1, ranks=shares), rank=dist.get_rank(), device=CPU)
     strategy = Ddp(setup_of(world))
     strategy.wrap(Model(case["weights"], device))  # type: ignore[arg-type]
     mine = case["micro_batches"][dist.get_rank()]
@@ -169,7 +169,7 @@ def ddp(case: Case, device: Device) -> Callable[[], None]:
     return step
 
 
-def setup_of(world: World, *, beat: Callable[[], None] = lambda: None) -> StrategySetup:
+def setup_of(world: ProcessGroup, *, beat: Callable[[], None] = lambda: None) -> StrategySetup:
     """What a strategy is told, of a job that nothing is read of."""
     job = Job(
         name="bench",

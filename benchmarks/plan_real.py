@@ -3,7 +3,7 @@
     python -m benchmarks.plan_real --out real.jsonl                  # as root, for the lab; about 5 minutes
 
 Three lab hosts at 1 Gbit. `gangline.worker.calibrate` times a copy with two layers on all ranks at once, all-reduces of
-two sizes are timed, and gangline.planning predicts the step of the whole model; then gangline's own DDP, loss and
+two sizes are timed, and gangline.planner predicts the step of the whole model; then gangline's own DDP, loss and
 optimizer do some steps of it. One JSON line per case in --out; what is there is not measured again.
 """
 
@@ -21,13 +21,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gangline.bench.calibrate import listen, points_of
-from gangline.planning.calibrate import fit_compute, shallow_config, with_optimizer
-from gangline.planning.config import read_architecture
-from gangline.planning.links import Fabric, fit_all_reduce
-from gangline.planning.speed import RankWork, step_time
-from gangline.planning.traffic import traffic, trained_weights
-from gangline.planning.training import Strategy, Training
+from gangline.bench.compute import listen, points_of
+from gangline.planner.calibration import fit_compute, shallow_config, with_optimizer
+from gangline.planner.config import read_architecture
+from gangline.planner.speed import RankWork, step_time
+from gangline.planner.traffic import Fabric, fit_all_reduce, traffic, trained_weights
+from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 
@@ -102,7 +101,7 @@ def measured(name: str, training: Training) -> Line:
     points = [(line["num_bytes"], line["seconds"]) for line in said if line["kind"] == "link" and line["rank"] == 0]
     link = fit_all_reduce(points, SIZE, source="all-reduces")
     assert link is not None
-    strategy = Strategy(kind="ddp", world_size=SIZE)
+    strategy = PlannedStrategy(kind="ddp", world_size=SIZE)
     sent = traffic(whole, training, strategy, micro_batches=MICRO_BATCHES, backend="gloo")
     fabric = Fabric(slots=(1,) * SIZE, wire=link, inside=link)
     time_s = step_time(strategy, sent, work, fabric, tokens=training.tokens, length=LENGTH)
@@ -138,10 +137,10 @@ def rank(order: Line) -> int:
 
     from benchmarks.plan_ranks import setup_of
     from gangline.strategies.ddp.train import Ddp
-    from gangline.worker import bench, calibrate
+    from gangline.worker import bench_collective, calibrate
     from gangline.worker.model import trainable
     from gangline.worker.optimizer import clip, gradient_norm
-    from gangline.worker.world import World
+    from gangline.worker.process_group import ProcessGroup
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -149,12 +148,12 @@ def rank(order: Line) -> int:
     with TemporaryDirectory() as folder:
         calibrate.run(order, calibrate.build(order, device, Path(folder)))
     for size in order["sizes"]:
-        seconds = bench.measure(size, device, 3.0)
+        seconds = bench_collective.measure(size, device, 3.0)
         calibrate._tell("link", num_bytes=size, seconds=seconds[len(seconds) // 2])
     with TemporaryDirectory() as folder:
         whole = calibrate.build({**order, "config": order["whole"]}, device, Path(folder))
     ranks = tuple(GangRank(host=f"pc{rank}", share=MICRO_BATCHES) for rank in range(SIZE))
-    world = World(gang=Gang(run_id="bench", attempt=1, ranks=ranks), rank=dist.get_rank(), device=device)
+    world = ProcessGroup(gang=Gang(run_id="bench", attempt=1, ranks=ranks), rank=dist.get_rank(), device=device)
     strategy = Ddp(replace(setup_of(world), precision=whole.precision))
     strategy.wrap(whole.loss)
     batch = calibrate._batch(whole, MICRO_BATCH, LENGTH)
@@ -170,7 +169,7 @@ def rank(order: Line) -> int:
         whole.optimizer.zero_grad(set_to_none=True)
         took.append(time.perf_counter() - begun)
     calibrate._tell("steps", step_s=took[1:])
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def report(lines: Sequence[Line]) -> None:

@@ -48,14 +48,14 @@ NO_ROOM = "no room"
 DECIDE = """
 import sys, time
 from pathlib import Path
-from tests.unit.planning.worlds import question, world
+from tests.unit.planner.worlds import question, world
 import dataclasses
-from gangline.planning.decision import decide
-from gangline.planning.instead import ways_out
-from gangline.steps.speeds import Speeds
+from gangline.planner.decision import decide
+from gangline.planner.decision import ways_out
+from gangline.decide.hosts import SpeedTable
 hosts, model, method = sys.argv[1:]
 job = question(model, method=method, batch=240, targets=("all-linear",) if method == "full" else ("q_proj", "v_proj"))
-job = dataclasses.replace(job, compute=Speeds(architecture=job.architecture, home=Path("nowhere")).of)
+job = dataclasses.replace(job, compute=SpeedTable(architecture=job.architecture, home=Path("nowhere")).of)
 begun = time.process_time()
 machines = world(hosts, wire="10gbit")
 verdict = decide(job, machines)

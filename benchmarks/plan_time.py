@@ -6,7 +6,7 @@ Three lab hosts whose speeds are as 1 : 0.56 : 0.45, at 100 Mbit, 1 and 2.5 Gbit
 of ddp are gangline's own DDP's, those of fsdp and local-sgd come from a script of the same traffic (see plan_ranks.py;
 for pipelines, and for FSDP2 itself, see pipeline_plan.py). COMPUTATION IS EMULATED by sleeping to absolute deadlines:
 three ranks on two processors would measure each other. Micro-batches of three sizes are timed first, and all-reduces of
-two sizes before each case, for the load of the machine changes; from these alone gangline.planning predicts. Ranks are
+two sizes before each case, for the load of the machine changes; from these alone gangline.planner predicts. Ranks are
 preferred to other programs (nice).
 
 One JSON line per case in --out; what is there is not measured again. Exit code 0 if every predicted step time is within
@@ -26,13 +26,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gangline.planning.architecture import Architecture, Layer, Linear
-from gangline.planning.calibrate import fit_line
-from gangline.planning.links import Fabric, LinkModel, fit_all_reduce
-from gangline.planning.speed import ComputeModel, RankWork, StepTime, step_time
-from gangline.planning.traffic import Traffic, traffic, wire_bytes
-from gangline.planning.training import Strategy, Training
-from gangline.runs.deal import shares_by_time
+from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.planner.calibration import fit_line
+from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_time
+from gangline.planner.traffic import Fabric, LinkModel, Traffic, fit_all_reduce, traffic, wire_bytes
+from gangline.planner.training import PlannedStrategy, Training
+from gangline.runs.gang import shares_by_time
 from tests.lab.hosts import Lab, lab_folders
 
 BAR, SHARE_BAR = 0.10, 0.05
@@ -84,7 +83,7 @@ class Case:
 
     name: str
     training: Training
-    strategy: Strategy
+    strategy: PlannedStrategy
     micro_batches: tuple[int, ...]
 
     @property
@@ -132,8 +131,11 @@ def cases() -> list[Case]:
     dealt = shares_by_time(micro_s, MICRO_BATCHES)
     size = len(FACTORS)
     equal = (MICRO_BATCHES // size,) * size
-    ddp, fsdp = Strategy(kind="ddp", world_size=size), Strategy(kind="fsdp", world_size=size, shard_size=size)
-    local = Strategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
+    ddp, fsdp = (
+        PlannedStrategy(kind="ddp", world_size=size),
+        PlannedStrategy(kind="fsdp", world_size=size, shard_size=size),
+    )
+    local = PlannedStrategy(kind="local-sgd", world_size=size, inner_steps=INNER_STEPS)
     return [
         Case(name="ddp lora", training=LORA, strategy=ddp, micro_batches=dealt),
         Case(name="ddp full", training=FULL, strategy=ddp, micro_batches=dealt),

@@ -22,7 +22,7 @@ from benchmarks.emulated import FACTORS, Clock, EmulatedLoss, Rows, Setup, Shape
 from gangline.runs.job import StrategyJob
 from gangline.worker.batch import pick
 from gangline.worker.loop import Loop
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 
@@ -70,7 +70,7 @@ def main() -> int:
     found = sides[order["side"]](order, rank)
     sys.stdout.write(json.dumps({"rank": rank, **found}) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def alone(order: Order, rank: int) -> Found:
@@ -88,7 +88,7 @@ def _looped(order: Order, rank: int, *, setup: Setup, seat: int) -> Found:
     notes = Notes()
     began_s = time.perf_counter()
     outlets = RunIO(recorder=notes if seat == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
-    Loop(session, outlets, Progress()).run()
+    Loop(session, outlets, TrainingProgress()).run()
     return {
         "ends_s": [end_s - began_s for end_s in notes.ends_s],
         "samples": notes.samples,

@@ -96,7 +96,7 @@ def rank(side: str) -> int:
     from benchmarks.scaling_ranks import Notes
     from gangline.runs.job import ModelJob
     from gangline.worker.loop import Loop
-    from gangline.worker.progress import Progress
+    from gangline.worker.progress import TrainingProgress
     from gangline.worker.rank_files import StopFlag
     from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
@@ -115,11 +115,11 @@ def rank(side: str) -> int:
     notes = Notes()
     outlets = RunIO(recorder=notes if place.is_head else None, saver=None, stop=StopFlag())
     began_s = time.perf_counter()
-    Loop(session, outlets, Progress()).run()
+    Loop(session, outlets, TrainingProgress()).run()
     found = {"rank": number, "ends_s": [end_s - began_s for end_s in notes.ends_s], "waits": notes.waits}
     sys.stdout.write(json.dumps({**found, "shares": notes.shares[-1:]}) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def speed(ends_s: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.emulated import FACTORS, Rows, Setup, Shape, build
 from gangline.worker.loop import Loop
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 
@@ -58,7 +58,7 @@ def main() -> int:
         found = run(case, dist.get_rank())
         if dist.get_rank() == 0:
             say("end", case=case["name"], **found)
-    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.world.leave
+    os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 
 def run(case: Case, rank: int) -> Case:
@@ -81,7 +81,7 @@ def run(case: Case, rank: int) -> Case:
     )
     notes = Notes(begin if case["cause"] == "network" else None)
     outlets = RunIO(recorder=notes if rank == 0 else None, saver=None, stop=StopFlag())  # type: ignore[arg-type]
-    Loop(session, outlets, Progress()).run()
+    Loop(session, outlets, TrainingProgress()).run()
     steps_s = [after - before for before, after in zip(notes.ends_s, notes.ends_s[1:], strict=False)]
     return {"told": notes.told, "steps_s": [round(each, 4) for each in steps_s]}
 

@@ -60,7 +60,7 @@ def peak_bytes() -> int:
 def measure(folder: Path, *, kind: str, num_rows: int) -> dict[str, float | int | str]:
     """Tokenise the rows that lie in `folder`; the figures of one case."""
     from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
-    from gangline.worker.data.inputs import prepare_inputs
+    from gangline.worker.data.prepare import prepare_inputs
     from gangline.worker.model import load_tokenizer
 
     model = ModelJob(path=str(folder / "model"), start="random")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.trainer_cases import SEED, Case, Shape
-from gangline.worker.batch import Order, TokenSource
+from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.data.tokens import SetWriter, TokenSet
 
 
@@ -42,7 +42,7 @@ class InOrder(torch.utils.data.Dataset):
     def __init__(self, source: TokenSource, case: Case) -> None:
         self._source = source
         self._packed = case.packed
-        order = Order(num_samples=len(source), batch=case.batch, micro_batch=case.micro_batch, seed=SEED)
+        order = SampleOrder(num_samples=len(source), batch=case.batch, micro_batch=case.micro_batch, seed=SEED)
         self._indices = np.concatenate([order.samples(step) for step in range(case.steps)])
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from torch import nn
 from benchmarks.trainer_cases import CASES, SEED, Case
 from benchmarks.trainer_inputs import InOrder, open_rows, prepare, stack
 from benchmarks.trainer_sides import Clock, load_side
-from gangline.worker.batch import Order
+from gangline.worker.batch import SampleOrder
 from gangline.worker.pace import step_flops
 
 
@@ -93,7 +93,7 @@ def final_loss(case: Case, model: nn.Module, folder: Path) -> float:
 def _work(case: Case, model: nn.Module, folder: Path) -> tuple[int, float]:
     """Tokens (without padding) and model FLOPs of the timed steps; the same for every side."""
     rows = open_rows(folder, case)
-    order = Order(num_samples=len(rows), batch=case.batch, micro_batch=case.micro_batch, seed=SEED)
+    order = SampleOrder(num_samples=len(rows), batch=case.batch, micro_batch=case.micro_batch, seed=SEED)
     lengths = [rows.lengths[order.samples(step)] for step in range(case.warmup_steps, case.steps)]
     flops = sum(step_flops(model, step_lengths, full=case.method == "full") for step_lengths in lengths)
     return int(sum(step_lengths.sum() for step_lengths in lengths)), flops

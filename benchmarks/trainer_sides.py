@@ -75,12 +75,12 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.layout import RunLayout
     from gangline.worker.loop import Loop
-    from gangline.worker.progress import Progress
+    from gangline.worker.process_group import ProcessGroup
+    from gangline.worker.progress import TrainingProgress
     from gangline.worker.rank_files import PhaseFile, StopFlag
     from gangline.worker.record import Recorder
     from gangline.worker.run_io import RunIO
     from gangline.worker.session import build_session
-    from gangline.worker.world import World
 
     losses: list[float] = []
 
@@ -92,12 +92,12 @@ def train_ours(case: Case, folder: Path, clock: Clock) -> Trained:
 
     job = _job(case, folder)
     gang = Gang(run_id=f"bench-{os.getpid()}", attempt=1, ranks=(GangRank(host="here", share=case.accumulation),))
-    world = World(gang=gang, rank=0, device=torch.device(case.device))
+    world = ProcessGroup(gang=gang, rank=0, device=torch.device(case.device))
     layout = RunLayout(folder, gang.run_id)
     recorder = Timed(job, layout, world)
     session = build_session(job, world, train_set=open_rows(folder, case), evaluation_set=None)
     phase = PhaseFile(layout.folder / "rank-0.phase")
-    Loop(session, RunIO(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+    Loop(session, RunIO(recorder=recorder, saver=None, stop=StopFlag(), phase=phase), TrainingProgress()).run()
     recorder.close()
     return session.model, sum(losses) / len(losses)
 

@@ -31,9 +31,9 @@ TESTS = (
     "tests/train/test_nf4.py",
     "tests/train/test_adam8.py",
     "tests/train/data",
-    "tests/unit/spec",
-    "tests/unit/sync/test_lock.py",
-    "tests/process/sync/test_environment.py",
+    "tests/unit/config",
+    "tests/unit/provision/test_lock.py",
+    "tests/process/provision/test_environment.py",
     "tests/train/test_contract.py",
 )
 """Private names, loading, export, LoRA and QLoRA, data, the words of the user, environments, and the contract of all

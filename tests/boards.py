@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import write_record
-from gangline.supervise.board import Board
+from gangline.runs.record_versions import write_record
+from gangline.supervise.startup import StartBoard
 
 
 def write_board(layout: RunLayout, attempt: int, hosts: Sequence[str]) -> None:
@@ -14,6 +14,6 @@ def write_board(layout: RunLayout, attempt: int, hosts: Sequence[str]) -> None:
         HostRequest(host=host, folder="/", rank_files="/", argv=(), env={}, ranks=(rank,))
         for rank, host in enumerate(hosts)
     ]
-    board = Board(Request(run_id=layout.run_id, attempt=attempt, hosts=tuple(parts)))
+    board = StartBoard(LaunchRequest(run_id=layout.run_id, attempt=attempt, hosts=tuple(parts)))
     layout.attempt(attempt).mkdir(parents=True, exist_ok=True)
     write_record(layout.board(attempt), board.to_json(sentence=None))

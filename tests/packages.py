@@ -5,7 +5,7 @@ import sys
 from contextlib import contextmanager
 
 from gangline import plugins
-from gangline.spec import validate
+from gangline.config import validate
 
 
 def make_package(folder, name, *, version="0.1", modules, entry_points):

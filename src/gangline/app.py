@@ -17,19 +17,39 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.checks.judge import require
-from gangline.planning.training import STACKS
-from gangline.runs.checkpoints import choose
-from gangline.runs.cluster import Cluster
-from gangline.runs.ids import new_id
-from gangline.runs.job import Job
-from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.registry import find_run, run_ids
-from gangline.runs.state import RunState
-from gangline.steps import ending, keep, orphan
-from gangline.steps.again import carry_on, choose_checkpoint, next_state, places_of, resumable
-from gangline.steps.begin import render, start_attempt, worker_program
-from gangline.steps.command import (
+from gangline.context import (
+    REAL,
+    Console,
+    Context,
+    Dependencies,
+    StartOptions,
+    cluster_file,
+    default_home,
+    load,
+    load_cluster,
+    reach,
+    reached,
+    starting,
+)
+from gangline.control import end, supervision
+from gangline.control.equip import claim, equip, foresee, require_engine
+from gangline.control.listing import Listed, all_records
+from gangline.control.start import (
+    bring_inputs,
+    carry_on,
+    choose_checkpoint,
+    inputs_before,
+    next_state,
+    places_of,
+    preparing,
+    render,
+    resumable,
+    start_attempt,
+    told_if_kept,
+    worker_program,
+)
+from gangline.control.supervision import RunHandle
+from gangline.control.user_command import (
     Command,
     CommandRecord,
     command_gang,
@@ -39,24 +59,22 @@ from gangline.steps.command import (
     require_resumable,
     start_command,
 )
-from gangline.steps.decide import Decision, decide
-from gangline.steps.engine import require_engine
-from gangline.steps.equip import claim, equip, foresee
-from gangline.steps.forecast import require_startable
-from gangline.steps.foretell import Foretold, WhatIf, foretell
-from gangline.steps.keep import Opened
-from gangline.steps.listing import Listed, all_records
-from gangline.steps.look import OWN_PROGRAM, Sight, Wish, look
-from gangline.steps.prepare import bring_inputs, inputs_before, preparing, told_if_kept
-from gangline.steps.reach import Start, cluster_file, load, load_cluster, reach, reached, starting
-from gangline.steps.seams import REAL, Means, Seams, Talk, default_home
-from gangline.steps.told import plan_json, plan_lines, require_fit
-from gangline.steps.traced import Traced
-from gangline.steps.traced import trace as trace_finalists
+from gangline.decide.decide import Decision, decide
+from gangline.decide.forecast import require_startable
+from gangline.decide.inspect import OWN_PROGRAM, InspectResult, Wish, look
+from gangline.decide.what_if import Foretold, Traced, WhatIf, foretell, plan_json, plan_lines, require_fit
+from gangline.decide.what_if import trace as trace_finalists
+from gangline.planner.training import STACKS
+from gangline.provision.checkpoint_sources import bring, survey_places
+from gangline.provision.trees import create_folder, write_documents
+from gangline.report.commands import printed
+from gangline.runs.checkpoints import choose
+from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout, new_id
+from gangline.runs.registry import find_run, run_ids
+from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.lock import prepare_lock
-from gangline.sync.checkpoints import bring, survey_places
-from gangline.sync.trees import create_folder, write_documents
-from gangline.watch.commands import printed
 
 __all__ = [
     "REAL",
@@ -65,11 +83,11 @@ __all__ = [
     "Decision",
     "Foretold",
     "Listed",
-    "Opened",
-    "Seams",
-    "Sight",
-    "Start",
-    "Talk",
+    "RunHandle",
+    "Dependencies",
+    "InspectResult",
+    "StartOptions",
+    "Console",
     "WhatIf",
     "Wish",
     "check",
@@ -99,7 +117,7 @@ __all__ = [
 # --- the verbs that start or end a run
 
 
-def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
+def train(start: StartOptions, *, talk: Console, seams: Dependencies = REAL) -> RunLayout:
     """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
     job, cluster = load(start)
     with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
@@ -120,7 +138,7 @@ def train(start: Start, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
     return layout
 
 
-def run(order: Command, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
+def run(order: Command, *, talk: Console, seams: Dependencies = REAL) -> RunLayout:
     """Start the user's own command on every host; as `train`, without a plan and without data."""
     record = draft(order)
     cluster = load_cluster(order.cluster, order.home)
@@ -138,7 +156,13 @@ def run(order: Command, *, talk: Talk, seams: Seams = REAL) -> RunLayout:
 
 
 def resume(
-    prefix: str, *, home: Path, cluster_path: Path | None = None, force: bool = False, talk: Talk, seams: Seams = REAL
+    prefix: str,
+    *,
+    home: Path,
+    cluster_path: Path | None = None,
+    force: bool = False,
+    talk: Console,
+    seams: Dependencies = REAL,
 ) -> RunLayout:
     """Go on with a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
     force: see `Start.force`.
@@ -159,7 +183,7 @@ def resume(
     return layout
 
 
-def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means, *, force: bool) -> None:
+def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, means: Context, *, force: bool) -> None:
     layout = run.layout
     decision = decide(Job.load(layout.job), cluster, means)
     require(decision.findings)
@@ -180,7 +204,7 @@ def _resume_job(run: Opened, ended: RunState, cluster: Cluster, means: Means, *,
         start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
 
 
-def _resume_command(run: Opened, ended: RunState, record: CommandRecord, cluster: Cluster, means: Means) -> None:
+def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, means: Context) -> None:
     """Start the user's command again, with the words that make it go on."""
     require_resumable(run.layout.run_id, record)
     sight = look(cluster, OWN_PROGRAM, means)
@@ -194,7 +218,7 @@ def _resume_command(run: Opened, ended: RunState, record: CommandRecord, cluster
 # --- the verbs that change nothing
 
 
-def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
+def rehearse(start: StartOptions, *, talk: Console, seams: Dependencies = REAL) -> list[str]:
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
     with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
@@ -206,7 +230,7 @@ def rehearse(start: Start, *, talk: Talk, seams: Seams = REAL) -> list[str]:
         return printed(render(ready, gang, means, program=worker_program(decision.job)))
 
 
-def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list[str]:
+def rehearse_command(order: Command, *, talk: Console, seams: Dependencies = REAL) -> list[str]:
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
     record = foresee_project_of(draft(order), talk=talk)
     cluster = load_cluster(order.cluster, order.home)
@@ -218,7 +242,13 @@ def rehearse_command(order: Command, *, talk: Talk, seams: Seams = REAL) -> list
 
 
 def rehearse_resume(
-    prefix: str, *, home: Path, cluster_path: Path | None = None, force: bool = False, talk: Talk, seams: Seams = REAL
+    prefix: str,
+    *,
+    home: Path,
+    cluster_path: Path | None = None,
+    force: bool = False,
+    talk: Console,
+    seams: Dependencies = REAL,
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
     with opened(prefix, home=home, seams=seams) as run:
@@ -239,7 +269,7 @@ def rehearse_resume(
 
 
 def _rehearse_command_again(
-    run: Opened, ended: RunState, record: CommandRecord, cluster: Cluster, means: Means
+    run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, means: Context
 ) -> list[str]:
     require_resumable(run.layout.run_id, record)
     sight = look(cluster, OWN_PROGRAM, means)
@@ -248,51 +278,53 @@ def _rehearse_command_again(
     return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
 
 
-def plan(start: Start, what_if: WhatIf, *, talk: Talk, seams: Seams = REAL) -> Foretold:
+def plan(start: StartOptions, what_if: WhatIf, *, talk: Console, seams: Dependencies = REAL) -> Foretold:
     """What `train` would decide, or what it would on other machines. Changes nothing."""
     return foretell(start, what_if, talk=talk, seams=seams)
 
 
-def trace(foretold: Foretold, *, home: Path, talk: Talk, seams: Seams = REAL) -> list[Traced]:
+def trace(foretold: Foretold, *, home: Path, talk: Console, seams: Dependencies = REAL) -> list[Traced]:
     """The trainer's own code on tensors without data, for what the plan has chosen. Changes nothing."""
-    return trace_finalists(foretold, Means(transports={}, home=home, talk=talk, seams=seams))
+    return trace_finalists(foretold, Context(transports={}, home=home, talk=talk, seams=seams))
 
 
-def check(cluster_path: Path | None, *, home: Path, wish: Wish, talk: Talk, seams: Seams = REAL) -> Sight:
+def check(
+    cluster_path: Path | None, *, home: Path, wish: Wish, talk: Console, seams: Dependencies = REAL
+) -> InspectResult:
     """Look at every host of a cluster. Changes nothing, and tells nothing but how it gets on."""
     cluster = load_cluster(cluster_path, home)
     with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
         return look(cluster, wish, means, silent=True)
 
 
-def records(home: Path, *, seams: Seams = REAL) -> list[Listed]:
+def records(home: Path, *, seams: Dependencies = REAL) -> list[Listed]:
     """All runs, newest first, with the step that each has reached."""
     return all_records(home, seams)
 
 
 @contextlib.contextmanager
-def opened(prefix: str, *, home: Path, seams: Seams = REAL) -> Iterator[Opened]:
+def opened(prefix: str, *, home: Path, seams: Dependencies = REAL) -> Iterator[RunHandle]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
-    with keep.opened(prefix, home=home, seams=seams) as run:
+    with supervision.opened(prefix, home=home, seams=seams) as run:
         yield run
 
 
-def look_after(run: Opened, *, talk: Talk, seams: Seams = REAL) -> bool:
+def look_after(run: RunHandle, *, talk: Console, seams: Dependencies = REAL) -> bool:
     """See to it that a run that goes on has a supervisor; whether one was started on this computer."""
-    return orphan.look_after(run, talk=talk, seams=seams)
+    return supervision.look_after(run, talk=talk, seams=seams)
 
 
-def stop(run: Opened, *, now: bool = False, hosts: Sequence[str] = (), seams: Seams = REAL) -> bool:
+def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), seams: Dependencies = REAL) -> bool:
     """Order a run to end and return at once; False where it had ended already. `now`: without saving.
 
     hosts: only these leave it, and the run goes on without them.
     """
     if not hosts:
-        return ending.end(run, now=now, seams=seams)
-    ending.leave(run, hosts, seams=seams)
+        return end.end(run, now=now, seams=seams)
+    end.leave(run, hosts, seams=seams)
     return True
 
 
-def rehearse_stop(run: Opened, *, now: bool, hosts: Sequence[str] = (), seams: Seams = REAL) -> list[str]:
+def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), seams: Dependencies = REAL) -> list[str]:
     """What `stop` would order, host by host. Orders nothing."""
-    return ending.rehearse_leave(run, hosts) if hosts else ending.rehearse_end(run, now=now, seams=seams)
+    return end.rehearse_leave(run, hosts) if hosts else end.rehearse_end(run, now=now, seams=seams)

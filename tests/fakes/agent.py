@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import sys
 import threading
 
 import pytest
 
-from gangline.agent.__main__ import MODULES
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import AGENT, Result
+from gangline.agent.__main__ import load
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import AGENT, CommandResult
 
 _turn = threading.Lock()
 _run_process = LocalTransport.run
@@ -25,12 +24,14 @@ def _run(self, argv, *, stdin=b"", on_line=None, **options):
     with _turn, contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         before, sys.stdin = sys.stdin, io.StringIO(stdin.decode())
         try:
-            code = importlib.import_module(MODULES[argv[1]]).main(list(argv[2:]))
+            code = load(list(argv[1:]))(list(argv[2:]))
         finally:
             sys.stdin = before
     for line in out.getvalue().splitlines() if on_line else ():
         on_line(line)
-    return Result(host=self.host, argv=tuple(argv), returncode=code, stdout=out.getvalue(), stderr=errors.getvalue())
+    return CommandResult(
+        host=self.host, argv=tuple(argv), returncode=code, stdout=out.getvalue(), stderr=errors.getvalue()
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Request, StandBy, StartSigns
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, Leftover, Networks, StartSigns, WarmPool
 from gangline.launch.program import WORKER, Program
-from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
+from gangline.transport.transport import Transport
 
 ENDS: dict[str, dict[str, Any]] = {
     "stop": {"reason": "stopped", "returncode": 0},
@@ -61,11 +61,11 @@ class FakeBackend:
         port: int,
         networks: Networks | None = None,
         program: Program | None = None,
-    ) -> Request:
+    ) -> LaunchRequest:
         """A request that names the hosts, and nothing that could be started."""
         hosts = {host.name: host for host in cluster.hosts}
         rest_s = (program or WORKER).rest_s
-        stand_by = StandBy(rest_s=rest_s, words=("fake",), world_size=gang.world_size) if rest_s else None
+        stand_by = WarmPool(rest_s=rest_s, words=("fake",), world_size=gang.world_size) if rest_s else None
         parts = tuple(
             HostRequest(
                 host=name,
@@ -84,13 +84,13 @@ class FakeBackend:
             for name in gang.hosts
         )
         size, stall = gang.world_size, (program or WORKER).stall
-        return Request(
+        return LaunchRequest(
             run_id=gang.run_id, attempt=gang.attempt, hosts=parts, world_size=size, stall=stall, backend=cluster.backend
         )
 
     def start(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         epoch: int = 1,
@@ -111,12 +111,12 @@ class FakeBackend:
             signs = self.signs.get(part.host)
             self.statuses[part.host] = HostStatus(host=part.host, phase="running", epoch=epoch, signs=signs)
 
-    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+    def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`."""
         del transports
         return [self._status(part) for part in request.hosts]
 
-    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+    def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
         """See `Backend.announce`."""
         del transports
         self.epochs.append(epoch)
@@ -126,7 +126,7 @@ class FakeBackend:
 
     def stop(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         now: bool,
@@ -146,7 +146,7 @@ class FakeBackend:
                 self.change(status.host, rests=False)
         return [host for host in request.names if host in self.silent]
 
-    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+    def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
         del transports
         unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in request.names]

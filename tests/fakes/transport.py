@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gangline.errors import HostUnreachable
-from gangline.remote.stream import LineFeed, TailBuffer
-from gangline.remote.transport import Progress, Result
+from gangline.transport.transport import ByteProgress, CommandResult, LineFeed, TailBuffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class FakeTransport:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
         on_line: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """Give the scripted result; see `Transport.run`."""
         self._need_host()
         call = Call(argv=tuple(argv), stdin=stdin, env=dict(env or {}))
@@ -67,7 +66,7 @@ class FakeTransport:
         stdout, stderr = TailBuffer(), TailBuffer()
         stdout.add(scripted.stdout.encode())
         stderr.add(scripted.stderr.encode())
-        return Result(
+        return CommandResult(
             host=self.host,
             argv=call.argv,
             returncode=scripted.returncode,
@@ -93,7 +92,7 @@ class FakeTransport:
         self._need_host()
         return sorted({child.relative_to(path).parts[0] for child in self._below(path)})
 
-    def push(self, source: Path, target: PurePath, *, on_progress: Progress | None = None) -> None:
+    def push(self, source: Path, target: PurePath, *, on_progress: ByteProgress | None = None) -> None:
         """See `Transport.push`."""
         self._need_host()
         fresh = _contents(source)
@@ -102,7 +101,7 @@ class FakeTransport:
         self.files |= {PurePath(target) / name: data for name, data in fresh.items()}
         _tell(on_progress, fresh)
 
-    def pull(self, source: PurePath, target: Path, *, on_progress: Progress | None = None) -> None:
+    def pull(self, source: PurePath, target: Path, *, on_progress: ByteProgress | None = None) -> None:
         """See `Transport.pull`."""
         self._need_host()
         below = {child.relative_to(source): self.files[child] for child in self._below(source)}
@@ -132,7 +131,7 @@ class FakeTransport:
             raise HostUnreachable(f"{self.host} does not answer", fix="this is a fake; set reachable")
 
 
-def _tell(on_progress: Progress | None, files: Mapping[PurePath, bytes]) -> None:
+def _tell(on_progress: ByteProgress | None, files: Mapping[PurePath, bytes]) -> None:
     if on_progress:
         total_bytes = sum(map(len, files.values()))
         on_progress(total_bytes, total_bytes)

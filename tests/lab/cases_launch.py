@@ -8,22 +8,20 @@ import threading
 import time
 from pathlib import Path
 
+from gangline.control.supervision import copy_records, hand_over, seen_from_head
 from gangline.errors import GanglineError, HostUnreachable
+from gangline.launch.backends import Backends
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
-from gangline.launch.registry import Backends
-from gangline.remote.connect import connect, connect_all
+from gangline.provision.trees import host_layout
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.events import read_events
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import RunState
-from gangline.runs.versions import load_record, write_record
-from gangline.steps.keep import copy_records, hand_over
-from gangline.steps.keeper import seen_from_head
+from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.state import RunState, read_events
 from gangline.supervise import detached
-from gangline.sync.trees import host_layout
+from gangline.transport.connect import connect, connect_all
 from tests.lab.settings import ROOT
 
 FAKE = ROOT / "tests" / "lab" / "fake_gang.py"

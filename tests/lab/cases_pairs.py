@@ -11,13 +11,11 @@ from gangline.checks.links import check_links
 from gangline.checks.network import check_network
 from gangline.checks.ports import check_ports
 from gangline.checks.security import check_security
-from gangline.inventory.ears import listening
 from gangline.inventory.facts import Inventory
-from gangline.inventory.outside import probe_outsider
 from gangline.inventory.pairs import Pairs
-from gangline.inventory.probe import probe_pairs
-from gangline.remote.connect import connect_all
+from gangline.inventory.probe import listening, probe_outsider, probe_pairs
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.connect import connect_all
 
 CHECKS = (check_network, check_links, check_clocks, check_ports, check_security)
 

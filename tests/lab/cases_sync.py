@@ -7,21 +7,21 @@ import time
 from pathlib import Path
 
 from gangline.checks.building import check_pythons
+from gangline.decide.inspect import with_building
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
-from gangline.remote.ssh import SshTransport
+from gangline.provision import relay
+from gangline.provision.code import place_code, place_project, verify_project
+from gangline.provision.environment import compare_environments, place_environments
+from gangline.provision.inputs import Inputs, bring_reads, distribute
+from gangline.provision.relay import Cargo, bring
+from gangline.provision.trees import here, look, look_everywhere, spot_on
 from gangline.runs.cluster import Cluster, Environment, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
-from gangline.steps.building import with_building
-from gangline.sync import fanout
-from gangline.sync.code import place_code, place_project, verify_project
-from gangline.sync.environment import compare_environments, place_environments
-from gangline.sync.fanout import Cargo, bring
-from gangline.sync.inputs import Inputs, bring_reads, distribute
-from gangline.sync.trees import here, look, look_everywhere, spot_on
-from tests.unit.sync.wheels import make_wheel
+from gangline.transport.ssh import SshTransport
+from tests.unit.provision.wheels import make_wheel
 
 
 class Lines:
@@ -95,7 +95,7 @@ def spread(hosts, num_bytes):
 
 def tokens(hosts):
     """A token set of the head on all hosts; by which ways it came."""
-    fanout.SMALL_BYTES = 0
+    relay.SMALL_BYTES = 0
     with reached(hosts) as (cluster, transports):
         head = transports[cluster.head.name]
         folder = RunLayout(Path(cluster.head.workdir), "").token_set("feed")

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gangline.errors import GanglineError, HostUnreachable
-from gangline.remote import rsync
-from gangline.remote.fanout import fan_out
-from gangline.remote.hostkeys import known_already, scan_key
-from gangline.remote.ssh import SshTransport
-from gangline.remote.transport import AGENT
 from gangline.runs.cluster import Host
+from gangline.transport import connection
+from gangline.transport.fanout import fan_out
+from gangline.transport.hostkeys import known_already, scan_key
+from gangline.transport.ssh import SshTransport
+from gangline.transport.transport import AGENT
 
 
 def transport_to(entry):
@@ -32,8 +32,8 @@ def look(host):
 def copy(host, num_bytes):
     """A tree there and back; by which way it went."""
     ways = []
-    real = rsync.copy
-    rsync.copy = lambda *args: ways.append("rsync") or real(*args)
+    real = connection.copy
+    connection.copy = lambda *args: ways.append("rsync") or real(*args)
     tree = Path.home() / "tree"
     (tree / "sub").mkdir(parents=True)
     (tree / "sub" / "data").write_bytes(os.urandom(num_bytes))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gangline.spec.load import read_cluster_text
+from gangline.config.load import read_cluster_text
 from tests.lab import gpus, pythons
 
 COMMAND = (sys.executable, "-m", "gangline.cli.main")

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gangline.remote.hostkeys import fingerprint
+from gangline.transport.hostkeys import fingerprint
 from tests.lab import played_torch
 from tests.lab.ordinary import User
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from gangline.sync.lock import own_lock
+from gangline.provision.requirements import own_lock
 from tests.lab.user import NewUser, make_model, processes_of_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gangline.planning.traffic import collective_bytes
+from gangline.planner.traffic import collective_bytes
 from tests.lab.hosts import ROOT, lab_folders
 
 NUM_BYTES = 6 << 20

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from gangline.catalog.gpus import find_gpu, peak_flops, suggest_gpus
+from gangline.catalog.gpu_specs import find_gpu, peak_flops, suggest_gpus
 from gangline.checks.judge import judge, prefixes
 from gangline.cli.main import main
+from gangline.config.load import load_job
 from gangline.errors import PluginError, SpecError, UsageError
 from gangline.exporters import EXPORTERS, ExportedRun, Exporters
 from gangline.formats import FORMATS, RowError, Segment
-from gangline.planning.decision import decide
-from gangline.planning.plan import make_plan
-from gangline.planning.report import Length, report
+from gangline.planner.decision import decide
+from gangline.planner.plan import make_plan
+from gangline.planner.report import Length, report
 from gangline.plugins import find_plugins, package_digest, package_files, package_version
-from gangline.spec.load import load_job
 from gangline.strategies.table import STRATEGIES
 from tests.packages import installed, make_package
 from tests.unit.checks.machines import cluster, cpu_only, host, inventory
-from tests.unit.planning.worlds import question, world
+from tests.unit.planner.worlds import question, world
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
@@ -250,7 +250,7 @@ def test_a_check_finds_what_it_looks_for_and_is_chosen_by_its_name_and_id(plugge
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("RULES = ()", "expected a sequence of gangline.checks.rule.Rule"),
+        ("RULES = ()", "expected a sequence of gangline.checks.rules.Rule"),
         ("RULES = 5", "object is not iterable"),
         ("import nowhere", "No module named 'nowhere'"),
         (CHANGED.format("id='E-NET-01'"), "'E-NET-01' is no id"),

@@ -8,15 +8,15 @@ import signal
 
 import torch
 
-from gangline.worker import bench
+from gangline.worker import bench_collective
 
 
 def measured(sizes: list[int], seconds: float, free: int | None = None):
     """The lines that this rank writes."""
     if free is not None:
-        bench.free_bytes = lambda _: free
+        bench_collective.free_bytes = lambda _: free
     with contextlib.redirect_stdout(io.StringIO()) as text:
-        bench.run({"sizes": sizes, "seconds": seconds}, torch.device("cpu"))
+        bench_collective.run({"sizes": sizes, "seconds": seconds}, torch.device("cpu"))
     return [json.loads(line) for line in text.getvalue().splitlines()]
 
 
@@ -25,4 +25,4 @@ def wait_for_nobody():
     os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     order = {"backend": "gloo", "sizes": [4096], "seconds": 1, "start_s": 600, "deadline_s": 1}
-    bench.bench_main([json.dumps(order)])
+    bench_collective.bench_main([json.dumps(order)])

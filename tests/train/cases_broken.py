@@ -16,9 +16,9 @@ from gangline.errors import BadState
 from gangline.runs.files import write_json
 from gangline.runs.job import ModelJob, ReportJob, StrategyJob
 from gangline.runs.layout import RunLayout
-from gangline.worker.cut import LOST, Cut, _sockets, abort_comm, connecting
 from gangline.worker.data.tokens import SetWriter, TokenSet
 from gangline.worker.loop import Synchronous
+from gangline.worker.process_group import LOST, AbortHandler, _sockets, abort_comm, connecting
 from gangline.worker.rank_files import StopFlag, hold
 from gangline.worker.train import train_main
 from tests.train.small import VOCABULARY, MemorySet, make_job, model_folder, norms_in_own_dtype
@@ -97,7 +97,7 @@ def _spoil_after(num_steps: int) -> None:
 
 def wait_for_ever(folder: str):
     """Rank 0 enters an exchange that rank 1 never joins; what rank 0 saw of it, and when."""
-    stop, cut = StopFlag(), Cut()
+    stop, cut = StopFlag(), AbortHandler()
     with Path(folder, f"log-{dist.get_rank()}").open("a") as log:
         stop.install(log)
         cut.install(lambda: None)

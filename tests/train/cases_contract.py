@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gangline.errors import UsageError
 from gangline.plugins import Plugin
 from gangline.runs.checkpoints import part_folder, place_commit
-from gangline.runs.held import held_by
+from gangline.runs.gang import held_by
 from gangline.runs.job import OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.strategies.base import PlanHalf
@@ -22,7 +22,7 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.precision import agree_precision
-from gangline.worker.progress import Progress, restore
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.session import make_strategy
 from gangline.worker.strategy import Strategy, StrategySetup
 from tests.train.small import make_job, make_session, make_world, run_loop
@@ -110,7 +110,7 @@ def save(gang: dict, folder: str, method: str, precision: str):
     description = {"attempt": 1, "hosts": world.gang.hosts, "num_ranks": world.size, "fingerprints": {}}
     description["held"] = held_by(world.gang)
     saver = Saver(Path(folder), host=world.host, job=job.checkpoint, description=description)
-    progress = Progress()
+    progress = TrainingProgress()
     result, captured = run_loop(
         session, saver=saver if world.is_first_of_host else None, progress=progress, stop_after=6
     )

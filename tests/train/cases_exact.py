@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
+from gangline.worker.record import evaluate
 from gangline.worker.run_io import RunIO
 from tests.train.small import make_job, make_session, make_world, model_folder, run_loop
 
@@ -34,7 +34,7 @@ def gradient(shares, *, method: str, precision: str):
 def _step_gradient(job, world) -> torch.Tensor:
     session = make_session(job, world)
     _stir(session)
-    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     Synchronous(TrainingRun.of(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 
@@ -92,7 +92,7 @@ def audit(shares, *, num_samples: int, epochs: int):
     """Which samples this rank read, as (step, sample)."""
     job = make_job(steps=None, epochs=float(epochs), precision="fp32")
     session = make_session(job, make_world(shares, rank=dist.get_rank()), num_samples=num_samples, num_evaluation=0)
-    read, progress = [], Progress()
+    read, progress = [], TrainingProgress()
     # reads a sample to see how long backward takes, which belongs to no step
     settle_exchange(session, progress, session.order.micro_batches(0)[0])
     plain = session.train_set.sample

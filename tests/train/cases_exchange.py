@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from gangline.runs.buckets import AllReduce
+from gangline.runs.bucket_sizes import AllReduce
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
@@ -21,7 +21,7 @@ from gangline.worker.agree import RankTimes, StepReport
 from gangline.worker.checkpoint import Saver
 from gangline.worker.exchange import measure_wire
 from gangline.worker.model import trainable
-from gangline.worker.progress import Progress, restore
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.record import Recorder
 from tests.train.small import make_job, make_session, make_world, run_loop
 
@@ -60,7 +60,7 @@ def train(shares, *, number: str, steps: int, method: str = "lora", precision: s
             sent[kind] = sent.get(kind, 0) + tensor.nbytes
         return plain(tensor, *arguments, **words)
 
-    progress = Progress()
+    progress = TrainingProgress()
     exchange.settle_exchange(session, progress, session.order.micro_batches(0)[0])
     with mock.patch.object(dist, "all_reduce", counted):
         _, captured = run_loop(session, progress=progress)
@@ -98,9 +98,9 @@ def settled(shares):
     with (
         mock.patch.object(exchange, "_time_passes", return_value=(1.5 * own["backward_s"], own["backward_s"])),
         mock.patch.object(exchange, "measure_wire", return_value=AllReduce(latency_s=1e-4, per_byte_s=1e-6)),
-        mock.patch("gangline.runs.buckets.SMALLEST_BYTES", 8 << 10),
+        mock.patch("gangline.runs.bucket_sizes.SMALLEST_BYTES", 8 << 10),
     ):
-        progress = Progress()
+        progress = TrainingProgress()
         _, captured = run_loop(session, progress=progress)
     events = [event for event in captured.events if event["event"] == "exchange"]
     size = sum(parameter.numel() * 4 for parameter in trainable(session.model).values())
@@ -123,7 +123,7 @@ def piece(
     with (
         mock.patch.object(exchange, "measure_wire", return_value=AllReduce(latency_s=1e-5, per_byte_s=per_byte_s)),
         mock.patch.object(exchange, "_time_passes", return_value=(0.15, 0.1)),
-        mock.patch("gangline.runs.buckets.SMALLEST_BYTES", 4 << 10),
+        mock.patch("gangline.runs.bucket_sizes.SMALLEST_BYTES", 4 << 10),
         mock.patch("gangline.strategies.ddp.train.SMALLEST_BYTES", 4 << 10),
     ):
         _, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.worker.agree import NO_TIMES
-from gangline.worker.memory import MemoryWatch
+from gangline.worker.memory_watch import MemoryWatch
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, make_world

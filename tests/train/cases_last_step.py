@@ -15,10 +15,10 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.files import write_json
 from gangline.runs.job import CheckpointJob
-from gangline.runs.process import ProcessId
+from gangline.runs.state import ProcessId
 from gangline.worker import run_io as last_step
 from gangline.worker.checkpoint import Saver
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import PhaseFile
 from gangline.worker.run_io import LastStep
 from tests.train.small import make_job, make_session, make_world
@@ -28,7 +28,9 @@ STEP = 7
 
 def kept(folder: str, *, state: str = "", strategy: str = "ddp", resume_step: int | None = None):
     """A rank alone that has completed step 7 and stands in the next; whether it saved, and how often it can."""
-    last = _last_step(Path(folder), Progress(step=STEP), [10], rank=0, strategy=strategy, resume_step=resume_step)
+    last = _last_step(
+        Path(folder), TrainingProgress(step=STEP), [10], rank=0, strategy=strategy, resume_step=resume_step
+    )
     if state == "updating":
         last._phase.enter("update", step=STEP + 1)
     elif state == "updated":
@@ -45,7 +47,7 @@ def kept_while_it_writes(folder: str):
 
     The write gets on only when somebody waits for it.
     """
-    last = _last_step(Path(folder), Progress(step=STEP), [10], rank=0)
+    last = _last_step(Path(folder), TrainingProgress(step=STEP), [10], rank=0)
     last._phase.enter("update", step=STEP + 1)
     saver, awaited = last._saver(), threading.Event()
     plain = saver.wait
@@ -55,7 +57,7 @@ def kept_while_it_writes(folder: str):
         plain()
 
     with patch.object(disk, "at_point", lambda _name: awaited.wait(20)):
-        saver.save(STEP, {"weight": torch.ones(3)}, Progress(step=STEP).to_json(None))
+        saver.save(STEP, {"weight": torch.ones(3)}, TrainingProgress(step=STEP).to_json(None))
         saver.wait = wait
         saved = last.keep()
         there = part_folder(Path(folder), STEP, "pc0").is_dir()
@@ -67,7 +69,7 @@ def second_of_its_host(folder: str, *, first: str):
     """Two ranks of one host; what the second does, where the first is `alive`, `gone`, or has `saved`."""
     last_step.PATIENCE_S = 0.3
     rank = dist.get_rank()
-    last = _last_step(Path(folder), Progress(step=STEP), [5, 5], rank=rank, hosts=["pc0", "pc0"])
+    last = _last_step(Path(folder), TrainingProgress(step=STEP), [5, 5], rank=rank, hosts=["pc0", "pc0"])
     dist.barrier()
     if rank == 0:
         me = ProcessId.current()
@@ -81,7 +83,9 @@ def second_of_its_host(folder: str, *, first: str):
     return saved
 
 
-def _last_step(folder: Path, progress: Progress, shares, *, rank: int, strategy: str = "ddp", **words) -> LastStep:
+def _last_step(
+    folder: Path, progress: TrainingProgress, shares, *, rank: int, strategy: str = "ddp", **words
+) -> LastStep:
     world = make_world(shares, rank=rank, **words)
     world = replace(world, gang=replace(world.gang, strategy=strategy))
     session = make_session(make_job(steps=20), world, num_evaluation=0)

@@ -15,14 +15,14 @@ from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.strategies.local_sgd import outer as quantise
-from gangline.strategies.local_sgd.outer import CHUNK, Hosts, Outer
+from gangline.strategies.local_sgd.outer import CHUNK, ExchangePeers, Outer
 from gangline.strategies.local_sgd.rounds import Inner, MicroBatch
 from gangline.strategies.local_sgd.work_split import InnerBatch
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import learning_rate
-from gangline.worker.progress import Progress, restore
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.small import make_job, make_session, make_world, run_loop
@@ -84,7 +84,7 @@ def run_rounds(session, *, saver=None, progress=None, stop=None):
     """Train to the end; the result, and what was recorded, on every rank."""
     heard = Heard(session.model)
     outlets = RunIO(recorder=heard, saver=saver, stop=stop or StopFlag())
-    return Loop(session, outlets, progress or Progress()).run(), heard
+    return Loop(session, outlets, progress or TrainingProgress()).run(), heard
 
 
 def one_host(*, inner_steps: int):
@@ -126,7 +126,7 @@ def linear(shares, *, hosts=None, outer=(1.0, 0.0)):
 def _by_sgd(job, share, outer) -> torch.Tensor:
     """One process, gradients of whole batches, torch's SGD with Nesterov momentum as the outer optimizer."""
     session = make_session(job, make_world([share], rank=0), num_samples=5 * share, num_evaluation=0)
-    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     plain = Synchronous(TrainingRun.of(session, outlets, progress))
     rate, momentum = outer
     sgd = torch.optim.SGD(trainable(session.model).values(), lr=rate, momentum=momentum, nesterov=momentum > 0)
@@ -218,7 +218,7 @@ def _exchanged(payload, weights):
     shapes = {"a": (70, 11), "b": (5,), "c": (300, 9)}
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
     changes = [{name: torch.randn(shape) * 0.01 for name, shape in shapes.items()} for _ in range(count)]
-    hosts = Hosts(index=rank, leaders=range(count), is_leader=True)
+    hosts = ExchangePeers(index=rank, leaders=range(count), is_leader=True)
     job = StrategyJob(kind="local-sgd", payload=payload, outer=OuterJob(learning_rate=1.0, momentum=0.0))
     outer = Outer(parameters, job=job, hosts=hosts)
     outer.anchor()
@@ -254,7 +254,7 @@ def poisoned(shares, *, host: int, bad: str, rounds: int = 1):
     session = make_session(job, local_world(shares), num_samples=240, num_evaluation=0)
     if dist.get_rank() == host:
         _poison(session, bad, per_round=3 * shares[host], rounds=rounds)
-    heard, progress = Heard(session.model), Progress()
+    heard, progress = Heard(session.model), TrainingProgress()
     try:
         result = Loop(session, RunIO(recorder=heard, saver=None, stop=StopFlag()), progress).run()
     except GanglineError as error:
@@ -428,7 +428,7 @@ def beats(*, hosts, chunk: int):
         strategy.outer._device = torch.device("cuda")
     module.CHUNK, torch.cuda.synchronize = chunk, lambda device: phase.note("synchronize")
     try:
-        Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress()).run()
+        Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), TrainingProgress()).run()
     finally:
         module.CHUNK, torch.cuda.synchronize = chunk_before, synchronize
     return {"noted": phase.noted, "num_chunks": -(-flat(session.model).numel() // chunk)}
@@ -442,7 +442,7 @@ def hung(shares, *, head_answers: bool):
     world = replace(world, gang=replace(world.gang, collective_timeout_s=1.0))
     session = make_session(local_job(precision="fp32", inner_steps=4), world, num_evaluation=0)
     phase = Beats()
-    loop = Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), Progress())
+    loop = Loop(session, RunIO(recorder=None, saver=None, stop=StopFlag(), phase=phase), TrainingProgress())
     if dist.get_rank() == len(shares) - 1:
         loop._stepper.begin()
         return None
@@ -475,4 +475,8 @@ def joins():
     samples = session.order.micro_batches(0)
     batches = [InnerBatch(by_rank=((2 * number, 2 * number + 1), ())) for number in range(3)]
     micro_batches = [MicroBatch(step=0, index=index, samples=each) for index, each in enumerate(samples)]
-    return Inner(TrainingRun.of(session, outlets, Progress()), session.strategy).run(micro_batches, batches).told.busy_s
+    return (
+        Inner(TrainingRun.of(session, outlets, TrainingProgress()), session.strategy)
+        .run(micro_batches, batches)
+        .told.busy_s
+    )

@@ -16,8 +16,8 @@ from gangline.worker.balance import LoadBalancer
 from gangline.worker.batch import pick
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop
-from gangline.worker.pace import Pace
-from gangline.worker.progress import Progress, restore
+from gangline.worker.pace import TokenSpeed
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from tests.train.small import Captured, make_job, make_session, make_world, scratch
@@ -30,7 +30,7 @@ PHASE = 15
 class ScriptedDealer(LoadBalancer):
     """Is told times by the clock of SPEEDS instead of those that were measured."""
 
-    def __init__(self, shares, progress: Progress) -> None:
+    def __init__(self, shares, progress: TrainingProgress) -> None:
         super().__init__(shares, moving=True)
         self._progress = progress
 
@@ -54,7 +54,7 @@ def _moving(world):
 
 def _run(session, *, progress=None, saver=None, stop_at=None):
     """A run of which `samples` holds (step, sample) of what this rank read; scripted where shares move."""
-    progress = progress or Progress()
+    progress = progress or TrainingProgress()
     captured, stop = Captured([], [], [], []), StopFlag()
     shares = []
 
@@ -153,7 +153,7 @@ def _clocked(slowdown: float):
         return plain(batch, scale=scale, last=last)
 
     session.strategy.forward_backward = forward_backward
-    return session, Pace(session), clock
+    return session, TokenSpeed(session), clock
 
 
 def paced(*, slowdown: float, counts):

@@ -20,14 +20,12 @@ from gangline.runs.job import CheckpointJob, OptimizerJob, ReportJob, ScheduleJo
 from gangline.runs.layout import RunLayout
 from gangline.worker.agree import RankTimes, StepReport
 from gangline.worker.batch import pick
-from gangline.worker.evaluate import Evaluation
 from gangline.worker.loss import CausalLoss
-from gangline.worker.metrics import Lines
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm, learning_rate, make_optimizer
 from gangline.worker.pace import step_flops, utilisation
 from gangline.worker.precision import agree_precision
-from gangline.worker.record import Recorder
+from gangline.worker.record import Evaluation, Lines, Recorder
 from gangline.worker.restore import _MetadataUnpickler
 from tests.train.cases_exact import _step_gradient
 from tests.train.small import MemorySet, make_job, make_session, make_world

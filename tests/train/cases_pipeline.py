@@ -12,12 +12,12 @@ from gangline.runs.job import ModelJob
 from gangline.strategies.pipeline.stages import AbsentLayer
 from gangline.strategies.pipeline.train import Pipeline
 from gangline.worker.batch import deal
-from gangline.worker.evaluate import evaluate
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import norm_of
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
+from gangline.worker.record import evaluate
 from gangline.worker.run_io import RunIO
 from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
@@ -113,7 +113,7 @@ def _gradients(session, step: int) -> dict[str, torch.Tensor]:
             generator = torch.Generator().manual_seed(sum(name.encode()))
             with torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
-    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     stepper.accumulate(step)
     return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}

@@ -15,7 +15,7 @@ from gangline.worker.batch import collate
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.replicas import Replicas, digest
 from gangline.worker.run_io import RunIO
@@ -61,7 +61,7 @@ def training(
         world = replace(world, gang=replace(world.gang, strategy="local-sgd"))
     job = replace(job, checkpoint=replace(job.checkpoint, every_steps=save_at))
     session = make_session(job, world, num_evaluation=0)
-    saver, captured, progress = Kept(), Captured([], [], [], []), Progress()
+    saver, captured, progress = Kept(), Captured([], [], [], []), TrainingProgress()
     loop = Loop(session, RunIO(recorder=captured, saver=saver, stop=StopFlag()), progress)
     _harm(loop, session, progress, flip if flip and flip["rank"] == rank else None, drift=drift)
     kind = (kinds or ["same"] * len(shares))[rank]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.runs.checkpoints import part_folder, place_commit
-from gangline.runs.held import held_by
+from gangline.runs.gang import held_by
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
 from gangline.worker.exchange import settle_exchange

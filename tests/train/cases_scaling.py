@@ -12,11 +12,10 @@ import torch.distributed as dist
 from gangline.errors import GanglineError
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
-from gangline.worker import scaling
-from gangline.worker.made_up import MadeUpSet, Warming
+from gangline.worker import bench_scaling
+from gangline.worker.bench_scaling import Busy, MadeUpSet, Warming
 from gangline.worker.model import trainable
-from gangline.worker.scaling import Busy
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 from tests.train.cases_calibrate import CONFIG
 
 
@@ -41,7 +40,9 @@ def order(hosts, *, method="lora", batch=12, seconds=4.0, slowdowns=None, moving
 
 def _world(ask):
     torch.set_num_threads(1)
-    return World(gang=scaling.plain.build(Gang, ask["gang"]), rank=dist.get_rank(), device=torch.device("cpu"))
+    return ProcessGroup(
+        gang=bench_scaling.plain.build(Gang, ask["gang"]), rank=dist.get_rank(), device=torch.device("cpu")
+    )
 
 
 def lines(hosts, **more):
@@ -49,7 +50,7 @@ def lines(hosts, **more):
     ask = order(hosts, **more)
     with contextlib.redirect_stdout(io.StringIO()) as text:
         try:
-            scaling.measure(ask, _world(ask))
+            bench_scaling.measure(ask, _world(ask))
         except GanglineError as error:
             return error.to_json()
     return [json.loads(line) for line in text.getvalue().splitlines()]
@@ -60,15 +61,15 @@ def exchanges(hosts, method):
     ask = order(hosts, method=method, batch=4)
     world = _world(ask)
     with tempfile.TemporaryDirectory() as folder:
-        rig = scaling.build(ask, world, Path(folder))
-    bench = scaling.Bench(rig, seconds=15.0)
+        rig = bench_scaling.build(ask, world, Path(folder))
+    bench = bench_scaling.ScalingBenchmark(rig, seconds=15.0)
     ways = bench._ways()
     parameters = list(trainable(rig.session.model).values())
     before = [float(parameter.detach().double().sum()) for parameter in parameters]
     found = {}
     for name in ("alone", "together", "alone"):
-        with scaling.standing_for_all(ways[name].group):
-            ways[name].stepper.accumulate(scaling.WARM_STEPS)
+        with bench_scaling.standing_for_all(ways[name].group):
+            ways[name].stepper.accumulate(bench_scaling.WARM_STEPS)
         found[name] = [round(float(parameter.grad.double().norm()), 9) for parameter in parameters]
         rig.session.optimizer.zero_grad(set_to_none=False)
     bench._take("alone", ways["alone"])
@@ -79,7 +80,7 @@ def exchanges(hosts, method):
 def world_sizes(hosts):
     """Ranks that torch counts inside and outside the group of a host."""
     groups = {host: dist.new_group([rank for rank, each in enumerate(hosts) if each == host]) for host in set(hosts)}
-    with scaling.standing_for_all(groups[hosts[dist.get_rank()]]):
+    with bench_scaling.standing_for_all(groups[hosts[dist.get_rank()]]):
         inside = [dist.get_world_size(), dist.get_rank()]
     return [inside, [dist.get_world_size(), dist.get_rank()]]
 

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import GanglineError
-from gangline.runs.held import held_by
+from gangline.runs.gang import held_by
 from gangline.runs.job import CheckpointJob
 from gangline.worker.checkpoint import Saver
 from gangline.worker.optimizer import state_tensors
-from gangline.worker.progress import Progress, restore
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import CheckpointSchedule, RunIO
 from tests.train.cases_resume import digests_of
@@ -56,7 +56,9 @@ def memory_of_a_save(folder: str, *, each_host: str):
     saver = None
     if world.is_first_of_host:
         saver = Saver(Path(folder) / world.host, host=world.host, job=session.job.checkpoint, description=description)
-    keeper = CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), progress := Progress())
+    keeper = CheckpointSchedule(
+        session, RunIO(recorder=None, saver=saver, stop=StopFlag()), progress := TrainingProgress()
+    )
     progress.step = 1
     tensors = state_tensors(session.model, session.optimizer).values()
     own = sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in tensors)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gangline.errors import GanglineError
 from gangline.worker import spikes
 from gangline.worker.model import trainable
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.replicas import digest
 from tests.train.small import make_job, make_session, make_world, run_loop
 
@@ -19,7 +19,7 @@ def far_off(shares, *, bad_steps, num_steps: int = 24, window: int = 12):
     """Train with steps (1-based) whose loss and gradient are 30 times as large as they are; judged after `window`."""
     job = make_job(precision="fp32", steps=num_steps, batch=sum(shares))
     session = make_session(job, make_world(shares, rank=dist.get_rank()), num_evaluation=0)
-    progress = Progress()
+    progress = TrainingProgress()
     weights = _note_weights(session, progress, bad_steps)
     with patch.object(spikes, "WINDOW", window):
         try:

@@ -13,19 +13,19 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import GanglineError
-from gangline.planning.config import read_architecture
-from gangline.planning.traffic import traffic
-from gangline.planning.training import Strategy, Training
+from gangline.planner.config import read_architecture
+from gangline.planner.traffic import traffic
+from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import ModelJob
 from gangline.strategies.tensor_parallel.split import TensorParallelGroup
 from gangline.strategies.tensor_parallel.train import TensorParallel
-from gangline.worker.evaluate import evaluate
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
 from gangline.worker.pace import step_flops
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
+from gangline.worker.record import evaluate
 from gangline.worker.run_io import RunIO
 from gangline.worker.weights import meta_model
 from tests.train.cases_fsdp import _saved_model
@@ -163,7 +163,7 @@ def _accumulate(session, step: int):
             if isinstance(placed, DTensor):
                 noise = session.strategy.sliced.side.part_of(noise, placed.placements[0].dim)
             parameter.data.add_(noise)
-    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     stepper = Synchronous(TrainingRun.of(session, outlets, progress))
     tally = stepper.accumulate(step)
     return float(tally.loss_sum), tally.micro_batches
@@ -197,7 +197,7 @@ def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
         parameters="fp64",
         checkpointing=checkpointing,
     )
-    two = Strategy(kind="tp", world_size=4, shard_size=2)
+    two = PlannedStrategy(kind="tp", world_size=4, shard_size=2)
     plan = traffic(read_architecture(config), training, two, micro_batches=2)
     bytes_of = {each.what: each.num_bytes for each in plan.exchanges}
     tokens = sum(int(session.train_set.lengths[row]) for row in session.order.samples(1))

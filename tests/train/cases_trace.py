@@ -26,7 +26,7 @@ from gangline.errors import GanglineError
 from gangline.strategies.tensor_parallel.split import TensorParallelGroup, split_columns
 from gangline.worker import loss
 from gangline.worker.loop import Synchronous, TrainingRun
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from gangline.worker.session import build_session
@@ -173,7 +173,7 @@ def profiled_peak(order: dict) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=False) as profiler:
             world = make_world(shares, rank=distributed.get_rank() if num_ranks > 1 else 0)
             session = build_session(job, world, train_set=rows, evaluation_set=None)
-            outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+            outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
             steps = Synchronous(TrainingRun.of(session, outlets, progress))
             steps.advance()
             with record_function(_MEASURED):

@@ -18,7 +18,7 @@ from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.quantised import num_weights
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
@@ -106,7 +106,7 @@ def _stirred(session) -> dict[str, torch.Tensor]:
 
 
 def _stepper(session):
-    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), Progress()
+    outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     return Synchronous(TrainingRun.of(session, outlets, progress))
 
 
@@ -124,7 +124,7 @@ def losses(shares, *, strategy: str, skipped: str = "", deepspeed=None, **words)
     for world in (make_world(shares, rank=dist.get_rank(), strategy=strategy), make_world([sum(shares)], rank=0)):
         if world.size == 1 and dist.get_rank():
             return None
-        session, progress = make_session(job, world), Progress()
+        session, progress = make_session(job, world), TrainingProgress()
         with _spoilt(session, progress, skipped):
             _, captured = run_loop(session, progress=progress)
         told = [[event["event"], event.get("step")] for event in captured.events]
@@ -164,7 +164,7 @@ def on_disk(folder: str, *, shares):
     for world in (make_world(shares, rank=dist.get_rank(), strategy="zero-3"), make_world([sum(shares)], rank=0)):
         if world.size == 1 and dist.get_rank():
             break
-        session, progress = make_session(job, world, num_evaluation=0), Progress()
+        session, progress = make_session(job, world, num_evaluation=0), TrainingProgress()
         with _spoilt(session, progress, "far off"):
             _, captured = run_loop(session, progress=progress)
         found.append(captured.steps)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from gangline.runs.gang import Gang, GangRank
+from gangline.runs.gang import Gang, GangRank, rows_of
 from gangline.runs.job import (
     CheckpointJob,
     DataJob,
@@ -22,15 +22,14 @@ from gangline.runs.job import (
     ScheduleJob,
     SourceJob,
 )
-from gangline.runs.rows import rows_of
 from gangline.worker.loop import Loop
 from gangline.worker.precision import agree_precision
-from gangline.worker.progress import Progress
+from gangline.worker.process_group import ProcessGroup
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session, build_session, make_strategy
 from gangline.worker.strategy import StrategySetup
-from gangline.worker.world import World
 
 VOCABULARY = 96
 IN_PARTS = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
@@ -154,7 +153,7 @@ def make_world(
     lacking=(),
     device: str = "cpu",
     rows=(10,),
-) -> World:
+) -> ProcessGroup:
     """The place of `rank` in a gang with these shares; every rank on a host of its own unless `hosts` says more.
 
     hsdp: two hosts, each with half of the ranks. tp: two ranks on each host, and `shares` are those of hosts.
@@ -180,11 +179,17 @@ def make_world(
         replicas=len(rows),
         lacking=tuple(lacking),
     )
-    return World(gang=gang, rank=rank, device=torch.device(device))
+    return ProcessGroup(gang=gang, rank=rank, device=torch.device(device))
 
 
 def make_session(
-    job: Job, world: World, *, num_samples: int = 64, num_evaluation: int = 23, packed: bool = False, beat=lambda: None
+    job: Job,
+    world: ProcessGroup,
+    *,
+    num_samples: int = 64,
+    num_evaluation: int = 23,
+    packed: bool = False,
+    beat=lambda: None,
 ) -> Session:
     """A built session over MemorySets. A job in fp64 computes its norms in fp64, too.
 
@@ -199,7 +204,7 @@ def make_session(
     return build_session(job, world, train_set=train_set, evaluation_set=evaluation_set, beat=beat)
 
 
-def made(loss, job: Job, world: World, *, precision=None):
+def made(loss, job: Job, world: ProcessGroup, *, precision=None):
     """The strategy of a gang around a loss that is there already."""
     precision = precision or agree_precision(job, world.device, world_size=1)
     strategy = make_strategy(StrategySetup(job=job, world=world, precision=precision))
@@ -237,10 +242,10 @@ class Captured:
         self.events.append({"event": event, **details})
 
 
-def run_loop(session: Session, *, saver=None, progress: Progress | None = None, stop_after: int | None = None):
+def run_loop(session: Session, *, saver=None, progress: TrainingProgress | None = None, stop_after: int | None = None):
     """Train to the end, or ask for a stop at the end of step `stop_after`; returns (result, Captured)."""
     stop = StopFlag()
-    progress = progress or Progress()
+    progress = progress or TrainingProgress()
     captured = Captured([], [], [], [])
     if stop_after is not None:
         plain = captured.step

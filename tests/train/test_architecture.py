@@ -3,20 +3,18 @@
 import pytest
 
 from gangline.errors import ModelError
-from gangline.planning.config import read_architecture
-from gangline.planning.families import FAMILIES, SLICED
-from gangline.planning.lora import lora_parameters
-from gangline.planning.unfit import unpackable
+from gangline.planner.architecture import lora_parameters
+from gangline.planner.config import FAMILIES, SLICED, read_architecture, unpackable
 from gangline.strategies.pipeline.plan import unstageable
 from tests.train import cases_architecture
-from tests.unit.planning.published import PUBLISHED, config
+from tests.unit.planner.published import PUBLISHED, config
 
 pytestmark = pytest.mark.rotating
 
 RANK = 4
 TARGETS = [["all-linear"], ["q_proj", "v_proj"], ["down_proj", "dense", "c_proj", "fc2"], ["gate_proj"]]
 OUTSIDE = {"qwen", "internlm2"}
-"""Families that transformers has no class for: pinned in tests/unit/planning/test_config.py."""
+"""Families that transformers has no class for: pinned in tests/unit/planner/test_config.py."""
 MLA = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_routed_experts": 6, "first_k_dense_replace": 1}
 SWITCHES = {

@@ -2,12 +2,11 @@
 
 import pytest
 
-from gangline.planning.config import read_architecture
-from gangline.planning.memory import rank_memory
-from gangline.planning.overheads import CUDA
-from gangline.planning.training import GANGLINE, Strategy, Training
+from gangline.planner.config import read_architecture
+from gangline.planner.memory import CUDA, rank_memory
+from gangline.planner.training import GANGLINE, PlannedStrategy, Training
 from tests.train import cases_trace
-from tests.unit.planning.published import config
+from tests.unit.planner.published import config
 
 pytestmark = pytest.mark.rotating
 
@@ -48,7 +47,7 @@ def peaks(pool, data, *, method="lora", checkpointing=False, pure=False, parts=1
         stack=GANGLINE,
         **settings,
     )
-    strategy = Strategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
+    strategy = PlannedStrategy(kind="single" if parts == 1 else "tp", world_size=parts, shard_size=parts)
     closed = rank_memory(read_architecture(data), training, strategy, device=CUDA).allocated_bytes - WORKSPACE
     if parts > 1:
         return closed, pool(1).run(cases_trace.traced_slice, order=order, parts=parts)[0]

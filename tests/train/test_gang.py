@@ -9,13 +9,12 @@ import pytest
 
 from gangline.launch.backend import HostRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.port import free_port
+from gangline.launch.poll import free_port
 from gangline.launch.program import Program
-from gangline.remote.local import LocalTransport
-from gangline.runs.events import read_events
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.state import Outcome
+from gangline.runs.state import AttemptOutcome, read_events
 from gangline.supervise.detached import spawn, stop_run
+from gangline.transport.local import LocalTransport
 from tests.process.launch.gang import exit_record, kill_left, left_of, rank_pid
 from tests.train.story import own_ports
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
@@ -57,7 +56,7 @@ def start(tmp_path):
 def outcome_of(layout):
     path = layout.attempt(1) / "outcome.json"
     wait_until(path.exists, "the attempt ends", timeout_s=START_S)
-    return Outcome.load(path)
+    return AttemptOutcome.load(path)
 
 
 def test_ranks_of_two_hosts_meet_and_of_a_killed_one_and_those_that_lost_it_the_killed_one_is_the_cause(start):

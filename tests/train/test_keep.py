@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gangline.runs.cadence import FIRST_MIN, LEAST_MIN
+from gangline.runs.checkpoints import FIRST_MIN, LEAST_MIN
 from gangline.runs.job import CheckpointJob
 from gangline.worker import run_io as keep
 from gangline.worker.checkpoint import Saver
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import CheckpointSchedule, RunIO
 
@@ -30,7 +30,7 @@ def clock(monkeypatch):
 
 def keeper(job, saver):
     session = SimpleNamespace(job=SimpleNamespace(checkpoint=job))
-    return CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), Progress())
+    return CheckpointSchedule(session, RunIO(recorder=None, saver=saver, stop=StopFlag()), TrainingProgress())
 
 
 def saver(folder, job):

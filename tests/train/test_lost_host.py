@@ -7,13 +7,13 @@ supervisor that starts the second attempt: benchmarks/lost_host.py.
 import json
 import signal
 
-from gangline.worker.batch import Order
+from gangline.worker.batch import SampleOrder
 from tests.train import cases_lost_host
 from tests.train.attempts import START_S, Run, free_port
 
 HOSTS = ("pc1", "pc2", "pc3")
 STEPS = 12
-ORDER = Order(num_samples=48, batch=10, micro_batch=1, seed=7)
+ORDER = SampleOrder(num_samples=48, batch=10, micro_batch=1, seed=7)
 """Of cases_broken.write_run: five steps are an epoch, of which the last has 8 samples."""
 
 

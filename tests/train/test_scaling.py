@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from gangline.bench.measure import bench_scaling
+from gangline.bench.text import scaling_lines
 from gangline.cli.output import Terminal
+from gangline.context import StartOptions
 from gangline.errors import UsageError
-from gangline.runs.deal import split_whole
-from gangline.steps.measure import bench_scaling
-from gangline.steps.reach import Start
-from gangline.steps.scaled import scaling_lines
+from gangline.runs.gang import split_whole
 from tests.train import cases_scaling
 from tests.train.cases_calibrate import CONFIG
 from tests.train.story import own_ports
@@ -110,7 +110,7 @@ def start(tmp_path):
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
     for name, text in {"rows.txt": "a row\n", "job.yaml": JOB, "cluster.yaml": CLUSTER}.items():
         (tmp_path / name).write_text(text)
-    return Start(home=tmp_path / "home", job=tmp_path / "job.yaml", cluster=tmp_path / "cluster.yaml")
+    return StartOptions(home=tmp_path / "home", job=tmp_path / "job.yaml", cluster=tmp_path / "cluster.yaml")
 
 
 def test_three_unlike_hosts_on_this_computer(start):
@@ -146,7 +146,7 @@ def test_one_host_has_nobody_to_be_compared_with(start):
     ],
 )
 def test_a_job_that_cannot_be_compared_is_refused_before_anything_starts(start, words, what):
-    asked = Start(home=start.home, job=start.job, overrides=words, cluster=start.cluster)
+    asked = StartOptions(home=start.home, job=start.job, overrides=words, cluster=start.cluster)
     with pytest.raises(UsageError, match=what):
         bench_scaling(asked, seconds=8.0, talk=Terminal(quiet=True))
     assert not (start.home / "hosts").exists()

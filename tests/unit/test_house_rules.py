@@ -158,11 +158,11 @@ def test_no_dangerous_code():
     assert found == []
 
 
-def test_only_cli_and_watch_print():
+def test_only_cli_and_report_print():
     found = [
         f"{path}:{node.lineno}"
         for path, tree in parsed()
-        if path.relative_to(SOURCE).parts[0] not in {"cli", "watch"}
+        if path.relative_to(SOURCE).parts[0] not in {"cli", "report"}
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and dotted(node.func) == "print"
     ]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gangline.catalog.models import known_config
-from gangline.planning.config import read_architecture
-from gangline.planning.lora import lora_parameters
-from gangline.planning.traffic import NF4_BYTES, traffic, wire_bytes
-from gangline.planning.training import Strategy, Training
-from gangline.planning.world import imagine, link
-from gangline.spec.load import load_job
+from gangline.config.load import load_job
+from gangline.planner.architecture import lora_parameters
+from gangline.planner.config import read_architecture
+from gangline.planner.machines import imagine, link
+from gangline.planner.traffic import NF4_BYTES, traffic, wire_bytes
+from gangline.planner.training import PlannedStrategy, Training
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [ROOT / "examples" / name for name in ("home_lan", "two_by_eight", "slurm_llama70b", "zero3_four_by_eight")]
@@ -76,7 +76,7 @@ def test_the_table_of_seconds_on_the_wire():
     for name, _, *cells in rows:
         rate = link(LINKS[name]).bytes_per_s
         for cell, (method, targets, kind) in zip(cells, COLUMNS.values(), strict=True):
-            strategy = Strategy(kind=kind, world_size=3, shard_size=3, stages=(11, 11, 10))
+            strategy = PlannedStrategy(kind=kind, world_size=3, shard_size=3, stages=(11, 11, 10))
             parameters = "bf16" if method == "full" else "fp32"
             seconds = out_bytes("Llama-2-7b-hf", run(method, targets, parameters), strategy, (1, 1, 1)) / rate
             half = 0.5 * 10 ** -len(cell.partition(".")[2])
@@ -93,7 +93,7 @@ def hosts_gb(name, kind, *, method="lora", targets=ATTENTION, parameters="fp32",
     world = 8 * nodes
     shard = 8 if kind == "hsdp" else world
     training = run(method, targets, parameters, compute)
-    return out_bytes(name, training, Strategy(kind=kind, world_size=world, shard_size=shard), (8,) * nodes) / 1e9
+    return out_bytes(name, training, PlannedStrategy(kind=kind, world_size=world, shard_size=shard), (8,) * nodes) / 1e9
 
 
 LLAMA, SEVENTY, AIR = "Llama-2-7b-hf", "Llama-2-70b-hf", "GLM-4.5-Air"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.rule import Rule, each
+from gangline.checks.rules import Rule, each
 from gangline.inventory.facts import HostFacts
 from gangline.runs.cluster import Host
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planning.training import BYTES
+
 from gangline.strategies.base import Capabilities, PlanHalf
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
-from gangline.inventory.network import Collective
+from gangline.inventory.measured import Collective
 from gangline.inventory.pairs import Skipped
 from gangline.launch.backend import Networks
 from gangline.launch.render import rank_env
-from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.transport import AGENT, Transport
 from gangline.units import format_bytes
 
 START_S = 90
@@ -38,7 +38,7 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class BenchOrder:
     """What every rank is told."""
 
     backend: str
@@ -61,7 +61,7 @@ class _Over(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Gang:
+class CommandGang:
     """Commands on all hosts that end together: one that fails or is interrupted keeps nobody waiting.
 
     Of what they print, lines that are records are kept.
@@ -123,7 +123,7 @@ class Gang:
 def measure_collectives(
     cluster: Cluster,
     transports: Mapping[str, Transport],
-    order: Order,
+    order: BenchOrder,
     *,
     networks: Networks,
     num_cpus: int | None = None,
@@ -133,7 +133,7 @@ def measure_collectives(
     Nothing runs on when it returns: ranks end at a deadline of their own, torchrun with the connection, and each
     transport ends what it started.
     """
-    gang = Gang(transports=transports, timeout_s=order.deadline_s + MARGIN_S / 4)
+    gang = CommandGang(transports=transports, timeout_s=order.deadline_s + MARGIN_S / 4)
     gang.run(
         {
             host.name: (
@@ -156,7 +156,7 @@ def measure_collectives(
     return Collectives(figures=figures, skipped=tuple(skipped))
 
 
-def argv(cluster: Cluster, host: Host, order: Order) -> tuple[str, ...]:
+def argv(cluster: Cluster, host: Host, order: BenchOrder) -> tuple[str, ...]:
     """The command of one host."""
     return worker_argv(cluster, host, "bench-collective", order.words(), port=order.port)
 

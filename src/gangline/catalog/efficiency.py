@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gangline.catalog.gpus import GpuSpec
+from gangline.catalog.gpu_specs import GpuSpec
 
 Method = Literal["full", "lora", "qlora"]
 

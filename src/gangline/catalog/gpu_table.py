@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class GpuArchitecture:
     """What one kind of chip can do."""
 
     capability: str
@@ -32,8 +32,8 @@ def _kind(
     bf16: bool = True,
     tensor_cores: bool = True,
     fp16_share: float = 1.0,
-) -> Architecture:
-    return Architecture(
+) -> GpuArchitecture:
+    return GpuArchitecture(
         capability=capability,
         flop_per_sm_clock=flop_per_sm_clock,
         bf16=bf16,
@@ -42,7 +42,7 @@ def _kind(
     )
 
 
-ARCHITECTURES: dict[str, Architecture] = {
+ARCHITECTURES: dict[str, GpuArchitecture] = {
     # No tensor cores: the fp32 rate, which 16-bit numbers reach on Pascal but not on GTX 16: a 1660 Ti does 5.2 TFLOPS
     # in fp32, 2.8 in emulated bf16 and 0.6 in fp16 with fp32 accumulation (torch-performance-test-data); a 1660 SUPER
     # 0.5 in fp16 (pytorch#121957), and on a 1650 fp16 loses as much from two rows on (pytorch#195716, vllm#54950).

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangline.checks.finding import Finding
+from gangline.checks.rules import Finding
 from gangline.inventory.facts import HostFailure, Inventory
 from gangline.runs.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class AccessFailure:
     """One way in which a host cannot be asked."""
 
     id: str
@@ -21,49 +21,49 @@ class Kind:
 
 
 KINDS = {
-    "unreachable": Kind(
+    "unreachable": AccessFailure(
         id="E-ACC-01",
         title="does not answer",
         meaning="nothing can be started there",
         fix="check that the host is on and reachable, or take it out of the cluster file",
     ),
-    "no-facts": Kind(
+    "no-facts": AccessFailure(
         id="E-ACC-02",
         title="cannot say its facts",
         meaning="gangline's agent does not run there",
         fix="look at what it said; a login that prints or asks something, or a full disk, are the usual causes",
     ),
-    "no-python": Kind(
+    "no-python": AccessFailure(
         id="E-ACC-02",
         title="has no Python 3.8 or newer",
         meaning="gangline's agent needs a Python there; nothing else has to be installed",
         fix="install one there: sudo apt install python3 (or dnf, zypper)",
     ),
-    "key-changed": Kind(
+    "key-changed": AccessFailure(
         id="E-ACC-03",
         title="shows another host key than the pinned one",
         meaning="it was installed anew, or somebody is in between; nothing was sent to it",
         fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
     ),
-    "key-unpinned": Kind(
+    "key-unpinned": AccessFailure(
         id="E-ACC-04",
         title="has no pinned host key",
         meaning="nothing tells who answers, so nothing is sent",
         fix="gangline init shows its key and writes it down",
     ),
-    "denied": Kind(
+    "denied": AccessFailure(
         id="E-ACC-05",
         title="refuses your ssh key",
         meaning="nothing can be started there",
         fix="ssh-copy-id to it; a key with a passphrase has to be in your agent (ssh-add)",
     ),
-    "unknown-name": Kind(
+    "unknown-name": AccessFailure(
         id="E-ACC-06",
         title="has an ssh name that nobody knows",
         meaning="ssh cannot find it",
         fix="put the name into ~/.ssh/config, or write its address into the cluster file",
     ),
-    "refused": Kind(
+    "refused": AccessFailure(
         id="E-ACC-07",
         title="refuses the connection",
         meaning="the machine is there, but no ssh server listens",

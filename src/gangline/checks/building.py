@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Evidence, Rule, apply, each
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.pythons import HIGHEST, LOWEST, why_not
+from gangline.checks.rules import Evidence, Finding, Rule, apply, each
+from gangline.inventory.facts import HIGHEST, LOWEST, HostFacts, Inventory, why_not
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply
+from gangline.checks.rules import Finding, Rule, Seen, apply
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.pairs import Clock
 from gangline.runs.cluster import Cluster

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply
+from gangline.checks.rules import Finding, Rule, Seen, apply
 from gangline.inventory.facts import Inventory
-from gangline.inventory.same import Copy
+from gangline.inventory.folders import CopyOnHost
 from gangline.runs.cluster import Cluster
 from gangline.units import format_bytes
 
@@ -45,7 +44,7 @@ def _unreadable(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
 
 def _different(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for compared in inventory.data:
-        groups: dict[str, list[Copy]] = {}
+        groups: dict[str, list[CopyOnHost]] = {}
         for copy in compared.copies:
             if copy.tree is not None:
                 groups.setdefault(copy.tree, []).append(copy)
@@ -56,7 +55,7 @@ def _different(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
             yield Seen(hosts=hosts, evidence="; ".join(parts) + files, words={"what": compared.what})
 
 
-def _size(copy: Copy) -> str:
+def _size(copy: CopyOnHost) -> str:
     files = "1 file" if copy.num_files == 1 else f"{copy.num_files} files"
     return f"{files}, {format_bytes(copy.num_bytes)}, {(copy.tree or '')[:8]}"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply, difference, each, grouped
+from gangline.checks.rules import Finding, Rule, Seen, apply, difference, each, grouped
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gangline.catalog.cuda import has_bf16
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Evidence, Rule, Seen, apply, each, pairs
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.hardware import Gpu
+from gangline.checks.rules import Evidence, Finding, Rule, Seen, apply, each, pairs
+from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes
 

@@ -14,7 +14,6 @@ from gangline.checks.building import check_pythons, check_room
 from gangline.checks.clocks import check_clocks
 from gangline.checks.data import check_data
 from gangline.checks.fabric import check_fabric
-from gangline.checks.finding import Finding, fold
 from gangline.checks.gpus import check_gpus
 from gangline.checks.limits import check_limits
 from gangline.checks.links import check_links
@@ -23,7 +22,7 @@ from gangline.checks.names import check_names
 from gangline.checks.network import check_network
 from gangline.checks.nics import check_nics
 from gangline.checks.ports import check_ports
-from gangline.checks.rule import Rule, apply
+from gangline.checks.rules import Finding, Rule, apply, fold
 from gangline.checks.security import check_security
 from gangline.checks.storage import check_storage
 from gangline.checks.topology import check_topology
@@ -69,7 +68,7 @@ def _read_family(name: str, found: Any) -> Family:
     strange = [rule for rule in rules if not isinstance(rule, Rule)]
     if not rules or strange:
         raise TypeError(
-            f"expected a sequence of gangline.checks.rule.Rule, found {shown_type((strange or [found])[0])}"
+            f"expected a sequence of gangline.checks.rules.Rule, found {shown_type((strange or [found])[0])}"
         )
     taken = tuple(prefix for family in _BUILT_IN.values() for prefix in (*family.prefixes, _BROKEN))
     for rule in rules:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, apply, each
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.hardware import UNLIMITED
+from gangline.checks.rules import Finding, Rule, apply, each
+from gangline.inventory.facts import UNLIMITED, HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply
-from gangline.inventory.blame import Blame, blame, examples
+from gangline.checks.rules import Finding, Rule, Seen, apply
 from gangline.inventory.facts import Inventory
-from gangline.inventory.near import far
-from gangline.inventory.pairs import Pair
+from gangline.inventory.pairs import Blame, Pair, blame, examples, far
 from gangline.runs.cluster import Cluster
 
 JUMBO_BYTES = 9000

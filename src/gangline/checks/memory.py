@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, apply, each
+from gangline.checks.rules import Finding, Rule, apply, each
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 from gangline.units import format_bytes

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply, grouped, pairs
+from gangline.checks.rules import Finding, Rule, Seen, apply, grouped, pairs
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.gather import is_address
-from gangline.inventory.nics import own_addresses
+from gangline.inventory.rank_interface import own_addresses
 from gangline.runs.cluster import Cluster, Host
 
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "ceph", "gpfs", "glusterfs", "fuse.sshfs", "9p")

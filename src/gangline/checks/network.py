@@ -5,11 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply
-from gangline.inventory.blame import Blame, blame, examples
+from gangline.checks.rules import Finding, Rule, Seen, apply
 from gangline.inventory.facts import Inventory
-from gangline.inventory.pairs import Pair, Pairs, say_tries
+from gangline.inventory.pairs import Blame, Pair, Pairs, blame, examples, say_tries
 from gangline.runs.cluster import Cluster, Host
 
 NOTHING = Pairs(measured="", tier="quick")

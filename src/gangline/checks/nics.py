@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Evidence, Look, Rule, Seen, apply, each, pairs
-from gangline.inventory.facts import HostFacts, Inventory
+from gangline.checks.rules import Evidence, Finding, Look, Rule, Seen, apply, each, pairs
+from gangline.inventory.facts import HostFacts, Inventory, Nic
 from gangline.inventory.gather import is_address
-from gangline.inventory.hardware import Nic
-from gangline.inventory.nics import choose_nic
+from gangline.inventory.rank_interface import choose_nic
 from gangline.runs.cluster import Cluster, Host
 
 SLOW_MBPS = 1000

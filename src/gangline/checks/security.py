@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, Seen, apply
-from gangline.inventory.blame import examples
+from gangline.checks.rules import Finding, Rule, Seen, apply
 from gangline.inventory.facts import Inventory
-from gangline.inventory.pairs import Outside, say_tries
+from gangline.inventory.pairs import Outside, examples, say_tries
 from gangline.runs.cluster import Cluster
 
 

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from itertools import combinations
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Rule, apply, each
+from gangline.checks.rules import Finding, Rule, apply, each
 from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.nics import choose_nic
+from gangline.inventory.rank_interface import choose_nic
 from gangline.runs.cluster import Cluster, Host
 
 BUS_ID = re.compile(r"<pci\b[^>]*\bbusid=\"([0-9A-Fa-f:.]+)\"[^>]*\bclass=\"0x03", re.DOTALL)

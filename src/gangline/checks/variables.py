@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Evidence, Rule, Seen, apply, each, pairs
+from gangline.checks.rules import Evidence, Finding, Rule, Seen, apply, each, pairs
 from gangline.inventory.facts import HostFacts, Inventory, Variable
 from gangline.runs.cluster import Cluster, Host
 

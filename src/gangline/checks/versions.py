@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gangline.catalog.cuda import driver_floor, has_kernels, needed_cuda, numbers, own_driver
-from gangline.checks.finding import Finding
-from gangline.checks.rule import Evidence, Look, Rule, Seen, apply, difference, each, grouped
+from gangline.checks.rules import Evidence, Finding, Look, Rule, Seen, apply, difference, each, grouped
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 from gangline.tested import TESTED

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from gangline import app
+from gangline.bench.measure import bench_compute, bench_network, bench_scaling
+from gangline.bench.text import network_lines, scaling_lines, speeds_lines
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
-from gangline.inventory.network import network_path
-from gangline.steps.measure import bench_compute, bench_network, bench_scaling
-from gangline.steps.measured import network_lines, speeds_lines
-from gangline.steps.scaled import scaling_lines
+from gangline.inventory.measured import network_path
 
 
 class What(str, enum.Enum):
@@ -70,7 +69,7 @@ def command(
         return
     if file is None:
         raise UsageError(f"bench {what.value} needs a job", seen="no file", fix=f"gangline bench {what.value} job.yaml")
-    start = app.Start(home=home, job=file, overrides=tuple(overrides or ()), cluster=app.cluster_file(cluster))
+    start = app.StartOptions(home=home, job=file, overrides=tuple(overrides or ()), cluster=app.cluster_file(cluster))
     if what is What.compute:
         speeds = bench_compute(start, seconds=limit_s, talk=talk)
         kept = f"kept in {home / 'profiles'}" if speeds.ranks else ""

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gangline import app
-from gangline.serve.model import chat_with_folder, chat_with_saved, complete, find_saved, is_model_folder
-from gangline.steps.command import require_job
+from gangline.control.user_command import require_job
+from gangline.serve.run_model import chat_with_folder, chat_with_saved, complete, find_saved, is_model_folder
 
 
 def command(

@@ -12,10 +12,10 @@ from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import CheckFailed
-from gangline.watch.sight import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
+from gangline.report.check_view import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
 
 
-class Tier(str, enum.Enum):
+class CheckTier(str, enum.Enum):
     """How closely to look."""
 
     quick = "quick"
@@ -33,8 +33,8 @@ def command(
         ),
     ] = None,
     tier: Annotated[
-        Tier, typer.Option(help="quick: seconds. full: throughput, loss, disks. burn: the same, for minutes")
-    ] = Tier.quick,
+        CheckTier, typer.Option(help="quick: seconds. full: throughput, loss, disks. burn: the same, for minutes")
+    ] = CheckTier.quick,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="WHAT", help="a family (network, gpus, ...) or an id (E-NET-07)", show_default=False),
@@ -67,7 +67,7 @@ def command(
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
-def _screen(sight: app.Sight, wish: app.Wish) -> list[str]:
+def _screen(sight: app.InspectResult, wish: app.Wish) -> list[str]:
     inventory, findings = sight.inventory, sight.findings
     hosts = len(sight.cluster.hosts)
     return [

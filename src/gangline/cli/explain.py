@@ -10,12 +10,11 @@ import typer
 
 from gangline import app
 from gangline.cli.output import print_data, print_json
+from gangline.control.user_command import CommandRecord
 from gangline.diagnose.entries import find_entry
 from gangline.errors import UsageError
-from gangline.steps.command import CommandRecord
-from gangline.watch.explain import explain_json, explain_lines
-from gangline.watch.log_file import log_json, log_lines, read_log
-from gangline.watch.story import read_story
+from gangline.report.explanation import explain_json, explain_lines, log_json, log_lines, read_log
+from gangline.report.run_history import read_story
 
 FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
 

@@ -9,9 +9,9 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data
-from gangline.serve.model import export_argv, export_model, find_saved
-from gangline.steps.command import require_job
-from gangline.watch.commands import joined, quoted
+from gangline.control.user_command import require_job
+from gangline.report.commands import joined, quoted
+from gangline.serve.run_model import export_argv, export_model, find_saved
 
 
 def command(

@@ -41,10 +41,10 @@ def command(  # noqa: PLR0913  (options of a command line)
     """
     # the words of a cluster file cost 0.2 s, which --help does not pay
     from gangline.app import default_home
-    from gangline.describe.init import Asked, Described, init
-    from gangline.describe.pin import Pinned
-    from gangline.describe.pin import pin as pin_again
-    from gangline.spec.load import DEFAULT
+    from gangline.config.load import DEFAULT
+    from gangline.init.describe import Described, InitQuestion, init
+    from gangline.init.pin import Pinned
+    from gangline.init.pin import pin as pin_again
 
     talk = Terminal()
     done: Described | Pinned
@@ -53,7 +53,7 @@ def command(  # noqa: PLR0913  (options of a command line)
             raise UsageError("--pin changes the keys of a file and nothing else", fix=f"gangline init --pin {pin}")
         done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, talk=talk)
     else:
-        asked = Asked(
+        asked = InitQuestion(
             home=default_home(),
             output=output or Path(DEFAULT),
             names=tuple(hosts or ()),

@@ -12,17 +12,16 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data
+from gangline.control.user_command import require_job
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
-from gangline.remote.transport import Transport
+from gangline.report.follow import read_board
+from gangline.report.tail import LogFile, Tail, log_files
+from gangline.report.text_table import clean
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
 from gangline.serve.tensorboard import show_tensorboard
-from gangline.steps.command import require_job
-from gangline.watch.board import read_board
-from gangline.watch.logs import LogFile, log_files
-from gangline.watch.tail import Tail
-from gangline.watch.text import clean
+from gangline.transport.transport import Transport
 
 POLL_S = 0.3
 LOOK_S = 2.0
@@ -59,7 +58,7 @@ def _attempt(record: RunRecord) -> int:
     return record.state.attempt if record.state else 1
 
 
-def _show_figures(run: app.Opened) -> None:
+def _show_figures(run: app.RunHandle) -> None:
     require_job(run.layout)
     view = run.view()
     talk = Terminal()
@@ -161,7 +160,7 @@ def _last_shown(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _show(run: app.Opened, lines: _Lines, *, follow: bool, stays: bool) -> None:
+def _show(run: app.RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:
     """follow: until the run has ended, or, unless `stays`, gone on with another attempt."""
     looked_at = time.monotonic()
     while True:

@@ -75,7 +75,7 @@ def _main(words: list[str]) -> int:
 
 
 def _say_unforeseen(error: Exception, words: list[str], *, debug: bool) -> int:
-    from gangline.runs.full_disk import full_disk
+    from gangline.runs.files import full_disk
 
     if (known := full_disk(error)) is not None:
         _say_error(known)
@@ -157,7 +157,7 @@ def _say_error(error: GanglineError) -> None:
 
 def _say(text: str) -> None:
     """An error may quote what a host or a data set said."""
-    from gangline.watch.text import clean
+    from gangline.report.text_table import clean
 
     sys.stderr.write(clean(text, keep_newlines=True))
 

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gangline.cli.signals import exit_code_of
+from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, RunFailed
+from gangline.report.follow import View
+from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
+from gangline.report.text_table import clean, table
 from gangline.runs.registry import RunRecord
-from gangline.steps.command import CommandRecord
-from gangline.watch.follow import View
-from gangline.watch.session import speaks_braille, summary, terminal_width, watch_run
-from gangline.watch.table import table
-from gangline.watch.text import clean
 
 
 def print_data(lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
-from gangline.watch.session import terminal_width
+from gangline.report.live import terminal_width
 
 
 def command(  # noqa: PLR0913 - typer reads the options off the arguments
@@ -60,7 +60,7 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     """
     words = (*(overrides or ()), *([f"model={model}"] if model else ()))
     home = app.default_home()
-    start = app.Start(home=home, job=job, overrides=words, cluster=None if hosts else app.cluster_file(cluster))
+    start = app.StartOptions(home=home, job=job, overrides=words, cluster=None if hosts else app.cluster_file(cluster))
     what_if = app.WhatIf(hosts=hosts, add=tuple(add_host or ()), without=tuple(without or ()), link=link, stack=stack)
     if commands and what_if.changes_machines:
         raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")

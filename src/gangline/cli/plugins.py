@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from gangline.catalog.gpus import GPU_TABLES
+from gangline.catalog.gpu_specs import GPU_TABLES
 from gangline.checks.judge import FAMILIES
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
-from gangline.launch.registry import BACKENDS
+from gangline.launch.backends import BACKENDS
 from gangline.plugins import GROUPS, SLOW_S, Plugin, Table, find_plugins, timed_load
+from gangline.report.text_table import table
 from gangline.strategies.table import STRATEGIES
-from gangline.watch.table import table
 
 TABLES: Mapping[str, Table[Any]] = {
     each.group: each for each in (BACKENDS, STRATEGIES, FAMILIES, FORMATS, EXPORTERS, GPU_TABLES)

@@ -9,9 +9,8 @@ import typer
 
 from gangline import app
 from gangline.cli.output import Terminal, print_data, print_json
-from gangline.watch.attempts import attempt_rows, attempt_table
-from gangline.watch.story import read_story
-from gangline.watch.table import age, table
+from gangline.report.run_history import attempt_rows, attempt_table, read_story
+from gangline.report.text_table import age, table
 
 
 def command(

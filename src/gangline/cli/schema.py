@@ -10,16 +10,16 @@ import typer
 from gangline.cli.output import print_data
 
 
-class Kind(str, Enum):
+class SchemaKind(str, Enum):
     """Which file the schema describes."""
 
     job = "job"
     cluster = "cluster"
 
 
-def command(kind: Annotated[Kind, typer.Argument(help="job.yaml or cluster.yaml")] = Kind.job) -> None:
+def command(kind: Annotated[SchemaKind, typer.Argument(help="job.yaml or cluster.yaml")] = SchemaKind.job) -> None:
     """Print the JSON Schema of job.yaml or cluster.yaml; editors check and complete the file with it."""
-    from gangline.spec.schema import cluster_schema, job_schema, schema_text
+    from gangline.config.reference import cluster_schema, job_schema, schema_text
 
-    schema = job_schema() if kind is Kind.job else cluster_schema()
+    schema = job_schema() if kind is SchemaKind.job else cluster_schema()
     print_data([schema_text(schema).rstrip()])

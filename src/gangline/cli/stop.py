@@ -11,10 +11,9 @@ import typer
 from gangline import app
 from gangline.cli.output import Terminal, print_data, raise_failure
 from gangline.errors import HostUnreachable, UsageError
+from gangline.report.follow import NO_SUPERVISOR, Patience, read_board
+from gangline.report.text_table import in_words
 from gangline.runs.registry import RunRecord
-from gangline.watch.board import read_board
-from gangline.watch.follow import NO_SUPERVISOR, Patience
-from gangline.watch.restart import in_words
 
 SILENCE_S = 30.0
 """How long the host that keeps the run may give no answer while it is waited for."""
@@ -59,7 +58,7 @@ def command(
         raise_failure(record)
 
 
-def _wait_without(run: app.Opened, hosts: Sequence[str]) -> None:
+def _wait_without(run: app.RunHandle, hosts: Sequence[str]) -> None:
     """Until an attempt runs in which none of them takes part. One that begins for another reason is asked, too."""
     first = run.record().state
     asked = first.attempt if first else 0
@@ -79,7 +78,7 @@ def _wait_without(run: app.Opened, hosts: Sequence[str]) -> None:
     _wait(run, f"save and go on without {in_words(hosts)}", hint=hint, until=has_gone_on)
 
 
-def _wait(run: app.Opened, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
+def _wait(run: app.RunHandle, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
     """Ctrl-C ends the waiting, not the order."""
     talk = Terminal()
     begun = time.monotonic()

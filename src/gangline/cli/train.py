@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Check, plan, tokenise, start, follow. The run goes on when you leave; its id is printed on stdout."""
     words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
-    start = app.Start(home=app.default_home(), job=job, overrides=words, cluster=cluster, force=force)
+    start = app.StartOptions(home=app.default_home(), job=job, overrides=words, cluster=cluster, force=force)
     talk = Terminal()
     if dry_run:
         print_data(app.rehearse(start, talk=talk))

@@ -5,30 +5,162 @@ Every step is the function behind the command that is shown; the only thing made
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
 import os
 import shutil
 import signal
 import sys
+import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from gangline import app
-from gangline.demo.corpus import standard_library, write_corpus
-from gangline.demo.files import write_files
 from gangline.errors import RunFailed
+from gangline.provision.ask import ask_worker
+from gangline.report.follow import Update, View
 from gangline.runs.cluster import Host
 from gangline.runs.files import read_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
 from gangline.runs.registry import read_record
-from gangline.runs.state import RunState
-from gangline.serve.model import chat_with_folder, export_model, find_saved
-from gangline.sync.ask import ask_worker
+from gangline.runs.state import ProcessId, RunState
+from gangline.serve.run_model import chat_with_folder, export_model, find_saved
 from gangline.units import format_bytes, format_duration
-from gangline.watch.follow import Update, View
+
+# Text that every Python has: the documentation strings of its standard library.
+
+
+_SHORTEST = 60
+# Tests and generated tables have no prose.
+_PASSED_OVER = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "pydoc_data", "turtledemo"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentedName:
+    """One documented name."""
+
+    name: str
+    """Such as textwrap.wrap."""
+    text: str
+
+
+def standard_library(*, limit_bytes: int) -> list[DocumentedName]:
+    """Documentation strings of public modules, classes and functions, until there are `limit_bytes` of text."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    entries, size = [], 0
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if _PASSED_OVER.isdisjoint(parts) and not any(part.startswith("_") for part in parts):
+            for entry in _documented(path, ".".join(parts)):
+                entries.append(entry)
+                size += len(entry.text)
+        if size >= limit_bytes:
+            break
+    return entries
+
+
+def _documented(path: Path, module: str) -> Iterator[DocumentedName]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return
+    yield from _entries(tree, module)
+
+
+def _entries(node: ast.AST, name: str) -> Iterator[DocumentedName]:
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
+        if len(text) >= _SHORTEST:
+            yield DocumentedName(name=name, text=text)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not child.name.startswith("_"):
+            yield from _entries(child, f"{name}.{child.name}")
+
+
+def first_sentence(text: str) -> str:
+    """The first paragraph on one line, up to its first full stop."""
+    paragraph = " ".join(text.split("\n\n", 1)[0].split())
+    return paragraph.split(". ", 1)[0].rstrip(".") + "."
+
+
+def write_corpus(folder: Path, entries: Iterable[DocumentedName], *, every: int = 12) -> None:
+    """Write pages.jsonl, held_out.jsonl (every twelfth page) and questions.jsonl (prompt, completion)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = list(entries)
+    pages = [{"text": f"{entry.name}\n\n{entry.text}"} for entry in entries]
+    _write_lines(folder / "pages.jsonl", (page for index, page in enumerate(pages) if index % every))
+    _write_lines(folder / "held_out.jsonl", pages[::every])
+    questions = (
+        {"prompt": f"What does {entry.name} do?\n", "completion": first_sentence(entry.text)}
+        for entry in entries
+        if len(first_sentence(entry.text)) < 200
+    )
+    _write_lines(folder / "questions.jsonl", questions)
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+# The files of the demo: what a user would write.
+
+
+CLUSTER = """\
+# Three hosts on this one computer. Each has a work folder and ranks of its own, as three machines would.
+name: three-on-one
+hosts:
+  - {name: pc1, transport: local, share: 3}
+  - {name: pc2, transport: local, share: 2}
+  - {name: pc3, transport: local, share: 1}
+"""
+
+PRETRAIN = """\
+# A small Llama from nothing, on the documentation strings of Python's standard library.
+name: demo-pretrain
+model: {path: ./model, start: random}
+data:
+  train: corpus/pages.jsonl
+  eval: corpus/held_out.jsonl
+  format: text
+  sequence_length: 128
+batch: 24          # samples in one optimizer step, over all hosts
+micro_batch: 4
+steps: 140
+optimizer: {learning_rate: 4.0e-3, weight_decay: 0.1}
+schedule: {kind: cosine, warmup_steps: 10}
+evaluation: {every_steps: 70, max_samples: 72}
+checkpoint: {every_steps: 35}
+"""
+
+TUNE = """\
+# LoRA on the model above: a question in, one sentence out; trained on the answers only.
+name: demo-tune
+model: ./pretrained
+method: {kind: lora, rank: 16, alpha: 32, dropout: 0.05}
+data:
+  train: corpus/questions.jsonl
+  eval: 0.05
+  format: completion
+  sequence_length: 128
+batch: 24
+micro_batch: 4
+steps: 45
+optimizer: {learning_rate: 3.0e-3}
+schedule: {kind: linear, warmup_steps: 5}
+evaluation: {max_samples: 72}
+"""
+
+
+def write_files(folder: Path) -> None:
+    """Write cluster.yaml, pretrain.yaml and tune.yaml."""
+    for name, text in {"cluster.yaml": CLUSTER, "pretrain.yaml": PRETRAIN, "tune.yaml": TUNE}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
 
 CORPUS_BYTES = 700_000
 STOP_STEP, KILL_STEP = 70, 100
@@ -44,16 +176,16 @@ class Follow(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class DemoContext:
     """Where the demo plays and who watches."""
 
     home: Path
     folder: Path
-    talk: app.Talk
+    talk: app.Console
     follow: Follow
 
 
-def play(stage: Stage) -> None:
+def play(stage: DemoContext) -> None:
     """Tell the whole story. Raises GanglineError if any part of it fails."""
     started = time.monotonic()
     _write(stage)
@@ -67,7 +199,7 @@ def play(stage: Stage) -> None:
     _farewell(stage, first, second, duration_s=time.monotonic() - started)
 
 
-def _write(stage: Stage) -> None:
+def _write(stage: DemoContext) -> None:
     """A fresh folder with corpus, tokenizer, an untrained model, a cluster and two jobs."""
     shutil.rmtree(stage.folder, ignore_errors=True)
     entries = standard_library(limit_bytes=CORPUS_BYTES)
@@ -86,7 +218,7 @@ def _write(stage: Stage) -> None:
     stage.talk.say(f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {stage.folder}")
 
 
-def _train_and_stop(stage: Stage) -> RunLayout:
+def _train_and_stop(stage: DemoContext) -> RunLayout:
     files = f"{stage.folder}/pretrain.yaml --cluster {stage.folder}/cluster.yaml"
     _head(stage, 2, "train on three hosts with shares 3:2:1, and stop half-way", f"gangline train {files}")
     layout = app.train(_start(stage, "pretrain.yaml"), talk=stage.talk)
@@ -106,7 +238,7 @@ def _train_and_stop(stage: Stage) -> RunLayout:
     return layout
 
 
-def _resume(stage: Stage, layout: RunLayout) -> None:
+def _resume(stage: DemoContext, layout: RunLayout) -> None:
     _head(stage, 3, "go on from the checkpoint of the stop; then pull a plug", f"gangline resume {layout.run_id}")
     app.resume(layout.run_id, home=stage.home, talk=stage.talk)
     killed = False
@@ -122,7 +254,7 @@ def _resume(stage: Stage, layout: RunLayout) -> None:
     _require(layout, "finished")
 
 
-def _kill_rank(stage: Stage, layout: RunLayout, *, host: str) -> None:
+def _kill_rank(stage: DemoContext, layout: RunLayout, *, host: str) -> None:
     """What a crash does; nobody is asked to put it right."""
     with app.opened(layout.run_id, home=stage.home) as run:
         workdir = Path(run.cluster.host(host).workdir)
@@ -134,7 +266,7 @@ def _kill_rank(stage: Stage, layout: RunLayout, *, host: str) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _tune(stage: Stage) -> RunLayout:
+def _tune(stage: DemoContext) -> RunLayout:
     files = f"{stage.folder}/tune.yaml --cluster {stage.folder}/cluster.yaml"
     _head(stage, 4, "tune it with LoRA on questions and answers", f"gangline train {files}")
     layout = app.train(_start(stage, "tune.yaml"), talk=stage.talk)
@@ -143,7 +275,7 @@ def _tune(stage: Stage) -> RunLayout:
     return layout
 
 
-def _export(stage: Stage, run_id: str, *, to: Path) -> None:
+def _export(stage: DemoContext, run_id: str, *, to: Path) -> None:
     stage.talk.say(f"$ gangline export {run_id} --to {to}")
     with app.opened(run_id, home=stage.home) as run:
         saved = find_saved(run_id, run.cluster, run.transports)
@@ -151,7 +283,7 @@ def _export(stage: Stage, run_id: str, *, to: Path) -> None:
     stage.talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
 
 
-def _ask(stage: Stage, adapter: Path) -> None:
+def _ask(stage: DemoContext, adapter: Path) -> None:
     command = f"gangline chat {adapter} --prompt {QUESTION.strip()!r}"
     _head(stage, 5, "ask it (a minute of training on two cores makes sentences, not sense)", command)
     words = ("--plain", f"--prompt={QUESTION}", "--max-tokens", "48", "--temperature", "0.7")
@@ -160,7 +292,7 @@ def _ask(stage: Stage, adapter: Path) -> None:
         raise RunFailed("the model did not answer", seen=f"exit code {code}", fix=f"try it by hand: {command}")
 
 
-def _farewell(stage: Stage, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
+def _farewell(stage: DemoContext, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
     _head(stage, 6, f"done in {format_duration(duration_s)}; everything is still there")
     if shutil.which("gangline") is None:
         stage.talk.say(f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline")
@@ -175,12 +307,12 @@ def _farewell(stage: Stage, first: RunLayout, second: RunLayout, *, duration_s: 
         stage.talk.say(f"  {command}   # {meaning}")
 
 
-def _start(stage: Stage, job: str) -> app.Start:
-    return app.Start(home=stage.home, job=stage.folder / job, cluster=stage.folder / "cluster.yaml")
+def _start(stage: DemoContext, job: str) -> app.StartOptions:
+    return app.StartOptions(home=stage.home, job=stage.folder / job, cluster=stage.folder / "cluster.yaml")
 
 
 def _follow(
-    stage: Stage,
+    stage: DemoContext,
     layout: RunLayout,
     *,
     from_start: bool = True,
@@ -198,7 +330,7 @@ def _require(layout: RunLayout, phase: str) -> None:
         )
 
 
-def _head(stage: Stage, number: int, title: str, command: str = "") -> None:
+def _head(stage: DemoContext, number: int, title: str, command: str = "") -> None:
     stage.talk.say("")
     stage.talk.say(f"[{number}/6] {title}")
     if command:

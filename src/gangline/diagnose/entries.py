@@ -112,7 +112,7 @@ ROWS = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class FindingEntry:
     """One finding."""
 
     id: str
@@ -125,13 +125,16 @@ class Entry:
         return [f"{self.id}  {self.severity}", f"  means  {self.meaning}", f"  fix    {self.fix}"]
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, FindingEntry]:
     """All findings by id, in the order of the page."""
     rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in ROWS.strip().splitlines()]
-    return {name: Entry(id=name, severity=severity, meaning=meaning, fix=fix) for name, severity, meaning, fix in rows}
+    return {
+        name: FindingEntry(id=name, severity=severity, meaning=meaning, fix=fix)
+        for name, severity, meaning, fix in rows
+    }
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> FindingEntry:
     """The finding of that id, in any case of letters; raises UsageError with the nearest ids."""
     known = entries()
     if (entry := known.get(name.upper())) is not None:

@@ -3,17 +3,385 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
-from gangline.inventory.disk import WriteTry
-from gangline.inventory.hardware import Folder, Gpu, GpuDriver, Limits, Nic, Rdma, Route
+from gangline.inventory.folders import Compared, SharedProbe, WriteTry
 from gangline.inventory.pairs import Pairs
-from gangline.inventory.pythons import BuildFacts
-from gangline.inventory.same import Compared
-from gangline.inventory.shared import SharedProbe
-from gangline.inventory.topology import Topology
 from gangline.runs.decode import build
+
+# Parts of a machine, as its agent read them. None: could not be read, or the part cannot say.
+
+
+UNLIMITED = -1
+"""A limit that is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A program that computes on a GPU."""
+
+    pid: int
+    name: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as NVML lists it."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_total_bytes: int
+    memory_free_bytes: int
+    driver: str
+    unified_memory: bool | None = None
+    """Whether it uses the computer's own memory."""
+    compute_capability: str | None = None
+    """Such as "8.9"."""
+    pci: str | None = None
+    """Bus id, such as 00000000:01:00.0."""
+    numa_node: int | None = None
+    pcie_generation: int | None = None
+    """Now: lower while the card is idle."""
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    """Lanes now."""
+    pcie_width_max: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    throttle: tuple[str, ...] = ()
+    """Why its clocks are lower than they could be; heat and power only."""
+    utilization_percent: int | None = None
+    ecc_uncorrected: int | None = None
+    """Uncorrectable memory errors since the driver was loaded."""
+    mig: bool | None = None
+    """Whether it is cut into instances."""
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFault:
+    """A card that the driver counts and that does not answer."""
+
+    index: int
+    kind: str
+    """lost, no-permission or other."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDriver:
+    """What stands between the cards and us."""
+
+    version: str | None = None
+    """Of the library."""
+    module: str | None = None
+    """Of the kernel module that is loaded."""
+    open_module: bool | None = None
+    """Whether it is the open one, which shares memory with network cards by itself."""
+    cuda: str | None = None
+    """The newest CUDA that it knows."""
+    trouble: str | None = None
+    """Why there are no cards: no-library, driver-not-loaded, mismatch, no-permission, lost or other."""
+    on_the_bus: int = 0
+    """NVIDIA display adapters that the kernel sees."""
+    simulated: bool = False
+    """A stand-in for tests: nothing that it says is a figure of a real card."""
+    faults: tuple[GpuFault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """One network interface."""
+
+    name: str
+    kind: str = "other"
+    """ethernet, wifi, bridge, bond, vlan, veth, tunnel, infiniband, loopback or other."""
+    up: bool | None = None
+    carrier: bool | None = None
+    mtu: int | None = None
+    speed_mbps: int | None = None
+    duplex: str | None = None
+    mac: str | None = None
+    driver: str | None = None
+    addresses: tuple[str, ...] = ()
+    """With their prefix: 10.0.0.1/24."""
+    numa_node: int | None = None
+    ports: tuple[str, ...] = ()
+    """Interfaces that a bridge joins."""
+
+    def holds(self, address: str) -> bool:
+        """Whether this interface has an address, however it is written."""
+        return any(_same(text.partition("/")[0], address) for text in self.addresses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """How the kernel would go to an address or name."""
+
+    to: str
+    source: str | None = None
+    interface: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaPort:
+    """One port of an InfiniBand or RoCE adapter."""
+
+    device: str
+    port: int | None = None
+    state: str | None = None
+    physical_state: str | None = None
+    link_layer: str | None = None
+    """InfiniBand or Ethernet."""
+    rate_gbps: float | None = None
+    interface: str | None = None
+    gids: tuple[str, ...] = ()
+    numa_node: int | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it can carry traffic."""
+        return self.state == "ACTIVE"
+
+    @property
+    def name(self) -> str:
+        """As NCCL writes it: mlx5_0:1."""
+        return f"{self.device}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rdma:
+    """InfiniBand and RoCE of a host."""
+
+    ports: tuple[RdmaPort, ...] = ()
+    peer_memory: bool | None = None
+    """Whether nvidia_peermem is loaded."""
+    may_open: bool | None = None
+    """Whether this user may open /dev/infiniband/uverbs*; None where there is none."""
+
+    @property
+    def active(self) -> tuple[RdmaPort, ...]:
+        """Ports that can carry traffic."""
+        return tuple(port for port in self.ports if port.is_active)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Room, kind and rights of a folder; of one that is not there yet: of the one that it would be in."""
+
+    path: str
+    real_path: str | None = None
+    exists: bool | None = None
+    filesystem: str | None = None
+    mount: str | None = None
+    source: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    inodes_total: int | None = None
+    inodes_free: int | None = None
+    read_only: bool | None = None
+    writable: bool | None = None
+    owner: str | None = None
+    """Somebody else who decides what lies there, in words."""
+    door: str | None = None
+    """Somebody else who could, in words."""
+    error: str | None = None
+    """Why nothing of this is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLimits:
+    """What a process of this user may have; -1: as much as there is."""
+
+    nofile_soft: int | None = None
+    nofile_hard: int | None = None
+    memlock_soft: int | None = None
+    memlock_hard: int | None = None
+    nproc_soft: int | None = None
+    nproc_hard: int | None = None
+    shm_total_bytes: int | None = None
+    shm_free_bytes: int | None = None
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return ip_address(one) == ip_address(other)
+    except ValueError:
+        return False
+
+
+# How the GPUs and network adapters of a host are joined: what `nvidia-smi topo -m` prints.
+
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+"""nvidia-smi underlines the head of its table, also where nobody can see it."""
+LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)\s*")
+JOINT = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS")
+ORDER = {"X": 0, "PIX": 2, "PXB": 3, "PHB": 4, "NODE": 5, "SYS": 6}
+"""Nearest first; NVLink, which is not in it, is 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """What lies between two devices: NV# (NVLinks), PIX, PXB, PHB (bridges), NODE (one NUMA node), SYS (several)."""
+
+    one: str
+    other: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affinity:
+    """The CPUs and the NUMA node that are near a GPU."""
+
+    device: str
+    cpus: str
+    numa: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The table of a host."""
+
+    devices: tuple[str, ...]
+    """GPU0, GPU1, ...; network adapters by the names that sysfs has for them."""
+    joints: tuple[Joint, ...]
+    affinities: tuple[Affinity, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs."""
+        return tuple(name for name in self.devices if re.fullmatch(r"GPU\d+", name))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The network adapters."""
+        return tuple(name for name in self.devices if not re.fullmatch(r"GPU\d+", name))
+
+    def joint(self, one: str, other: str) -> str | None:
+        """What lies between two devices."""
+        return next((row.kind for row in self.joints if (row.one, row.other) == (one, other)), None)
+
+    def nearest(self, device: str, others: tuple[str, ...]) -> str | None:
+        """The best way from a device to one of others."""
+        ways = [kind for other in others if other != device and (kind := self.joint(device, other)) is not None]
+        return min(ways, key=distance, default=None)
+
+
+def distance(kind: str) -> int:
+    """Small is near."""
+    return ORDER.get(kind, 1)
+
+
+def parse_topology(text: str) -> Topology | None:
+    """The table in the output of `nvidia-smi topo -m`; None where there is none."""
+    lines = ESCAPE.sub("", text).splitlines()
+    head = next((number for number, line in enumerate(lines) if re.search(r"\bGPU0\b", line)), None)
+    if head is None:
+        return None
+    columns = _columns(lines[head])
+    legend = {found[1]: found[2] for line in lines if (found := LEGEND.fullmatch(line))}
+    rows = [cells for line in lines[head + 1 :] if (cells := _row(line, columns)) is not None]
+    if not rows:
+        return None
+    return Topology(
+        devices=tuple(legend.get(cells[0], cells[0]) for cells in rows),
+        joints=tuple(
+            Joint(one=legend.get(cells[0], cells[0]), other=legend.get(column, column), kind=kind)
+            for cells in rows
+            for column, kind in zip(columns, cells[1:], strict=False)
+            if kind != "X"
+        ),
+        affinities=tuple(_affinities(rows, len(columns))),
+    )
+
+
+def _columns(head: str) -> list[str]:
+    """Device names at the head of the table, up to the columns of affinity."""
+    names = [cell.strip() for cell in re.split(r"\t+|\s{2,}", head) if cell.strip()]
+    return [name for name in names if "Affinity" not in name and "NUMA" not in name]
+
+
+def _row(line: str, columns: list[str]) -> list[str] | None:
+    """Label, a cell for every column, and what follows; None for a line that is none of the table."""
+    cells = [cell.strip() for cell in re.split(r"\t+|\s{2,}", line.strip()) if cell.strip()]
+    if len(cells) <= len(columns) or cells[0] not in columns:
+        return None
+    return cells if all(JOINT.fullmatch(cell) for cell in cells[1 : len(columns) + 1]) else None
+
+
+def _affinities(rows: list[list[str]], num_columns: int) -> list[Affinity]:
+    rest = [(cells[0], cells[num_columns + 1 :]) for cells in rows]
+    return [Affinity(device=name, cpus=words[0], numa=words[1]) for name, words in rest if len(words) >= 2]
+
+
+# The Pythons of a host, and whether an environment can be built with them. Pure.
+
+
+LOWEST = (3, 10)
+"""What gangline's worker, and torch, run with."""
+HIGHEST = (3, 14)
+"""The newest that the packages of gangline's own lock have wheels for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPython:
+    """A Python that answered."""
+
+    path: str
+    version: tuple[int, ...]
+    implementation: str
+    machine: str
+    libc: tuple[str, ...]
+    """Name and version of the C library, such as "glibc", "2.39"."""
+    free_threaded: bool
+
+    @property
+    def glibc(self) -> tuple[int, int]:
+        """The version of its C library; only of one that is fit, see `why_not`."""
+        major, minor = self.libc[1].split(".")
+        return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFacts:
+    """What a host has to build its environment with."""
+
+    lock: str = ""
+    """Hash of the lock; the names of its environments begin with it."""
+    torch: str | None = None
+    """The version that the lock names; None: it names none."""
+    pythons: tuple[FoundPython, ...] = ()
+    built: tuple[str, ...] = ()
+    """Names of environments that are there already."""
+    free_bytes: int | None = None
+    """Where the environment would be."""
+    error: str | None = None
+    """Why nobody can say."""
+
+    def is_built(self, *, has_gpu: bool) -> bool:
+        """Whether the environment of this lock is there already."""
+        end = "-gpu" if has_gpu else "-cpu"
+        return any(name.startswith(f"{self.lock}-") and name.endswith(end) for name in self.built)
+
+
+def why_not(python: FoundPython, *, own_lock: bool) -> str | None:
+    """Why no environment can be built with a Python; None: it can. own_lock: whether the lock is gangline's."""
+    version = ".".join(map(str, python.version))
+    if python.implementation != "CPython" or python.free_threaded or len(python.version) != 3:
+        return f"{python.implementation} {version}{', free-threaded' if python.free_threaded else ''}"
+    if python.version[:2] < LOWEST or (own_lock and python.version[:2] > HIGHEST):
+        return f"Python {version}"
+    if python.libc[:1] != ("glibc",) or not re.fullmatch(r"[0-9]+\.[0-9]+", "".join(python.libc[1:])):
+        return "not built with glibc, which the wheels need"
+    return None
+
 
 SCHEMA_VERSION = 2
 
@@ -137,7 +505,7 @@ class HostFacts:
     routes: tuple[Route, ...] = ()
     rdma: Rdma = field(default_factory=Rdma)
     storage: tuple[Folder, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
     variables: tuple[Variable, ...] = ()
     programs: dict[str, str | None] = field(default_factory=dict)
     """Path by name; None where it is not installed."""

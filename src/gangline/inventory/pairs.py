@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from gangline.runs.decode import build
 
 Tier = Literal["quick", "full", "burn"]
 """How thoroughly hosts are looked at."""
-Outcome = Literal["ok", "other", "stranger", "timed out", "refused", "no route", "error"]
+ConnectOutcome = Literal["ok", "other", "stranger", "timed out", "refused", "no route", "error"]
 """other: another host of the cluster answered. stranger: something else took the connection."""
 
 RENDEZVOUS_PORTS = (29500, 29999)
@@ -32,7 +32,7 @@ class PortTry:
     """rendezvous: where the ranks meet. ephemeral: one that the kernel gave, as gloo and NCCL use them."""
     address: str
     port: int
-    outcome: Outcome
+    outcome: ConnectOutcome
     seconds: float = 0.0
     """Of the last try."""
     tries: int = 1
@@ -213,3 +213,132 @@ class Pairs:
     def from_json(data: dict[str, Any]) -> Pairs:
         """What `to_json` wrote; raises TypeError or ValueError for anything else."""
         return build(Pairs, data)
+
+
+# Which host is behind pairs that are all bad in the same way. Pure.
+
+
+EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """Pairs with one cause."""
+
+    hosts: tuple[str, ...]
+    """The host that they have in common, else all of theirs."""
+    pairs: tuple[Pair, ...]
+
+
+def blame(bad: Iterable[Pair]) -> list[Blame]:
+    """Bad pairs, put together by what they have in common: each pair is in one group."""
+    left = list(bad)
+    found: list[Blame] = []
+    while left:
+        peers = _peers(left)
+        # pc1 before pc2 where both explain as much: the order of the cluster
+        worst = max(peers, key=lambda host: len(peers[host]))
+        everybody = len(peers) > 2 and all(len(others) == len(peers) - 1 for others in peers.values())
+        if everybody or len(peers[worst]) == 1:
+            hosts = tuple(peers) if everybody else (worst, *peers[worst])
+        else:
+            hosts = (worst,)
+        mine = [
+            pair
+            for pair in left
+            if (set(hosts) & {pair.source, pair.target} if len(hosts) == 1 else _both(pair, hosts))
+        ]
+        left = [pair for pair in left if pair not in mine]
+        found.append(Blame(hosts=hosts, pairs=tuple(mine)))
+    return found
+
+
+def examples(words: Sequence[str], most: int = EXAMPLES) -> str:
+    """The first few, and how many more there are."""
+    more = f"; and {len(words) - most} more" if len(words) > most else ""
+    return "; ".join(words[:most]) + more
+
+
+def _both(pair: Pair, hosts: Sequence[str]) -> bool:
+    return pair.source in hosts and pair.target in hosts
+
+
+def _peers(pairs: Sequence[Pair]) -> dict[str, list[str]]:
+    """Host -> those with which it has a bad pair, in the order met."""
+    found: dict[str, dict[str, None]] = {}
+    for pair in pairs:
+        found.setdefault(pair.source, {})[pair.target] = None
+        found.setdefault(pair.target, {})[pair.source] = None
+    return {host: list(others) for host, others in found.items()}
+
+
+# Which hosts seem far from each other. Pure.
+
+
+FAR_S = 0.005
+"""A switch adds microseconds, Wi-Fi 2 to 4 ms."""
+
+
+def quickest(pairs: Iterable[Pair]) -> dict[frozenset[str], float]:
+    """Two hosts -> the quickest round trip between them, whoever of them began it."""
+    found: dict[frozenset[str], float] = {}
+    for pair in pairs:
+        if pair.latency_min_s is not None:
+            key = frozenset((pair.source, pair.target))
+            found[key] = min(pair.latency_min_s, found.get(key, pair.latency_min_s))
+    return found
+
+
+def far(pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs of hosts between which not even the quickest round trip was quick."""
+    trips = quickest(pairs)
+    return [pair for pair in pairs if trips.get(frozenset((pair.source, pair.target)), 0.0) > FAR_S]
+
+
+def once(pairs: Iterable[Pair]) -> list[Pair]:
+    """Of every two hosts one direction."""
+    found: dict[frozenset[str], Pair] = {}
+    for pair in pairs:
+        found.setdefault(frozenset((pair.source, pair.target)), pair)
+    return list(found.values())
+
+
+def with_quicker(pair: Pair, other: Pair) -> Pair:
+    """A pair, with what the quicker of two looks at it says of round trips and the clock."""
+    if other.latency_min_s is None:
+        return pair
+    if pair.latency_min_s is not None and pair.latency_min_s <= other.latency_min_s:
+        return pair
+    return dataclasses.replace(
+        pair,
+        latency_min_s=other.latency_min_s,
+        latency_median_s=other.latency_median_s,
+        ahead_s=other.ahead_s,
+    )
+
+
+# Who measures with whom, and when: no host is in two pairs at once. Pure.
+
+
+def rounds(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Every unordered pair once, in as few rounds as there can be: as in a tournament, one stays, the others turn."""
+    circle: list[str | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
+    found = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        meets = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append([(one, other) for one, other in meets if one is not None and other is not None])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return [pairs for pairs in found if pairs]
+
+
+def both_ways(pairs: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The same pairs there, and back."""
+    return list(pairs), [(other, one) for one, other in pairs]
+
+
+def sample(found: list[list[tuple[str, str]]], most: int) -> list[list[tuple[str, str]]]:
+    """At most so many rounds, spread evenly: each host still meets as many others as every other host does."""
+    if len(found) <= most:
+        return found
+    return [found[index * len(found) // most] for index in range(most)]

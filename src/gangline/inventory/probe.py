@@ -2,22 +2,433 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
+import errno
+import json
+import secrets
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeVar
 
-from gangline.inventory.ask import CannotAsk, ask
-from gangline.inventory.ears import Ears, listening
+from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
-from gangline.inventory.near import far, once, with_quicker
-from gangline.inventory.outside import is_member, own_address, probe_outsider
-from gangline.inventory.pairs import Clock, Outside, Pair, Pairs, Skipped, Tier
-from gangline.inventory.rounds import both_ways, rounds, sample
-from gangline.remote.transport import Transport
+from gangline.inventory.pairs import (
+    CLAIMS_FOLDER,
+    HOLD_S,
+    RENDEZVOUS_PORTS,
+    Clock,
+    ConnectOutcome,
+    Ear,
+    Outside,
+    Pair,
+    Pairs,
+    PortTry,
+    Skipped,
+    Tier,
+    both_ways,
+    far,
+    once,
+    rounds,
+    sample,
+    with_quicker,
+)
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.transport import AGENT, Transport
+
+# Let one host try the ports of others: `reach` of the agent, and its answer as data.
+
+
+CONNECT_S = 2.5
+"""A SYN that was lost is sent again after 1 s, so this is two tries already."""
+TRIES = 2
+BASE_S = 25.0
+PER_TARGET_S = 2.0
+
+
+class CannotAsk(Exception):
+    """The host could not say what it reaches; the text says why."""
+
+
+def ask(
+    transport: Transport, token: str, targets: Sequence[dict[str, Any]], *, measure: Sequence[str], seconds: float = 1.0
+) -> list[Pair]:
+    """What the host of `transport` found out about each target; raises CannotAsk."""
+    request = {
+        "token": token,
+        "targets": list(targets),
+        "tries": TRIES,
+        "timeout_s": CONNECT_S,
+        "measure": list(measure),
+        "seconds": seconds,
+    }
+    timeout_s = BASE_S + len(targets) * (PER_TARGET_S + seconds)
+    try:
+        result = transport.run((AGENT, "reach"), stdin=json.dumps(request).encode(), timeout_s=timeout_s)
+    except GanglineError as error:
+        raise CannotAsk(error.what) from error
+    except OSError as error:  # TimeoutError is one
+        raise CannotAsk(str(error)) from error
+    if result.returncode != 0:
+        words = result.stderr.strip().splitlines()
+        raise CannotAsk(words[-1] if words else f"the probe ended with code {result.returncode}")
+    try:
+        return [pair(transport.host, json.loads(line)) for line in result.stdout.splitlines() if line.startswith("{")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CannotAsk(f"its answer cannot be read: {error}") from error
+
+
+def pair(source: str, said: dict[str, Any]) -> Pair:
+    """One line of `reach` as data; raises KeyError, TypeError or ValueError for anything else."""
+    tries = tuple(_try(door) for door in said["doors"])
+    packets, loss = said.get("packets") or {}, said.get("loss") or {}
+    throughput = said.get("throughput") or {}
+    return Pair(
+        source=source,
+        target=str(said["host"]),
+        tries=tries,
+        source_address=said.get("source"),
+        interface=said.get("interface"),
+        neighbour=next((mac for mac in said.get("neighbours", {}).values() if mac), None),
+        latency_min_s=_number(said.get("latency_min_s")),
+        latency_median_s=_number(said.get("latency_median_s")),
+        ahead_s=_number(said.get("ahead_s")),
+        full_segment=said.get("full_segment"),
+        own_mtu=packets.get("own_mtu"),
+        largest_packet=packets.get("largest"),
+        told_mtu=packets.get("told"),
+        packets_sent=int(loss.get("sent", 0)),
+        packets_answered=int(loss.get("answered", 0)),
+        burst_mbps=_number((said.get("burst") or {}).get("mbps")),
+        throughput_mbps=_number(throughput.get("mbps")),
+        retransmits=throughput.get("retransmits"),
+        waited=_number(throughput.get("waited")),
+    )
+
+
+def _try(door: dict[str, Any]) -> PortTry:
+    return PortTry(
+        kind=door["kind"],
+        address=str(door["address"]),
+        port=int(door["port"]),
+        outcome=door["outcome"],
+        seconds=float(door.get("seconds", 0.0)),
+        tries=int(door.get("tries", 1)),
+        answered_by=door.get("answered_by"),
+        detail=door.get("detail"),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+# Open ports on every host for a bounded time, so that the others can try them.
+
+
+NUM_EPHEMERAL = 2
+START_S = 20.0
+"""How long a host may take to open its ports."""
+STRAGGLER_S = 6.0
+"""How long the others wait for one more, once the first has its ports open."""
+MARGIN_S = 15.0
+END_S = 2.0
+SSH_DELAY_S = 0.25
+"""What a line may take from a host to here: how much a clock seen through ssh may be off."""
+
+
+class _Enough(Exception):
+    """Ends a listener: a transport ends the command when its `on_line` raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedPorts:
+    """What a host said that it opened."""
+
+    ear: Ear
+    target: dict[str, Any]
+    """The host as `reach` is told of it."""
+
+    @staticmethod
+    def of(host: Host, said: dict[str, Any]) -> OpenedPorts:
+        """The listener's first line; raises KeyError, TypeError or ValueError for anything else."""
+        doors = [_Door.of(door) for door in said["ports"]]
+        data = str(said["data"] or host.address)
+        meeting = [door for door in doors if door.is_range and door.address == host.address and door.port]
+        others = [door for door in doors if not door.is_range and door.address == data and door.port]
+        low, high = said["ephemeral"]
+        ear = Ear(
+            host=host.name,
+            address=host.address,
+            has_address=bool(said["own"]),
+            data_address=data if data != host.address else None,
+            rendezvous_port=meeting[0].port if meeting else None,
+            problems=tuple(f"{door.address}: {door.problem}" for door in doors if door.problem),
+            macs=tuple(str(mac) for mac in said["macs"]),
+            ephemeral=(int(low), int(high)),
+        )
+        tried = [("rendezvous", door) for door in meeting] + [("ephemeral", door) for door in others]
+        places = [{"kind": kind, "address": door.address, "port": door.port} for kind, door in tried]
+        udp = dict(said["udp"]).get(data)
+        return OpenedPorts(
+            ear=ear, target={"host": host.name, "instance": said["instance"], "doors": places, "udp": udp}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Door:
+    address: str
+    is_range: bool
+    port: int | None
+    problem: str | None
+
+    @staticmethod
+    def of(said: dict[str, Any]) -> _Door:
+        port = said.get("port")
+        problem = None if port else f"{said['error']} ({said['code']})"
+        return _Door(
+            address=str(said["address"]),
+            is_range=isinstance(said["asked"], list),
+            port=int(port) if port else None,
+            problem=problem,
+        )
+
+
+class Listener:
+    """The listener of one host, in a thread of its own."""
+
+    def __init__(self, host: Host, transport: Transport, request: dict[str, Any]) -> None:
+        self.host = host
+        self.problem: str | None = None
+        self.opened: OpenedPorts | None = None
+        """What it has opened; None until it has said so."""
+        self.behind_us_s = float("inf")
+        """How much later a moment was here than the host's clock said, at the least: clock and way together."""
+        self.settled = threading.Event()
+        self._over = False
+        self._transport = transport
+        self._request = request
+        self._thread = threading.Thread(target=self._listen, name=f"ports of {host.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its ports are open."""
+        return self.opened is not None and self._thread.is_alive()
+
+    def end(self) -> None:
+        """Let it end; it notices with its next word."""
+        self._over = True
+
+    def join(self, deadline: float) -> None:
+        """Wait until it has ended, or until `deadline` (monotonic): it ends by itself in any case."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _listen(self) -> None:
+        data = json.dumps({**self._request, "host": self.host.name}).encode()
+        try:
+            result = self._transport.run(
+                (AGENT, "listen"), stdin=data, timeout_s=self._request["seconds"] + MARGIN_S, on_line=self._hear
+            )
+            words = result.stderr.strip().splitlines()
+            self.problem = words[-1] if words else f"the listener ended with code {result.returncode}"
+        except _Enough:
+            pass
+        except (GanglineError, OSError) as error:  # TimeoutError is an OSError
+            self.problem = error.what if isinstance(error, GanglineError) else str(error)
+        finally:
+            self.settled.set()
+
+    def _hear(self, line: str) -> None:
+        if self._over:
+            raise _Enough
+        now = time.time()
+        try:
+            said = json.loads(line)
+        except ValueError:  # noise of a login
+            return
+        if not isinstance(said, dict):
+            return
+        if "instance" in said:
+            try:
+                self.opened = OpenedPorts.of(self.host, said)
+            except (KeyError, TypeError, ValueError):
+                raise GanglineError("its listener says what cannot be understood") from None
+            self.settled.set()
+        if isinstance(said.get("beat"), (int, float)):
+            self.behind_us_s = min(self.behind_us_s, now - said["beat"])
+
+
+class Ears:
+    """The listeners of a cluster."""
+
+    def __init__(self, token: str, listeners: Sequence[Listener]) -> None:
+        self.token = token
+        self._listeners = {listener.host.name: listener for listener in listeners}
+
+    @property
+    def up(self) -> dict[str, OpenedPorts]:
+        """What is open now, by host."""
+        return {name: one.opened for name, one in self._listeners.items() if one.opened is not None and one.is_up}
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Host -> why its ports are not open."""
+        return {
+            name: listener.problem or f"did not open its ports within {START_S:.0f} s"
+            for name, listener in self._listeners.items()
+            if not listener.is_up
+        }
+
+    def await_all(self) -> None:
+        """Wait until every host has its ports open or cannot; one that takes much longer than the first is left out."""
+        deadline = time.monotonic() + START_S
+        waiting = list(self._listeners.values())
+        while waiting and time.monotonic() < deadline:
+            waiting[0].settled.wait(0.05)
+            waiting = [listener for listener in waiting if not listener.settled.is_set()]
+            if any(listener.is_up for listener in self._listeners.values()):
+                deadline = min(deadline, time.monotonic() + STRAGGLER_S)
+
+    def clocks_by_ssh(self, head: str) -> dict[str, Clock]:
+        """The clocks as seen through ssh: enough to find one that is not set."""
+        seen = {name: one.behind_us_s for name, one in self._listeners.items() if one.behind_us_s != float("inf")}
+        if head not in seen:
+            return {}
+        return {
+            name: Clock(host=name, ahead_s=seen[head] - behind, uncertainty_s=SSH_DELAY_S, method="ssh")
+            for name, behind in seen.items()
+        }
+
+
+@contextlib.contextmanager
+def listening(
+    cluster: Cluster,
+    hosts: Sequence[Host],
+    transports: Mapping[str, Transport],
+    *,
+    seconds: float,
+    port: int | None = None,
+) -> Iterator[Ears]:
+    """Ports open on `hosts` until the block ends, and never longer than `seconds`.
+
+    port: the one where the ranks will meet; None: the first free one of the cluster's range.
+    """
+    low, high = (port, port) if port is not None else cluster.ports or RENDEZVOUS_PORTS
+    request: dict[str, Any] = {
+        "token": secrets.token_hex(16),
+        "ports": [[low, high], *[0] * NUM_EPHEMERAL],
+        "udp": True,
+        "any": True,
+        "seconds": seconds,
+        "hold_s": 0 if port is not None else HOLD_S,
+    }
+    ears = Ears(request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts])
+    try:
+        ears.await_all()
+        yield ears
+    finally:
+        ends = time.monotonic() + END_S
+        for listener in ears._listeners.values():
+            listener.end()
+        for listener in ears._listeners.values():
+            listener.join(ends)
+
+
+def _asked(host: Host, request: dict[str, Any]) -> dict[str, Any]:
+    claims = str(PurePath(host.workdir, CLAIMS_FOLDER))
+    return {**request, "addresses": [host.address], "interface": host.interface, "claims": claims}
+
+
+# Who outside the cluster reaches the ports of its hosts: tried from this computer, if it is no member. No ssh.
+
+
+OUTSIDE_CONNECT_S = 2.0
+ANSWER_BYTES = 4096
+OUTCOMES: Mapping[int, ConnectOutcome] = {
+    errno.ECONNREFUSED: "refused",
+    errno.EHOSTUNREACH: "no route",
+    errno.ENETUNREACH: "no route",
+    errno.ETIMEDOUT: "timed out",
+}
+
+
+def is_member(cluster: Cluster) -> bool:
+    """Whether this computer is a host of the cluster."""
+    return any(host.transport == "local" or own_address(host.address) == host.address for host in cluster.hosts)
+
+
+def own_address(towards: str) -> str | None:
+    """The address with which this computer goes there; None where there is no way. Sends nothing."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as door:
+            door.connect(where)
+            return str(door.getsockname()[0])
+    except OSError:
+        return None
+
+
+def probe_outsider(
+    token: str, targets: Sequence[Mapping[str, Any]], *, timeout_s: float = OUTSIDE_CONNECT_S
+) -> list[Outside]:
+    """Try every port of every target from this process; `targets` as `reach` is told of them."""
+    jobs = [(target, door) for target in targets for door in target["doors"]]
+    with ThreadPoolExecutor(max_workers=max(1, min(32, len(jobs)))) as pool:
+        tries = list(pool.map(lambda job: _knock(token, job[0], job[1], timeout_s), jobs))
+    by_host: dict[str, list[PortTry]] = {str(target["host"]): [] for target in targets}
+    for (target, _), attempt in zip(jobs, tries, strict=True):
+        by_host[str(target["host"])].append(attempt)
+    return [Outside(host=host, tries=tuple(attempts)) for host, attempts in by_host.items()]
+
+
+def _knock(token: str, target: Mapping[str, Any], door: Mapping[str, Any], timeout_s: float) -> PortTry:
+    begun = time.monotonic()
+    words: dict[str, Any] = {}
+    outcome: ConnectOutcome = "stranger"
+    detail = None
+    try:
+        words = _who(token, str(door["address"]), int(door["port"]), timeout_s)
+    except TimeoutError:
+        outcome = "timed out"
+    except OSError as error:
+        outcome, detail = OUTCOMES.get(error.errno or 0, "error"), error.strerror or str(error)
+    if words:
+        outcome = "ok" if words.get("instance") == target["instance"] else "other"
+    return PortTry(
+        kind=door["kind"],
+        address=str(door["address"]),
+        port=int(door["port"]),
+        outcome=outcome,
+        seconds=time.monotonic() - begun,
+        answered_by=str(words["host"]) if "host" in words else None,
+        detail=detail,
+    )
+
+
+def _who(token: str, address: str, port: int, timeout_s: float) -> dict[str, Any]:
+    """What the listener there says of itself; {} where it is none of ours."""
+    answer = b""
+    # It takes the connection and breaks it: none of ours.
+    with socket.create_connection((address, port), timeout=timeout_s) as door, contextlib.suppress(ConnectionError):
+        # As agent/netprobe/path.py has it: who does not begin so is not answered.
+        door.sendall(f"gangline {token}\n".encode() + json.dumps({"op": "time"}).encode() + b"\n")
+        while not answer.endswith(b"\n") and len(answer) < ANSWER_BYTES:
+            piece = door.recv(ANSWER_BYTES)
+            if not piece:
+                break
+            answer += piece
+    with contextlib.suppress(ValueError):
+        words = json.loads(answer)
+        return words if isinstance(words, dict) else {}
+    return {}
+
 
 OPEN_S: Mapping[Tier, float] = {"quick": 45.0, "full": 90.0, "burn": 170.0}
 """How long ports may stay open: much longer than it takes."""

@@ -14,17 +14,39 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.allocation import require_no_allocation
-from gangline.launch.backend import HostRequest, HostStatus, Leftover, Networks, Promises, Request
-from gangline.launch.look import Looks, look
+from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, Leftover, Networks, Promises
+from gangline.launch.poll import Looks, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
-from gangline.remote.fanout import Outcome, fan_out
-from gangline.remote.said import NONSENSE
-from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
+from gangline.transport.fanout import HostResult, fan_out
+from gangline.transport.ssh_options import NONSENSE
+from gangline.transport.transport import AGENT, Transport
+
+# Allocations of a batch system: a start inside one is refused until gangline supports that system.
+
+
+ALLOCATIONS: Mapping[str, str] = {"SLURM_JOB_ID": "Slurm"}
+"""The variable that a batch system sets inside an allocation -> its name."""
+
+
+def require_no_allocation(variables: Mapping[str, str], *, backend: str) -> None:
+    """Raise UsageError inside an allocation: the batch system could not end what this backend starts.
+
+    variables: the user's environment.
+    """
+    for name, system in ALLOCATIONS.items():
+        if job := variables.get(name):
+            raise UsageError(
+                f"gangline does not start anything inside a {system} allocation yet",
+                seen=f"{name}={job}; {system} knows nothing of ranks that the backend `{backend}` starts: they would "
+                "run on after the allocation has ended",
+                fix="start from a shell outside of the allocation, on hosts that you reach by ssh; "
+                "ps, logs, explain and the other verbs that read work here, too",
+            )
+
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
@@ -36,7 +58,7 @@ UNUSABLE = (GanglineError, OSError, *NONSENSE)
 """No answer of a host, or one that cannot be understood."""
 
 ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
-"""What guards are told: whether at once, and whether they rest afterwards (gangline.agent.orders)."""
+"""What guards are told: whether at once, and whether they rest afterwards (gangline.agent.supervise.part)."""
 
 UNSAID = {
     "what": "the guard did not start",
@@ -84,7 +106,7 @@ class AgentBackend:
         port: int,
         networks: Networks | None = None,
         program: Program | None = None,
-    ) -> Request:
+    ) -> LaunchRequest:
         """See `Backend.render`; `port` is free on the head."""
         request = render(
             cluster, gang, port=port, networks=networks or {}, program=program or WORKER, num_cpus=self._num_cpus
@@ -93,7 +115,7 @@ class AgentBackend:
 
     def start(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         epoch: int = 1,
@@ -113,17 +135,17 @@ class AgentBackend:
             raise
 
     def start_agents(
-        self, request: Request, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
     ) -> None:
         """Have every host's agent stand, or raise. asked: what each reads from stdin beside its part. Notes in `begun`
         where something was started.
         """
         raise NotImplementedError
 
-    def withdraw(self, request: Request, transports: Mapping[str, Transport]) -> None:
+    def withdraw(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         """After a start that failed: see to it that no more agents come up."""
 
-    def all_stand(self, request: Request, begun: Begun, start: Callable[[HostRequest], None]) -> None:
+    def all_stand(self, request: LaunchRequest, begun: Begun, start: Callable[[HostRequest], None]) -> None:
         """Have `start` start the agents of these hosts, all at once; raises what went wrong, as one error."""
         begun.hosts += request.names
         if problems := _problems(on_each(request, start, START_TIMEOUT_S)):
@@ -132,17 +154,17 @@ class AgentBackend:
                 self._looks.lost(part)
             raise _as_one(problems)
 
-    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+    def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`. Costs a few small reads per host, all hosts at once."""
         return self._looks.at(request, transports)
 
-    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+    def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
         """See `Backend.announce`."""
         return _give(request, transports, {"epoch": epoch, "order": None})
 
     def stop(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         now: bool,
@@ -152,7 +174,7 @@ class AgentBackend:
         """See `Backend.stop`. Where the guard is gone, what it left is ended here and at once."""
         return _give(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
 
-    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+    def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
         outcomes = on_each(request, lambda part: _left(part, transports[part.host]), VERIFY_TIMEOUT_S)
         found: list[Leftover] = []
@@ -165,7 +187,7 @@ class AgentBackend:
         return found
 
     def _end(
-        self, request: Request, transports: Mapping[str, Transport], *, epoch: int, silent: Collection[str]
+        self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int, silent: Collection[str]
     ) -> list[Leftover]:
         """Kill what was started and wait until it is gone; what is not. silent: nobody waits for these hosts again."""
         deadline = time.monotonic() + END_TIMEOUT_S
@@ -181,7 +203,9 @@ class AgentBackend:
         return [*self.verify(request, transports), *unknown]
 
 
-def on_each(request: Request, work: Callable[[HostRequest], Value], timeout_s: float) -> dict[str, Outcome[Value]]:
+def on_each(
+    request: LaunchRequest, work: Callable[[HostRequest], Value], timeout_s: float
+) -> dict[str, HostResult[Value]]:
     """What `work` gives or raises for each part, all at once. The transport's own time limit comes first."""
     return fan_out(work, {part.host: part for part in request.hosts}, timeout_s=timeout_s + MARGIN_S)
 
@@ -191,7 +215,7 @@ def _is_silence(problem: Exception) -> bool:
     return isinstance(problem, HostUnreachable) and not isinstance(problem.__cause__, TimeoutError)
 
 
-def _problems(outcomes: Mapping[str, Outcome[Value]]) -> dict[str, Exception]:
+def _problems(outcomes: Mapping[str, HostResult[Value]]) -> dict[str, Exception]:
     return {host: outcome.error for host, outcome in outcomes.items() if outcome.error is not None}
 
 
@@ -248,7 +272,7 @@ def _lines(*texts: str) -> str:
     return "\n".join(filter(None, texts))
 
 
-def _give(request: Request, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
+def _give(request: LaunchRequest, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
     """Give an order to every guard; the hosts that could not be told."""
     outcomes = on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
     problems = _problems(outcomes)

@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 
 from gangline.errors import RunFailed
 from gangline.launch.program import Program, StallWatch
-from gangline.remote.transport import AGENT, Transport
 from gangline.runs.cluster import Cluster
 from gangline.runs.decode import build
 from gangline.runs.gang import Gang
+from gangline.transport.transport import AGENT, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ Networks = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandBy:
+class WarmPool:
     """Processes that import once and wait: every attempt of a run is forked from them, on hosts that have them.
 
     They are what torchrun starts as ranks; a rank is a child of one of them. When its ranks have ended, and not because
@@ -121,7 +121,7 @@ class HostRequest:
     """Where the launchers of all hosts meet, or, where each is by itself, the ranks: address and port."""
     alone: bool = False
     """The launcher of this host does not meet the others: ranks find their places in `stand_by` and `meet`."""
-    stand_by: StandBy | None = None
+    stand_by: WarmPool | None = None
     """None: what is started ends with its attempt."""
     supervisor: SupervisorWords | None = None
     """None: the supervisor lives elsewhere."""
@@ -138,7 +138,7 @@ class JobLauncher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LaunchRequest:
     """Exactly what will be started, printable before anything is."""
 
     run_id: str
@@ -153,7 +153,7 @@ class Request:
     launcher: JobLauncher | None = None
     """None: every host agent is started by itself."""
 
-    def on(self, names: Collection[str]) -> Request:
+    def on(self, names: Collection[str]) -> LaunchRequest:
         """The part of it that is for some hosts."""
         return dataclasses.replace(self, hosts=tuple(part for part in self.hosts if part.host in names))
 
@@ -182,9 +182,9 @@ class Request:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Request:
+    def from_json(data: dict[str, Any]) -> LaunchRequest:
         """The request that `to_json` wrote."""
-        return build(Request, data)
+        return build(LaunchRequest, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +282,8 @@ class Leftover:
 class Backend(Protocol):
     """Finds the hosts of a run; renders, starts, watches and stops the gang of each attempt.
 
-    `epoch` says who gives an order (see gangline.agent.orders): of two that look after a run, the higher one counts.
+    `epoch` says who gives an order (see gangline.agent.supervise.part): of two that look after a run, the higher one
+    counts.
     """
 
     def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
@@ -300,13 +301,13 @@ class Backend(Protocol):
         port: int,
         networks: Networks | None = None,
         program: Program | None = None,
-    ) -> Request:
+    ) -> LaunchRequest:
         """Say exactly what would be started; program: in the place of our worker. Pure."""
         ...
 
     def start(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         epoch: int = 1,
@@ -318,17 +319,17 @@ class Backend(Protocol):
         """
         ...
 
-    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+    def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """How every host is doing, in the order of the request. A host that does not answer has a status, too."""
         ...
 
-    def announce(self, request: Request, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
+    def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
         """Tell every guard who is in charge from now on; the hosts that could not be told."""
         ...
 
     def stop(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         now: bool,
@@ -344,7 +345,7 @@ class Backend(Protocol):
         """
         ...
 
-    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+    def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """What of it is still on its hosts, by looking. What a guard that rests holds ready is not left."""
         ...
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gangline.launch.agents import AgentBackend, Begun, start_agent
-from gangline.launch.backend import Promises, Request
-from gangline.remote.transport import Transport
+from gangline.launch.backend import LaunchRequest, Promises
+from gangline.transport.transport import Transport
 
 
 class DirectBackend(AgentBackend):
@@ -17,7 +17,7 @@ class DirectBackend(AgentBackend):
     promises: ClassVar[Promises] = Promises()
 
     def start_agents(
-        self, request: Request, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
     ) -> None:
         """See `AgentBackend.start_agents`.
 

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 
 from gangline.errors import HostUnreachable, RunFailed, UsageError
 from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Begun, on_each, start_agent
-from gangline.launch.backend import HostStatus, JobLauncher, Leftover, Networks, Promises, Request
-from gangline.launch.look import process_runs, read_record
+from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Leftover, Networks, Promises
+from gangline.launch.poll import process_runs, read_record
 from gangline.launch.program import WORKER, Program
-from gangline.remote.transport import AGENT, Transport
-from gangline.remote.zipapp import agent_zipapp
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
+from gangline.transport.bootstrap import agent_zipapp
+from gangline.transport.transport import AGENT, Transport
 
 OFFER = (AGENT, "foreground", "offer")
 AGENT_FILE = "agent.pyz"
@@ -54,14 +54,14 @@ class MpirunBackend(AgentBackend):
         port: int,
         networks: Networks | None = None,
         program: Program | None = None,
-    ) -> Request:
+    ) -> LaunchRequest:
         """See `Backend.render`. Raises UsageError where one mpirun cannot reach all hosts."""
         program = replace(program or WORKER, rest_s=0.0, alone=False)
         request = super().render(cluster, gang, port=port, networks=networks, program=program)
         return replace(request, launcher=job_launcher(cluster, request))
 
     def start_agents(
-        self, request: Request, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
     ) -> None:
         """See `AgentBackend.start_agents`. Every host is offered its request, and mpirun starts those who take it."""
         launcher = _of(request)
@@ -83,12 +83,12 @@ class MpirunBackend(AgentBackend):
                 raise
             offers.result()
 
-    def withdraw(self, request: Request, transports: Mapping[str, Transport]) -> None:
+    def withdraw(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         """See `AgentBackend.withdraw`."""
         self._call_off(request, transports)
         _end(_of(request), transports)
 
-    def poll(self, request: Request, transports: Mapping[str, Transport]) -> list[HostStatus]:
+    def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`. Hosts whose ranks left because mpirun had ended have failed, and say why it did."""
         statuses = super().poll(request, transports)
         if not any(status.reason == "unlaunched" for status in statuses):
@@ -112,7 +112,7 @@ class MpirunBackend(AgentBackend):
 
     def stop(
         self,
-        request: Request,
+        request: LaunchRequest,
         transports: Mapping[str, Transport],
         *,
         now: bool,
@@ -126,7 +126,7 @@ class MpirunBackend(AgentBackend):
             _end(_of(request), transports)
         return missed
 
-    def verify(self, request: Request, transports: Mapping[str, Transport]) -> list[Leftover]:
+    def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
         left = super().verify(request, transports)
         launcher = _of(request)
@@ -138,19 +138,19 @@ class MpirunBackend(AgentBackend):
                     left.append(Leftover(host=launcher.host, kind="process", what=what))
         return left
 
-    def _call_off(self, request: Request, transports: Mapping[str, Transport]) -> None:
+    def _call_off(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         """End the offers that still wait."""
         on_each(
             request, lambda part: transports[part.host].write(PurePath(part.folder, "withdrawn"), b""), timeout_s=END_S
         )
 
 
-def _of(request: Request) -> JobLauncher:
+def _of(request: LaunchRequest) -> JobLauncher:
     assert request.launcher is not None, "a request that this backend has rendered"
     return request.launcher
 
 
-def job_launcher(cluster: Cluster, request: Request) -> JobLauncher:
+def job_launcher(cluster: Cluster, request: LaunchRequest) -> JobLauncher:
     """The mpirun that starts the host agents of a request; raises UsageError where one cannot reach all hosts."""
     hosts = [cluster.host(name) for name in request.names]
     argv = ["mpirun", *OPTIONS, *_network(cluster, hosts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gangline.launch.backend import HostRequest, Networks, Request, StandBy
+from gangline.launch.backend import HostRequest, LaunchRequest, Networks, WarmPool
 from gangline.launch.program import SHIM, WORKER, Program, rank_words
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
@@ -14,7 +14,9 @@ from gangline.runs.layout import RunLayout
 LOOPBACK = "127.0.0.1"
 TORCHRUN = ("-m", "torch.distributed.run")
 CONTROL = "stand-by"
-"""The folder by which a guard tells processes that stand by what to do (gangline.agent.seats); in its own."""
+"""The folder by which a guard tells processes that stand by what to do (gangline.agent.supervise.warm_pool); in its
+own.
+"""
 IMPORT_S = 300
 """Hosts import torch at very different speeds: launchers that are ready wait so long for the others."""
 JOIN_TIMEOUT_S = 600.0
@@ -23,7 +25,7 @@ JOIN_TIMEOUT_S = 600.0
 
 def render(
     cluster: Cluster, gang: Gang, *, port: int, networks: Networks, program: Program, num_cpus: int | None
-) -> Request:
+) -> LaunchRequest:
     """See `Backend.render`."""
     hosts = {host.name: host for host in cluster.hosts}
     parts = []
@@ -31,7 +33,7 @@ def render(
         env = rank_env(cluster, hosts[name], network=networks.get(name), program=program, num_cpus=num_cpus)
         parts.append(_part(cluster, gang, hosts[name], port=port, env=env, program=program))
     size, stall = gang.world_size, program.stall
-    return Request(run_id=gang.run_id, attempt=gang.attempt, hosts=tuple(parts), world_size=size, stall=stall)
+    return LaunchRequest(run_id=gang.run_id, attempt=gang.attempt, hosts=tuple(parts), world_size=size, stall=stall)
 
 
 def _part(
@@ -72,10 +74,10 @@ def _part(
     )
 
 
-def _stand_by(layout: RunLayout, gang: Gang, program: Program) -> StandBy | None:
+def _stand_by(layout: RunLayout, gang: Gang, program: Program) -> WarmPool | None:
     if program.kind != "worker" or program.rest_s <= 0:
         return None
-    return StandBy(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)
+    return WarmPool(rest_s=program.rest_s, words=_worker(layout, gang.attempt), world_size=gang.world_size)
 
 
 def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[str, ...]:

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gangline.errors import CheckpointError
-from gangline.runs.files import write_atomic
-from gangline.runs.gang import Gang
-from gangline.runs.held import held_by
-from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, Part, commit_record, digest_of, verify_part
+from gangline.runs.files import sync_folder, write_atomic
+from gangline.runs.gang import Gang, held_by
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit, commit_record, digest_of, verify_part
 
 POINTS = (
     "save: begin",
@@ -126,7 +127,7 @@ def find_parts(checkpoints: Path, step: int, *, host: str) -> list[tuple[Path, s
         text = (folder / PART_FILE).read_bytes() if (folder / PART_FILE).is_file() else b""
         if digest and digest_of(text) == digest:
             found.append((folder, digest))
-            if Part.from_bytes(text).kind == "replica":
+            if CheckpointPart.from_bytes(text).kind == "replica":
                 return found[-1:]
     if found:
         return found
@@ -180,7 +181,7 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PartSource:
     """A whole part of the chosen step: `host` has it, in `part_folder(.., step, part)`."""
 
     host: str
@@ -188,14 +189,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CheckpointChoice:
     """The checkpoint to start from, and what was seen on the way to it."""
 
     step: int | None = None
     """None: nothing valid was found."""
     record: bytes | None = None
     """The commit record of `step`, for hosts that lack it."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[PartSource, ...] = ()
     """Every whole part of `step`, for hosts that lack one."""
     held: dict[str, str] = dataclasses.field(default_factory=dict)
     """Of a step in parts: host -> what its part holds; {}: any whole part is all of it."""
@@ -212,7 +213,7 @@ class Choice:
         """What a host needs of `step`, by the hosts that wrote it: any one replica, or all shards."""
         return tuple(self.held) or tuple(dict.fromkeys(source.part for source in self.sources[:1]))
 
-    def for_ranks_of(self, gang: Gang) -> Choice:
+    def for_ranks_of(self, gang: Gang) -> CheckpointChoice:
         """The same for a gang: a host whose ranks hold what they held when it was saved needs that part alone."""
         part_of = {words: host for host, words in self.held.items()}
         needs: dict[str, tuple[str, ...]] = {
@@ -230,7 +231,7 @@ class Choice:
         return tuple(part for part in self.needs.get(host, self.parts) if part not in own)
 
 
-def choose(surveys: Surveys) -> Choice:
+def choose(surveys: Surveys) -> CheckpointChoice:
     """The newest valid checkpoint over what all hosts reported."""
     rejected: list[Rejection] = []
     adoptable: dict[int, bytes] = {}
@@ -244,7 +245,7 @@ def choose(surveys: Surveys) -> Choice:
             sources, held, damaged = _match(commit, found)
             notes += damaged
             if sources:
-                return Choice(
+                return CheckpointChoice(
                     step=step,
                     record=commit.to_bytes(),
                     sources=sources,
@@ -256,7 +257,7 @@ def choose(surveys: Surveys) -> Choice:
         if record:
             adoptable[step] = record
         rejected += dict.fromkeys([*notes, *reasons])
-    return Choice(rejected=tuple(rejected), adoptable=adoptable)
+    return CheckpointChoice(rejected=tuple(rejected), adoptable=adoptable)
 
 
 def with_record(surveys: Surveys, step: int, record: bytes) -> Surveys:
@@ -288,11 +289,11 @@ def _commits(step: int, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Co
 
 def _match(
     commit: Commit, found: Mapping[str, Mapping[str, Any]]
-) -> tuple[tuple[Source, ...], dict[str, str], list[Rejection]]:
+) -> tuple[tuple[PartSource, ...], dict[str, str], list[Rejection]]:
     """The whole parts that the record lists, if they are enough; what each holds, if all are needed; and what is wrong
     with the others. Of parts that hold the same, as those of two pipelines may, one is enough.
     """
-    sources: list[Source] = []
+    sources: list[PartSource] = []
     held: dict[str, str] = {}
     rejected: list[Rejection] = []
     for host, part in _parts(found):
@@ -301,8 +302,8 @@ def _match(
         if part["text"] is not None and digest_of(part["text"].encode()) != commit.parts.get(name):
             problems.append(f"{PART_FILE} is not the one of the commit record (attempt {commit.attempt})")
         if not problems:
-            sources.append(Source(host=host, part=name))
-            held = Part.from_bytes(part["text"].encode()).held
+            sources.append(PartSource(host=host, part=name))
+            held = CheckpointPart.from_bytes(part["text"].encode()).held
         rejected += [_part_rejection(commit.step, host, name, problem) for problem in problems]
     whole = {source.part for source in sources}
     there = {host: words for host, words in held.items() if host in whole}
@@ -327,7 +328,7 @@ def _adopt(
         rejected += [_part_rejection(step, host, part["host"], problem) for problem in part["problems"]]
         if not part["problems"]:
             data = part["text"].encode()
-            whole.setdefault(Part.from_bytes(data).attempt, {})[part["host"]] = data
+            whole.setdefault(CheckpointPart.from_bytes(data).attempt, {})[part["host"]] = data
     newest = max(whole, default=0)
     if newest <= after_attempt:
         if after_attempt == 0:
@@ -341,7 +342,7 @@ def _adopt(
         reason = "its parts were written for another step"
     except CheckpointError as error:
         reason = f"it was not committed: {error.seen}"
-    held = Part.from_bytes(next(iter(whole[newest].values()))).held
+    held = CheckpointPart.from_bytes(next(iter(whole[newest].values()))).held
     named = [host for host in held if host not in whole[newest]] or list(whole[newest])
     return None, [*rejected, Rejection(step=step, host=", ".join(named), reason=reason, in_parts=bool(held))]
 
@@ -354,14 +355,188 @@ def _part_rejection(step: int, host: str, part: str, problem: str) -> Rejection:
     return Rejection(step=step, host=host, reason=f"part-{part}/{problem}")
 
 
+# Which checkpoints stay on a host, and how the others go: the record first, so that no half of one is ever valid.
+
+
+MIN_WAITING = 2
+"""Hosts save in step with each other but for one save: what the slowest has whole, every other one must still have."""
+
+_TRASH = ".trash-"
+_ASIDE = re.compile(r"aside-(\d{8,})-step-\d{8,}")
+
+
+def prune(checkpoints: Path, *, keep_last: int, keep_best: bool, writing: frozenset[int] = frozenset()) -> list[int]:
+    """Remove what is no longer needed on this host; the steps that went, oldest first.
+
+    Kept: the newest `keep_last` committed steps (at least one), the committed one with the lowest evaluation loss if
+    `keep_best`, every step that is `writing`, and the newest `keep_last` (at least two) of those newer than the last
+    commit, which may still be committed. A later attempt is newer, whatever its steps. Everything else, and what
+    crashes left behind, is removed. Raises OSError.
+    """
+    if not checkpoints.is_dir():
+        return []
+    at_point("retention: begin")
+    _clear_leftovers(checkpoints, writing)
+    steps = saved_steps(checkpoints)
+    commits = {step: commit for step in steps if (commit := read_commit(checkpoints, step))}
+    kept = _kept(checkpoints, commits, keep_last=max(1, keep_last), writing=writing) | writing
+    kept |= _waiting(checkpoints, steps, commits, keep_last=keep_last)
+    if keep_best and (best := _best(commits)) is not None:
+        kept.add(best)
+    gone = [step for step in steps if step not in kept]
+    for step in gone:
+        remove_step(checkpoints, step)
+    _clear_aside(checkpoints, commits)
+    at_point("retention: end")
+    return gone
+
+
+def set_aside(checkpoints: Path, after: int) -> list[int]:
+    """Move all steps newer than `after` out of the way of a run that goes on from there; which ones, oldest first.
+
+    Left in place they would count as the newest, and push out the only one that is whole. They are removed once a
+    step newer than `after` is committed here. Raises OSError.
+    """
+    newer = [step for step in saved_steps(checkpoints) if step > after]
+    for step in newer:
+        folder = step_folder(checkpoints, step)
+        remove_record(folder)
+        aside = checkpoints / f"aside-{after:08d}-{folder.name}"
+        if aside.exists():
+            shutil.rmtree(aside)
+        folder.rename(aside)
+    if newer:
+        sync_folder(checkpoints)
+    return newer
+
+
+def remove_step(checkpoints: Path, step: int) -> None:
+    """Remove one step from this host so that a crash at any moment leaves a valid checkpoint or none."""
+    folder = step_folder(checkpoints, step)
+    remove_record(folder)
+    trash = checkpoints / f"{_TRASH}{folder.name}"
+    folder.rename(trash)
+    sync_folder(checkpoints)
+    at_point("retention: step renamed")
+    _delete(trash)
+
+
+def remove_record(folder: Path) -> None:
+    """From here on the step counts as not committed on this host."""
+    (folder / COMMIT_FILE).unlink(missing_ok=True)
+    sync_folder(folder)
+    at_point("retention: record removed")
+
+
+def _kept(checkpoints: Path, commits: Mapping[int, Commit], *, keep_last: int, writing: Iterable[int]) -> set[int]:
+    """The newest committed steps; those with a part here, and those before the step that is written, on their own."""
+    order = sorted(commits, key=lambda step: (commits[step].attempt, step))
+    # A record without a whole part here (this disk was empty for a while) must not push out a checkpoint with one.
+    here = [step for step in order if _has_part(step_folder(checkpoints, step))]
+    # A run that writes step 133 went on from one before it: records of later steps are of a past it could not use.
+    first = min(writing, default=None)
+    before = [step for step in here if first is None or step < first]
+    return {step for ranked in (order, here, before) for step in ranked[-keep_last:]}
+
+
+def _has_part(folder: Path) -> bool:
+    # Sizes only: hashing every kept byte again at every save would cost as much as the save.
+    return any(not verify_part(part, hashes=False) for part in part_folders(folder))
+
+
+def _waiting(checkpoints: Path, steps: Iterable[int], commits: Mapping[int, Commit], *, keep_last: int) -> set[int]:
+    """The newest steps that may still be committed, or adopted by a resume."""
+    last = max(((commit.attempt, step) for step, commit in commits.items()), default=(0, 0))
+    found = sorted(
+        (attempt, step)
+        for step in steps
+        if step not in commits and (attempt := _attempt(step_folder(checkpoints, step))) is not None
+    )
+    return {step for attempt, step in found[-max(MIN_WAITING, keep_last) :] if (attempt, step) > last}
+
+
+def _attempt(folder: Path) -> int | None:
+    """The newest attempt that has a part in a step's folder."""
+    attempts = []
+    for part in part_folders(folder):
+        try:
+            attempts.append(CheckpointPart.from_bytes((part / PART_FILE).read_bytes()).attempt)
+        except (OSError, ValueError):
+            continue
+    return max(attempts, default=None)
+
+
+def _best(commits: dict[int, Commit]) -> int | None:
+    """The step with the lowest evaluation loss; the newer one of two equal ones."""
+    losses = {step: commit.evaluation_loss for step, commit in commits.items() if commit.evaluation_loss is not None}
+    return min(losses, key=lambda step: (losses[step], -step), default=None)
+
+
+def _clear_leftovers(checkpoints: Path, writing: frozenset[int]) -> None:
+    for trash in checkpoints.glob(f"{_TRASH}*"):
+        _delete(trash)
+    for step in set(saved_steps(checkpoints)) - writing:
+        for leftover in step_folder(checkpoints, step).glob("*.tmp"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def _clear_aside(checkpoints: Path, commits: Iterable[int]) -> None:
+    last = max(commits, default=-1)
+    for path in list(checkpoints.iterdir()):
+        if (found := _ASIDE.fullmatch(path.name)) and int(found[1]) < last:
+            shutil.rmtree(path)
+
+
+def _delete(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        at_point("retention: within removal")
+    folder.rmdir()
+
+
+# How often a run saves by itself, from what a save costs. Pure.
+
+
+LOSSES_S = 24 * 3600.0
+"""Between two ends that lose what was not saved; assumed."""
+LEAST_MIN, MOST_MIN = 1.0, 30.0
+BUSY = 0.05
+"""Part of the time in which disks may write checkpoints; so often they wear out, too."""
+FIRST_MIN = 2.0
+"""Before the first save, of which nothing is known yet."""
+
+
+def minutes_between(hold_s: float, write_s: float) -> float:
+    """Minutes from one save to the next. hold_s: how long training stood still for the last; write_s: until it was on
+    the disk.
+    """
+    young_s = math.sqrt(2 * max(0.0, hold_s) * LOSSES_S)
+    return min(MOST_MIN, max(LEAST_MIN, young_s / 60, write_s / BUSY / 60))
+
+
+USAGE = """usage: python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]
+       python -m gangline.runs.checkpoints aside FOLDER STEP
+"""
+
+
 def main(argv: Sequence[str]) -> int:
-    """`survey FOLDER [--verify | --verify-newest]`: the survey of this host as one line of JSON on stdout."""
+    """The survey of this host, or the steps that were set aside, as one line of JSON on stdout."""
     options = {"--verify", "--verify-newest"} & set(argv)
     words = [word for word in argv if word not in options]
-    if len(words) != 2 or words[0] != "survey":
-        sys.stderr.write("usage: python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]\n")
+    found: object
+    if len(words) == 2 and words[0] == "survey":
+        found = survey(Path(words[1]), verify=bool(options), newest_only="--verify" not in options)
+    elif len(argv) == 3 and argv[0] == "aside" and argv[2].isdecimal():
+        found = set_aside(Path(argv[1]), int(argv[2]))
+    else:
+        sys.stderr.write(USAGE)
         return 2
-    found = survey(Path(words[1]), verify=bool(options), newest_only="--verify" not in options)
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

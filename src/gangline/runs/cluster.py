@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gangline.runs.decode import build
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import load_record
+from gangline.runs.record_versions import load_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Cluster:
     supervisor: Literal["auto", "head", "here"] = "auto"
     """Where the process lives that looks after a run; auto: on the head, if it reaches the other hosts by ssh."""
     backend: str = "direct"
-    """What starts the host agents (`gangline.launch.registry`)."""
+    """What starts the host agents (`gangline.launch.backends`)."""
 
     @property
     def head(self) -> Host:

@@ -3,15 +3,156 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangline.runs.deal import split_whole
 from gangline.runs.division import Division
-from gangline.runs.rows import rows_left, rows_of
-from gangline.runs.versions import load_record, write_record
+from gangline.runs.record_versions import load_record, write_record
+
+# Dealing whole micro-batches to ranks: the arithmetic that controller and ranks must do alike.
+
+
+def split_whole(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Cut `total` indivisible items in proportion to `weights` (largest remainder; ties go to the lower index).
+
+    The parts sum to `total`; a weight of 0 gets 0. Raises ValueError when no weight is positive.
+    """
+    weight_sum = math.fsum(weights)
+    if weight_sum <= 0 or min(weights) < 0:
+        raise ValueError(f"weights must not be negative, and one must be positive: {list(weights)}")
+    exact = [total * weight / weight_sum for weight in weights]
+    parts = [math.floor(value) for value in exact]
+    by_remainder = sorted(
+        (index for index, weight in enumerate(weights) if weight > 0),
+        key=lambda index: (parts[index] - exact[index], index),
+    )
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
+    return tuple(parts)
+
+
+def shares_by_time(seconds: Sequence[float], total: int, *, least: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Cut `total` equal pieces of work so that the last rank to finish finishes as early as possible.
+
+    seconds: of one piece, by rank; least: pieces that a rank gets in any case, none if they are more than there are.
+    Each further piece goes to the rank that would have done it first, which gives the smallest possible maximum of
+    pieces * seconds. Ties go to the faster rank, then to the lower number. Raises ValueError for times that are not
+    positive numbers.
+    """
+    if not seconds or not all(0 < each < math.inf for each in seconds):
+        raise ValueError(f"seconds of a micro-batch must be positive: {list(seconds)}")
+    held = list(least) if least is not None and sum(least) <= total else [0] * len(seconds)
+    # what would be done in this time if pieces could be cut: every rank has all of its whole ones in any case
+    time_s = (total - sum(held)) / math.fsum(1 / each for each in seconds)
+    shares = [max(count, math.floor(time_s / each)) for count, each in zip(held, seconds, strict=True)]
+    queue = [((shares[rank] + 1) * each, each, rank) for rank, each in enumerate(seconds)]
+    heapq.heapify(queue)
+    for _ in range(total - sum(shares)):
+        _, each, rank = queue[0]
+        shares[rank] += 1
+        heapq.heapreplace(queue, ((shares[rank] + 1) * each, each, rank))
+    return tuple(shares)
+
+
+def nearby(wish: int) -> tuple[int, int]:
+    """The least and the most samples that are about `wish`: from 3/4 to 4/3 of it."""
+    return -(-3 * wish // 4), 4 * wish // 3
+
+
+def whole_counts(wish: int, micro_batch: int) -> range:
+    """Numbers of micro-batches whose samples are about `wish`; empty where there are none."""
+    low, high = nearby(wish)
+    return range(-(-low // micro_batch), high // micro_batch + 1)
+
+
+def whole_count(wish: int, micro_batch: int) -> int:
+    """The number of micro-batches that is nearest to `wish` samples, one at least; of two, the smaller."""
+    below, counts = wish // micro_batch, whole_counts(wish, micro_batch)
+    nearest = max(1, below + (2 * (wish - below * micro_batch) > micro_batch))
+    return min(max(nearest, counts[0]), counts[-1]) if counts else nearest
+
+
+def steps_per_epoch(num_samples: int, batch: int) -> int:
+    """Optimizer steps in one pass over the data; the last one may be short."""
+    return -(-num_samples // batch)
+
+
+def total_steps(num_samples: int, batch: int, *, epochs: float | None, steps: int | None) -> int:
+    """Optimizer steps of a whole run: `steps` as given, or enough for `epochs`."""
+    if steps is not None:
+        return steps
+    return max(1, math.ceil((epochs or 1.0) * steps_per_epoch(num_samples, batch) - 1e-9))
+
+
+# Pipelines side by side: which ranks are one, and what becomes of them where some are gone. Pure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRows:
+    """All pipelines of a gang, by the ranks that take part."""
+
+    ranks: tuple[int, ...]
+    """As they were numbered before."""
+    stages: tuple[int, ...]
+    """Layers of each of them."""
+    shares: tuple[int, ...]
+    """Micro-batches of each of them, which are those of its pipeline."""
+    replicas: int
+
+
+def rows_of(stages: Sequence[int], *, replicas: int) -> tuple[range, ...]:
+    """Ranks of every pipeline; stages: layers of each rank, of all pipelines one after the other."""
+    depth, begin, held = sum(stages) // replicas, 0, 0
+    rows = []
+    for rank, layers in enumerate(stages):
+        held += layers
+        if held == depth:
+            rows.append(range(begin, rank + 1))
+            begin, held = rank + 1, 0
+    return tuple(rows)
+
+
+def rows_left(stages: Sequence[int], shares: Sequence[int], left: Sequence[int], *, replicas: int) -> PipelineRows:
+    """The pipelines of the ranks that are left, in their order.
+
+    As many as possible in which nobody has more layers than before, for that is what memory is known to suffice for;
+    where there is not one such, all of them are one, in proportion to the layers that they had. Ranks that are more
+    than layers take no part.
+    """
+    depth = sum(stages) // replicas
+    total = sum(shares[row[0]] for row in rows_of(stages, replicas=replicas))
+    rows: list[list[int]] = [[]]
+    for rank in left:
+        if sum(stages[each] for each in rows[-1]) >= depth:
+            rows.append([])
+        rows[-1].append(rank)
+    if len(rows) > 1 and sum(stages[each] for each in rows[-1]) < depth:
+        rows[-2:] = [[*rows[-2], *rows[-1]][:depth]]
+    cut = [_cut(depth, [stages[rank] for rank in row]) for row in rows]
+    # before, ranks of a pipeline took about as long for their layers, and pipelines for their shares
+    paces = [
+        min(stages[rank] * shares[rank] / layers for rank, layers in zip(row, new, strict=True))
+        for row, new in zip(rows, cut, strict=True)
+    ]
+    dealt = split_whole(total, paces if any(paces) else [1.0] * len(rows))
+    return PipelineRows(
+        ranks=tuple(rank for row in rows for rank in row),
+        stages=tuple(layers for row in cut for layers in row),
+        shares=tuple(share for row, share in zip(rows, dealt, strict=True) for _ in row),
+        replicas=len(rows),
+    )
+
+
+def _cut(depth: int, before: Sequence[int]) -> tuple[int, ...]:
+    """All layers, in proportion to what ranks had before; one for each at least."""
+    if sum(before) <= depth:
+        return split_whole(depth, before)
+    more = split_whole(depth - len(before), [layers - 1 for layers in before])
+    return tuple(1 + layers for layers in more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +289,51 @@ def _divided(parts: Sequence[int], left: Sequence[int]) -> tuple[int, ...]:
     """What all ranks had, among those that are left, in proportion to their own: nobody has less than before."""
     own = [parts[number] for number in left]
     return split_whole(sum(parts), own if any(own) else [1] * len(own))
+
+
+# Which part of the trained state the ranks of every host hold, in words: of one gang, and of a checkpoint in parts.
+
+
+def held_by(gang: Gang) -> dict[str, str]:
+    """Host -> what its ranks hold of state that lies in parts; {} where every host has all of it.
+
+    Whether adapters are trained under fsdp, which are whole on every rank, is not known here.
+    """
+    hosts = gang.hosts
+    half = gang.half
+    if len(hosts) == 1 or not half.parts_of_tensors:
+        return {}
+    if half.shards_per_host and len({gang.num_ranks(host) for host in hosts}) == 1 and gang.num_ranks(hosts[0]) > 1:
+        return {}
+    if half.layers == "staged":
+        found = layers_on([rank.host for rank in gang.ranks], gang.stages, replicas=gang.replicas)
+        depth = sum(gang.stages) // gang.replicas
+        if all(len(layers) == depth for layers in found.values()):
+            return {}
+        return {host: f"layers {_ranges(layers)} of {depth}" for host, layers in found.items()}
+    numbers = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in hosts}
+    return {host: _words(gang, numbers[host][0], numbers[host][-1]) for host in hosts}
+
+
+def layers_on(hosts: Sequence[str], stages: Sequence[int], *, replicas: int) -> dict[str, list[int]]:
+    """Host -> layers that its ranks have in pipelines, each once, from 1 on. hosts, stages: by rank."""
+    found: dict[str, set[int]] = {host: set() for host in hosts}
+    for row in rows_of(stages, replicas=replicas):
+        before = 0
+        for rank in row:
+            found[hosts[rank]] |= set(range(before + 1, before + stages[rank] + 1))
+            before += stages[rank]
+    return {host: sorted(layers) for host, layers in found.items()}
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """For instance: 1 to 3 and 7 to 9."""
+    begins = [layer for layer in layers if layer - 1 not in layers]
+    ends = [layer for layer in layers if layer + 1 not in layers]
+    return " and ".join(f"{begin} to {end}" for begin, end in zip(begins, ends, strict=True))
+
+
+def _words(gang: Gang, first: int, last: int) -> str:
+    """Of adjacent ranks."""
+    ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+    return f"the rows of {ranks} of {gang.world_size}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gangline.runs.decode import build
-from gangline.runs.versions import load_record, write_record
+from gangline.runs.record_versions import load_record, write_record
 from gangline.strategies.base import AUTO
 
 SCHEMA_VERSION = 1
@@ -123,7 +123,7 @@ class CheckpointJob:
 
     every_steps: int | None = None
     every_minutes: float | Literal["auto"] | None = "auto"
-    """auto: see gangline.runs.cadence."""
+    """auto: see gangline.runs.checkpoints."""
     keep_last: int = 2
     keep_best: bool = True
     """Keep the one with the lowest evaluation loss, too."""

@@ -36,7 +36,7 @@ class PartFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CheckpointPart:
     """One host's part of a checkpoint: a replica, which holds the whole state, or a shard, which holds what the ranks
     of that host have of it.
 
@@ -66,9 +66,9 @@ class Part:
         return _seal(dataclasses.asdict(self))
 
     @staticmethod
-    def from_bytes(data: bytes) -> Part:
+    def from_bytes(data: bytes) -> CheckpointPart:
         """The part that `to_bytes` wrote; raises ValueError for anything else."""
-        part = _unseal(Part, data)
+        part = _unseal(CheckpointPart, data)
         if part.kind not in KINDS:
             raise ValueError(f"it is of kind {part.kind!r}, and this version reads {' and '.join(KINDS)}")
         of_hosts = set(part.hosts) if part.kind == "shard" else set()
@@ -107,7 +107,7 @@ def digest_of(data: bytes) -> str:
 
 def describe_part(
     folder: Path, *, step: int, host: str, description: Mapping[str, Any], evaluation_loss: float | None = None
-) -> Part:
+) -> CheckpointPart:
     """Write part.json over all files of `folder`: the last file of a part, after the others reached the disk.
 
     description: `attempt`, `hosts`, `num_ranks`, `fingerprints`, and of a shard `held`. A loss that is not finite is
@@ -119,7 +119,7 @@ def describe_part(
         if path.name != PART_FILE
     ]
     loss = evaluation_loss if evaluation_loss is not None and math.isfinite(evaluation_loss) else None
-    part = Part(
+    part = CheckpointPart(
         step=step,
         host=host,
         attempt=description["attempt"],
@@ -138,7 +138,7 @@ def describe_part(
 def verify_part(folder: Path, *, hashes: bool = True) -> list[str]:
     """What is wrong with a part, one line per file; [] when it is whole. `hashes=False` looks at names and sizes."""
     try:
-        part = Part.from_bytes((folder / PART_FILE).read_bytes())
+        part = CheckpointPart.from_bytes((folder / PART_FILE).read_bytes())
     except FileNotFoundError:
         return [f"{PART_FILE} is missing"]
     except (OSError, ValueError) as error:
@@ -157,7 +157,7 @@ def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes
     be read, or belongs to another step, attempt or input.
     """
     try:
-        read = {host: Part.from_bytes(data) for host, data in parts.items()}
+        read = {host: CheckpointPart.from_bytes(data) for host, data in parts.items()}
     except ValueError as error:
         raise _uncommittable(f"a {PART_FILE} cannot be used: {error}") from error
     if not read:
@@ -178,7 +178,7 @@ def commit_record(parts: Mapping[str, bytes], *, of_some: bool = False) -> bytes
     return commit.to_bytes()
 
 
-def _identity(part: Part) -> tuple[object, ...]:
+def _identity(part: CheckpointPart) -> tuple[object, ...]:
     return part.step, part.attempt, part.hosts, part.num_ranks, part.fingerprints, part.kind, part.held
 
 
@@ -213,7 +213,7 @@ def _seal(value: Mapping[str, Any]) -> bytes:
     return _encode({**value, "seal": digest_of(_encode(value))})
 
 
-_T = TypeVar("_T", Part, Commit)
+_T = TypeVar("_T", CheckpointPart, Commit)
 
 
 def _unseal(kind: type[_T], data: bytes) -> _T:

@@ -10,11 +10,9 @@ from pathlib import Path
 from gangline.errors import HostKeyRefused, RecordError, UsageError
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import write_json
-from gangline.runs.ids import PATTERN
-from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import RunState
-from gangline.runs.versions import load_record, read_regular
+from gangline.runs.layout import PATTERN, RunLayout
+from gangline.runs.record_versions import load_record, read_regular
+from gangline.runs.state import ProcessId, RunState
 
 IsAlive = Callable[[ProcessId], bool]
 

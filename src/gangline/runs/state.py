@@ -5,16 +5,97 @@ of it (leave.json).
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 from gangline.runs.decode import build
-from gangline.runs.events import now_iso
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.versions import load_if_there, load_record, write_record
+from gangline.runs.record_versions import load_if_there, load_record, write_record
+
+# What happened in a run, one JSON line per event in events.jsonl; and the time as all our files write it.
+
+
+EventSource = Literal["worker", "supervisor"]
+
+
+def now_iso() -> str:
+    """The time in UTC, with milliseconds: 2026-11-21T06:14:13.042Z."""
+    return iso(time.time())
+
+
+def iso(seconds: float) -> str:
+    """A time in seconds after 1970, as `now_iso` writes it."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def append_event(path: Path, event: str, *, source: EventSource, **details: Any) -> None:
+    """Add one line to events.jsonl. Several processes may do so: one write() with O_APPEND keeps lines whole."""
+    line = json.dumps({"kind": "event", "time": now_iso(), "source": source, "event": event, **details}) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of events.jsonl; [] where there is none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    whole, _, _ = data.rpartition(b"\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+# A process of this computer, named so that no other can be taken for it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """A pid with the time at which it started; the pid alone may be given to another process later."""
+
+    pid: int
+    start_ticks: int
+    """Clock ticks after boot."""
+
+    @staticmethod
+    def of(pid: int) -> ProcessId | None:
+        """The process that has this pid now."""
+        try:
+            return parse_stat(pid, Path(f"/proc/{pid}/stat").read_bytes())
+        except OSError:  # it is gone; or another user's, where /proc shows everybody only his own
+            return None
+
+    @staticmethod
+    def current() -> ProcessId:
+        """This process."""
+        me = ProcessId.of(os.getpid())
+        assert me is not None
+        return me
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process still runs here."""
+        return ProcessId.of(self.pid) == self
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as in rank-<r>.pid."""
+        return {"pid": self.pid, "start_ticks": self.start_ticks}
+
+
+def parse_stat(pid: int, stat: bytes) -> ProcessId | None:
+    """The process that /proc/<pid>/stat describes; None if it has ended and is only waited for."""
+    # The command name may hold spaces and parentheses; everything after the last ")" is numbers.
+    fields = stat.rpartition(b")")[2].split()
+    return None if fields[0] in {b"Z", b"X"} else ProcessId(pid=pid, start_ticks=int(fields[19]))
+
 
 Phase = Literal["preparing", "running", "stopping", "restarting", "finished", "stopped", "failed"]
 """restarting: an attempt has ended, and the supervisor prepares the next one."""
@@ -57,7 +138,7 @@ class HostOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AttemptOutcome:
     """outcome.json of one attempt."""
 
     result: Literal["finished", "stopped", "failed"]
@@ -77,25 +158,25 @@ class Outcome:
         write_record(path, dataclasses.asdict(self))
 
     @staticmethod
-    def load(path: Path) -> Outcome:
+    def load(path: Path) -> AttemptOutcome:
         """Read outcome.json; raises FileNotFoundError and RecordError."""
-        return load_record(path, Outcome)
+        return load_record(path, AttemptOutcome)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Outcome:
+    def from_json(data: dict[str, Any]) -> AttemptOutcome:
         """The outcome that `save` wrote; raises DecodeError for anything else."""
-        return build(Outcome, data)
+        return build(AttemptOutcome, data)
 
 
-Order = Literal["stop", "kill"]
+StopOrder = Literal["stop", "kill"]
 
 
-def write_order(layout: RunLayout, order: Order, *, attempt: int) -> None:
+def write_order(layout: RunLayout, order: StopOrder, *, attempt: int) -> None:
     """Ask an attempt to end: `stop` saves first, `kill` does not."""
     write_record(layout.order, {"order": order, "attempt": attempt})
 
 
-def read_order(layout: RunLayout, *, attempt: int) -> Order | None:
+def read_order(layout: RunLayout, *, attempt: int) -> StopOrder | None:
     """What was ordered of this attempt, if anything."""
     said = load_if_there(layout.order, dict)
     order = said.get("order") if said and said.get("attempt") == attempt else None

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.remote.terminal import LOOPBACK, forward, interactive
-from gangline.remote.transport import AGENT, Result, Transport
 from gangline.runs.cluster import Host
+from gangline.transport.terminal import LOOPBACK, forward, interactive
+from gangline.transport.transport import AGENT, CommandResult, Transport
 
 PATH_VARIABLE = "GANGLINE_TENSORBOARD_PATH"
 SHOW = (
@@ -62,7 +62,7 @@ class _Program:
     """A command on a host that stays until its transport is closed."""
 
     def __init__(self, transport: Transport, argv: tuple[str, ...], env: dict[str, str]) -> None:
-        self.result: Result | GanglineError | None = None
+        self.result: CommandResult | GanglineError | None = None
         self._how = (transport, argv, env)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -97,7 +97,7 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _failed(host: Host, result: Result | GanglineError | None) -> GanglineError:
+def _failed(host: Host, result: CommandResult | GanglineError | None) -> GanglineError:
     if isinstance(result, GanglineError):
         return result
     said = f"no answer within {START_S:.0f} s" if result is None else "\n".join(result.stderr.splitlines()[-8:])

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from gangline.planning.architecture import Architecture
-    from gangline.planning.instants import Instant, Step
-    from gangline.planning.option import Shift
-    from gangline.planning.speed import ComputeModel, StepQuery
-    from gangline.planning.states import Share, Term
-    from gangline.planning.traffic import Exchange, TrafficQuery
-    from gangline.planning.training import Strategy, Training
+    from gangline.planner.architecture import Architecture
+    from gangline.planner.memory import Instant, Step
+    from gangline.planner.option import Shift
+    from gangline.planner.speed import ComputeModel, StepQuery
+    from gangline.planner.states import Share, Term
+    from gangline.planner.traffic import Exchange, TrafficQuery
+    from gangline.planner.training import PlannedStrategy, Training
     from gangline.runs.job import StrategyJob
 
 AUTO = "auto"
@@ -328,7 +328,7 @@ class PlanHalf:
                 "on one",
             )
 
-    def model_violation(self, architecture: Architecture, strategy: Strategy) -> Violation | None:
+    def model_violation(self, architecture: Architecture, strategy: PlannedStrategy) -> Violation | None:
         """Why it cannot train such a model; None where it can."""
         del architecture, strategy
         return None
@@ -340,29 +340,29 @@ class PlanHalf:
 
     # -- ways to run a job ----------------------------------------------------------------------------------------
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """The ways to run a job that a plan weighs, on two ranks or more."""
         yield shift.plain(self.kind)
 
-    def more_candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Further ways, weighed where this strategy would be taken, or nothing fits."""
         del shift
         return iter(())
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def share(self, architecture: Architecture, strategy: Strategy, rank: int) -> Share | None:
+    def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share | None:
         """The part of the model that a rank computes; None: all of it."""
         del architecture, strategy, rank
         return None
 
-    def shards(self, strategy: Strategy) -> int:
+    def shards(self, strategy: PlannedStrategy) -> int:
         """Ranks that hold one copy of what lies in parts."""
         if self.parts == "none":
             return 1
         return strategy.shard_size if self.shards_per_host else strategy.world_size
 
-    def keeps_buckets(self, strategy: Strategy) -> bool:
+    def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Whether gradients are there all the time, as buckets that are exchanged."""
         del strategy
         return False
@@ -399,16 +399,16 @@ class PlanHalf:
         del ask
         return iter(())
 
-    def ring(self, strategy: Strategy) -> int:
+    def ring(self, strategy: PlannedStrategy) -> int:
         """Neighbours in rank order that belong together, for `Exchange.among`."""
         return strategy.shard_size if self.shards_per_host else strategy.world_size // strategy.replicas
 
-    def compute_of(self, model: ComputeModel, strategy: Strategy) -> ComputeModel:
+    def compute_of(self, model: ComputeModel, strategy: PlannedStrategy) -> ComputeModel:
         """How fast a rank computes its part of a micro-batch. model: of a whole one."""
         del strategy
         return model
 
-    def copy_s(self, exchange: Exchange, strategy: Strategy) -> float:
+    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy) -> float:
         """Seconds in which a rank's part comes to the card before an exchange, or leaves it after."""
         del exchange, strategy
         return 0.0
@@ -423,7 +423,7 @@ class PlanHalf:
 
     # -- words ----------------------------------------------------------------------------------------------------
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """Its name with what belongs to it."""
         return strategy.kind + strategy.moved
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.launch.registry import Backends
-from gangline.remote.connect import connect_all
+from gangline.launch.backends import Backends
 from gangline.runs.cluster import Cluster
-from gangline.runs.full_disk import full_disk
+from gangline.runs.files import full_disk
 from gangline.runs.layout import RunLayout
 from gangline.supervise.attempts import Attempts
+from gangline.supervise.gang_view import PollIntervals
 from gangline.supervise.lock import supervisor_lock
-from gangline.supervise.pace import Pace
+from gangline.transport.connect import connect_all
 
 STARTED = {"started": True}
 
@@ -95,7 +95,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
 
 def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
     try:
-        with supervisor_lock(layout, timeout_s=Pace().lock_s) as beat:
+        with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
             attempts = Attempts(layout, attempt, backend=Backends(), connect=connect_all, beat=beat)
             attempts.begin(secrets)
             _say(ready, STARTED)

@@ -9,22 +9,20 @@ from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import Backend
-from gangline.remote.transport import Transport
 from gangline.runs.cluster import Cluster
-from gangline.runs.full_disk import full_disk
+from gangline.runs.files import full_disk
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import Outcome, RunState, read_leave, read_order, write_leave, write_order
-from gangline.supervise.away import Away, Returning
-from gangline.supervise.clean import clean_rest
-from gangline.supervise.earlier import end_earlier
-from gangline.supervise.loop import Ended, Hooks, Supervisor
+from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order, write_leave, write_order
+from gangline.supervise.attempt_records import Superseded
+from gangline.supervise.clean import clean_rest, end_earlier
+from gangline.supervise.gang_view import PollIntervals
+from gangline.supervise.lost_hosts import Away, CutOff, Partition, Reaching, Returning, find_cut
 from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
-from gangline.supervise.pace import Pace
-from gangline.supervise.policy import Seats, Tried, pause_s, seats, why_not
-from gangline.supervise.reach import Cut, CutOff, Reaching, find_cut
-from gangline.supervise.records import Superseded
+from gangline.supervise.policy import NextHosts, Tried, pause_s, seats, why_not
+from gangline.supervise.supervisor import Ended, Hooks, Supervisor
+from gangline.transport.transport import Transport
 
 NEVER = FailureJob(restarts=0)
 Connect = Callable[[Cluster], Mapping[str, Transport]]
@@ -43,7 +41,7 @@ class Attempts:
         *,
         backend: Backend,
         connect: Connect,
-        pace: Pace | None = None,
+        pace: PollIntervals | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._layout = layout
@@ -54,7 +52,7 @@ class Attempts:
         self._connect = connect
         self._first = attempt
         self._transports = connect(self._base.cluster) if self._base else {}
-        pace = pace or Pace()
+        pace = pace or PollIntervals()
         self._pace = dataclasses.replace(pace, silence_s=self._failures.wait_s) if self._base else pace
         self._tried: list[Tried] = []
         self._noted = 0
@@ -76,7 +74,7 @@ class Attempts:
         else:
             self._current.begin(secrets)
 
-    def watch(self) -> Outcome:
+    def watch(self) -> AttemptOutcome:
         """Look after the run until it has ended."""
         while True:
             ended = self._current.look_after()
@@ -199,7 +197,7 @@ class Attempts:
         starts = self._current.attempt - base.attempt + 1 if base is not None and base.again is not None else None
         self._tried.append(Tried(error=error, began_at=began_at, reached=reached, starts=starts))
 
-    def _tell(self, ended: Ended, chosen: Seats, *, step: int | None, kept: bool) -> None:
+    def _tell(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool) -> None:
         error = ended.outcome.error or {}
         details: dict[str, Any] = {
             "next": self._current.attempt + 1,
@@ -215,7 +213,7 @@ class Attempts:
             details["missing"] = "figures and curves that only the head before had"
         self._current.records.event("restarting", **details)
 
-    def _wait_for_hosts(self, base: Base, ended: Ended) -> Seats:
+    def _wait_for_hosts(self, base: Base, ended: Ended) -> NextHosts:
         """Who takes part; hosts that do not answer are waited for as long as the job says."""
         begun = time.monotonic()
         cut = CutOff(ended.cut, lambda: self._find_cut(set(base.gang.hosts) - self._left - self._away.silent))
@@ -306,7 +304,7 @@ class Attempts:
             return False
         return self._reaching.reaches(host, self._current.request.names)
 
-    def _find_cut(self, hosts: Collection[str]) -> Cut | None:
+    def _find_cut(self, hosts: Collection[str]) -> Partition | None:
         """Who of these hosts is cut off from the others of them; raises what a transport raises."""
         assert self._base is not None
         cluster = self._base.cluster

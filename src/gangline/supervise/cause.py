@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.diagnose.failures import ECHOES, Failure, weight
-from gangline.diagnose.signatures import verdict
+from gangline.diagnose.signatures import ECHOES, Failure, verdict, weight
 from gangline.errors import BadState, RunFailed
-from gangline.launch.backend import HostStatus, Request
-from gangline.runs.events import iso
+from gangline.launch.backend import HostStatus, LaunchRequest
+from gangline.runs.state import iso
+from gangline.units import format_bytes
 
 GONE = frozenset({"lost", "starting", "unreachable"})
 Explain = Callable[[Failure], RunFailed | None]
@@ -29,7 +30,7 @@ def gather_failures(statuses: Sequence[HostStatus], *, seen: Sequence[str] = ())
 
 
 def first_cause(
-    request: Request,
+    request: LaunchRequest,
     statuses: Sequence[HostStatus],
     *,
     ordered: bool = False,
@@ -120,7 +121,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _of_lost(request: Request, status: HostStatus) -> dict[str, Any]:
+def _of_lost(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     folder = _folder(request, status.host)
     error = RunFailed(
         f"the guard on {status.host} is gone without a word",
@@ -146,7 +147,7 @@ def _told_by_torch(text: str, seen: str, *, host: str) -> RunFailed | None:
     return None if known is None else RunFailed(known[0], seen=seen, fix=known[1])
 
 
-def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
+def _of_host(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     log = f"{_folder(request, status.host)}/console.log"
     tail = "\n".join(status.console_tail)
     code = status.returncode or 0
@@ -175,5 +176,226 @@ def _of_host(request: Request, status: HostStatus) -> dict[str, Any]:
     return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
 
 
-def _folder(request: Request, host: str) -> str:
+def _folder(request: LaunchRequest, host: str) -> str:
     return next(part.folder for part in request.hosts if part.host == host)
+
+
+# A rank for which memory did not suffice: what it had and needed, what used it, and which change would make it fit.
+
+
+LEAST_LENGTH = 256
+"""Tokens; shorter samples are not proposed."""
+BY_ITSELF = " (with `failures: {smaller_micro_batch: true}` it would have gone on so by itself)"
+ROOM = 0.95
+"""Part of the memory that may be planned for."""
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = r"(\d+(?:\.\d+)?) (bytes|[KMGT]iB)"
+ON_GPU = re.compile(r"\bOutOfMemoryError\b|(?:CUDA|HIP) out of memory|CUDA error: out of memory")
+ON_HOST = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes|\bMemoryError\b|std::bad_alloc")
+FIGURES = {
+    "asked": re.compile(rf"Tried to allocate {_SIZE}"),
+    "capacity": re.compile(rf"total capac\w+ of {_SIZE}"),
+    "free": re.compile(rf"of which {_SIZE} is free"),
+    "used": re.compile(rf"this process has {_SIZE} memory in use"),
+    "tensors": re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch"),
+    "gaps": re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated"),
+}
+"""What torch says when a GPU has no room (c10/cuda/CUDACachingAllocator.cpp)."""
+RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
+"""What the kernel says that a process held which it killed."""
+
+
+class OutOfMemory(RunFailed):
+    """Memory did not suffice. micro_batch: the largest that may fit; None: it is 1 already, or unknown."""
+
+    def __init__(self, what: str, *, seen: str, fix: str, micro_batch: int | None = None) -> None:
+        super().__init__(what, seen=seen, fix=fix)
+        self.micro_batch = micro_batch
+
+    def to_json(self) -> dict[str, Any]:
+        """See `GanglineError.to_json`; and "micro_batch"."""
+        return {**super().to_json(), "micro_batch": self.micro_batch}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What is known of it, in bytes."""
+
+    device: str
+    """"GPU memory" or "memory"."""
+    killed: bool = False
+    """By the kernel."""
+    needed_bytes: int | None = None
+    """At least."""
+    room_bytes: int | None = None
+    """That it had, or could have had."""
+    words: tuple[str, ...] = ()
+    """What was seen, for people."""
+
+
+def of_memory(
+    failure: Mapping[str, Any], plan: Mapping[str, Any] | None, job: Mapping[str, Any] | None = None
+) -> OutOfMemory | None:
+    """What a rank ended of, if it was memory; None if it was not.
+
+    failure: of `gather_failures`, with "host"; "oom" in it is what its guard found out
+    (gangline.agent.supervise.memory_kills).
+    plan, job: the content of plan.json and job.json, if there are any, with the micro_batch of the attempt in the job.
+    """
+    shortage = _shortage(failure)
+    if shortage is None:
+        return None
+    place, foreseen = f"rank {failure['rank']} on {failure['host']}", _foreseen(plan, failure["rank"])
+    end = "and was killed by its kernel" if shortage.killed else ""
+    seen = [*shortage.words, *_planned_words(foreseen)]
+    smaller = _smaller(shortage, foreseen, _micro_batch(plan or {}, job or {}))
+    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job or {})]
+    return OutOfMemory(
+        f"{place} ran out of {shortage.device} {end}".rstrip(),
+        seen="; ".join(seen) or "nothing tells how much it had",
+        fix=_fix(changes, shortage, failure["host"], by_itself=BY_ITSELF if smaller and not _may_shrink(job) else ""),
+        micro_batch=smaller[0] if smaller else None,
+    )
+
+
+def _shortage(failure: Mapping[str, Any]) -> Shortage | None:
+    error = failure.get("error") or {}
+    text = f"{error.get('what', '')}\n{error.get('seen', '')}"
+    if ON_GPU.search(text):
+        return _of_gpu(text)
+    if (match := ON_HOST.search(text)) is not None:
+        words = (f"it asked for {format_bytes(int(match[1]))} more",) if match[1] else ()
+        return Shortage(device="memory", words=words)
+    oom = failure.get("oom")
+    return _of_kernel(oom) if isinstance(oom, Mapping) else None
+
+
+def _of_gpu(text: str) -> Shortage:
+    found = {name: _bytes(match) for name, pattern in FIGURES.items() if (match := pattern.search(text))}
+    words = []
+    if "asked" in found:
+        words.append(f"it asked for {format_bytes(found['asked'])} more")
+    if "capacity" in found and "free" in found:
+        words.append(f"{format_bytes(found['free'])} of {format_bytes(found['capacity'])} were free")
+    if "tensors" in found:
+        gaps = f", {format_bytes(found['gaps'])} in gaps between them" if found.get("gaps") else ""
+        words.append(f"it held {format_bytes(found['tensors'])} of tensors{gaps}")
+    used = found.get("used", found.get("tensors", 0) + found.get("gaps", 0))
+    needed = used + found["asked"] if used and "asked" in found else None
+    room = used + found["free"] if used and "free" in found else None
+    if room is not None and "capacity" in found and found["capacity"] - room > found["capacity"] // 20:
+        words.append(f"others, or the driver, held {format_bytes(found['capacity'] - room)}")
+    return Shortage(device="GPU memory", needed_bytes=needed, room_bytes=room, words=tuple(words))
+
+
+def _of_kernel(oom: Mapping[str, Any]) -> Shortage:
+    line = str(oom.get("line") or "")
+    held = 1024 * sum(int(match[2]) for match in RESIDENT.finditer(line))
+    limit, total = _whole(oom.get("limit_bytes")), _whole(oom.get("memory_bytes"))
+    words = [f"it held {format_bytes(held)}"] if held else []
+    if limit is not None and (total is None or limit < total):
+        words.append(f"its control group may have {format_bytes(limit)}")
+    elif total is not None:
+        words.append(f"the machine has {format_bytes(total)} for all programs")
+    if line:
+        words.append(f"the kernel's log: {line}")
+    elif oom.get("cgroup"):
+        words.append(f"its control group {oom['cgroup']} counted a process that was killed for memory")
+    # what it held as it was killed was all that others had left to it
+    return Shortage(
+        device="memory", killed=True, needed_bytes=held or None, room_bytes=held or None, words=tuple(words)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreseen:
+    """What the plan said of a rank."""
+
+    process_bytes: int
+    free_bytes: int | None
+    moving: float | None
+    """Part of it that goes with the tokens of a micro-batch; None: the plan does not tell."""
+
+
+def _foreseen(plan: Mapping[str, Any] | None, rank: int) -> _Foreseen | None:
+    try:
+        row = ((plan or {}).get("forecast") or {}).get("ranks", ())[rank]
+        process, allocated = int(row["process_bytes"]), int(row["allocated_bytes"])
+        lasting = _whole(row.get("persistent_bytes"))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    moving = None if lasting is None or process <= 0 else min(1.0, max(0, allocated - lasting) / process)
+    return _Foreseen(process_bytes=process, free_bytes=_whole(row.get("free_bytes")), moving=moving)
+
+
+def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
+    if foreseen is None:
+        return
+    parts = ""
+    if foreseen.moving is not None:
+        moving = int(foreseen.process_bytes * foreseen.moving)
+        lasting = format_bytes(foreseen.process_bytes - moving)
+        parts = f" ({lasting} that stay, {format_bytes(moving)} of activations)"
+    free = "" if foreseen.free_bytes is None else f", of {format_bytes(foreseen.free_bytes)} that were free"
+    yield f"the plan foresaw {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
+
+
+def _may_shrink(job: Mapping[str, Any] | None) -> bool:
+    failures = (job or {}).get("failures")
+    return isinstance(failures, Mapping) and failures.get("smaller_micro_batch") is True
+
+
+def _micro_batch(plan: Mapping[str, Any], job: Mapping[str, Any]) -> int:
+    return _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1
+
+
+def _smaller(shortage: Shortage, foreseen: _Foreseen | None, micro_batch: int) -> tuple[int, str] | None:
+    """The micro-batch to go on with, and what to write in the job for it: the gentlest change of all."""
+    divisors = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
+    return _best(divisors, "micro_batch: {}", micro_batch, shortage, foreseen) if divisors else None
+
+
+def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[str, Any]) -> Iterator[str]:
+    """What else to write in the job, the gentlest first; with what it would need, where that can be told."""
+    data = job.get("data")
+    length = _whole(data.get("sequence_length")) if isinstance(data, Mapping) else None
+    if job.get("activation_checkpointing") is False:
+        yield "activation_checkpointing: true"
+    if length is not None and length // 2 >= LEAST_LENGTH:
+        shorter = [length >> halvings for halvings in range(1, 8) if length >> halvings >= LEAST_LENGTH]
+        yield _best(shorter, "data.sequence_length: {}", length, shortage, foreseen)[1]
+    method = job.get("method")
+    if isinstance(method, Mapping) and method.get("kind") == "full":
+        yield "method: lora"
+
+
+def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> tuple[int, str]:
+    """The largest of these values that fits, and words for it; the first of them, without a figure, where that cannot
+    be told.
+    """
+    room = shortage.room_bytes or (foreseen.free_bytes if foreseen is not None else None)
+    if foreseen is None or foreseen.moving is None or room is None:
+        return values[0], key.format(values[0])
+    seen = max(shortage.needed_bytes or 0, foreseen.process_bytes)
+    for value in values:
+        needs = int(seen * (1 - foreseen.moving * (1 - value / now)))
+        if needs <= ROOM * room:
+            return value, f"{key.format(value)} (about {format_bytes(needs)})"
+    return values[-1], f"{key.format(values[-1])}, which is not enough alone"
+
+
+def _fix(changes: list[str], shortage: Shortage, host: str, *, by_itself: str) -> str:
+    look = f"nvidia-smi on {host}" if shortage.device == "GPU memory" else f"top on {host}"
+    free = f"if another program took it ({look} shows), end that, then: gangline resume"
+    if not changes:
+        return f"{free}; else give the host fewer `slots`"
+    return f"in the job {', or '.join(changes)}, and start anew with it, for a run keeps its job{by_itself}; {free}"
+
+
+def _bytes(match: re.Match[str]) -> int:
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _whole(value: object) -> int | None:
+    """A number of bytes or tokens; None for anything else."""
+    return value if type(value) is int and value >= 0 else None

@@ -18,16 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gangline.errors import GanglineError
-from gangline.remote.connect import connect
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.supervise.detached import is_alive, leave_run, stop_run, unfinished
+from gangline.transport.connect import connect
 
 USAGE = """\
 usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, leave RUN_FOLDER HOST..., or reach
 """
 NO_KEY = "refuses your key"
-"""In what ssh's errors are called (gangline.remote.ssh_errors)."""
+"""In what ssh's errors are called (gangline.transport.ssh_options)."""
 
 
 def reasons(cluster: Cluster) -> list[str]:

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import Request
-from gangline.launch.look import outlives_guard
-from gangline.launch.registry import Backends
-from gangline.remote.connect import connect_all
-from gangline.remote.local import LocalTransport, our_python
-from gangline.remote.said import NONSENSE, understood
-from gangline.remote.transport import AGENT, Result, Transport
+from gangline.launch.backend import LaunchRequest
+from gangline.launch.backends import Backends
+from gangline.launch.poll import outlives_guard
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import Order, RunState, write_leave, write_order
-from gangline.runs.versions import decode_record, load_record
-from gangline.supervise import earlier
-from gangline.supervise.between import end_between
+from gangline.runs.record_versions import decode_record, load_record
+from gangline.runs.state import RunState, StopOrder, write_leave, write_order
+from gangline.supervise import clean
+from gangline.supervise.clean import end_between
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
+from gangline.transport.connect import connect_all
+from gangline.transport.local import LocalTransport, our_python
+from gangline.transport.ssh_options import NONSENSE, understood
+from gangline.transport.transport import AGENT, CommandResult, Transport
 
 START_TIMEOUT_S = 600.0
 """Guards on many hosts, some of which answer slowly."""
@@ -78,7 +78,7 @@ def _stdin(secrets: Mapping[str, str] | None) -> bytes:
     return json.dumps({"secrets": dict(secrets or {})}).encode()
 
 
-def _require_started(result: Result, run_folder: Path, attempt: int) -> None:
+def _require_started(result: CommandResult, run_folder: Path, attempt: int) -> None:
     if result.returncode == 0:
         return
     log = RunLayout.of(run_folder).supervisor_log(attempt)
@@ -107,7 +107,7 @@ def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str,
     if keeper is not None:
         with understood(keeper.host, f"what is left of {layout.run_id}"):
             return tuple(map(str, ask_keeper(layout, keeper, "alive")["unfinished"]))
-    return earlier.unfinished(layout)
+    return clean.unfinished(layout)
 
 
 def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
@@ -120,7 +120,7 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
     if keeper is not None:
         ask_keeper(layout, keeper, "kill" if now else "stop")
         return
-    order: Order = "kill" if now else "stop"
+    order: StopOrder = "kill" if now else "stop"
     state = _tell(layout, lambda attempt: write_order(layout, order, attempt=attempt))
     if is_frozen(layout):
         break_lock(layout)
@@ -130,7 +130,7 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
         end_between(layout, backend=Backends(), connect=connect_all)
         return
     if state.phase not in {"running", "stopping"}:
-        earlier.finish_all(layout, backend=Backends(), connect=connect_all)
+        clean.finish_all(layout, backend=Backends(), connect=connect_all)
         return
     with _attempt_at_hand(layout, state.attempt) as (request, transports):
         Backends().stop(request, transports, now=now, epoch=state.epoch)
@@ -206,7 +206,7 @@ def _cluster_there(layout: RunLayout, keeper: Transport) -> Cluster:
         raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
 
 
-def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> Result:
+def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> CommandResult:
     """Run our own code on the head; raises HostUnreachable."""
     # The last variable keeps the others away from what is started there.
     own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
@@ -216,7 +216,7 @@ def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes 
         raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
 
 
-def _last_words(result: Result) -> dict[str, Any]:
+def _last_words(result: CommandResult) -> dict[str, Any]:
     try:
         words = json.loads(result.stdout.strip().splitlines()[-1])
     except NONSENSE:
@@ -242,9 +242,9 @@ def _runs_somewhere(layout: RunLayout) -> bool:
 
 
 @contextmanager
-def _attempt_at_hand(layout: RunLayout, attempt: int) -> Iterator[tuple[Request, Mapping[str, Transport]]]:
+def _attempt_at_hand(layout: RunLayout, attempt: int) -> Iterator[tuple[LaunchRequest, Mapping[str, Transport]]]:
     """What was started, and ways to the hosts on which it was; raises FileNotFoundError."""
-    request = load_record(layout.request(attempt), Request)
+    request = load_record(layout.request(attempt), LaunchRequest)
     transports = connect_all(Cluster.of_attempt(layout, attempt))
     try:
         yield request, transports

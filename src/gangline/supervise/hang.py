@@ -15,12 +15,253 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostStatus, Request
-from gangline.supervise.standing import Stack, Standing, Standings, listed, named, read_stack, seconds, shortened
+from gangline.launch.backend import HostStatus, LaunchRequest, RankSigns
+from gangline.transport.ssh_options import NONSENSE, printable, whole
+from gangline.units import format_duration
+
+# Where the ranks of an attempt stand, as their hosts tell of them, and in words. Pure.
+
+
+FRESH_S = 10.0
+"""A guard tells every second: what one says that has not got on for so long may be old."""
+MOST_FRAMES = 60
+MOST_LETTERS = 200
+MOST = 8
+"""How many ranks or hosts are named."""
+SLACK_S = 6.0
+"""What a guard says may be read late by so much: only what is newer by more is a sign of life."""
+NOT_BEGUN = "importing"
+"""The phase of a rank that has not said any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStack:
+    """What one process said when it was asked where it stands (gangline.agent.supervise.stacks)."""
+
+    pid: int
+    state: str
+    """One letter, as in proc(5)."""
+    wchan: str
+    where: str
+    """The innermost call that a person would look at; "": it said nothing."""
+    is_ours: bool
+    """That is a call of gangline's own, as where a rank waits for others."""
+    frames: tuple[str, ...]
+    """Of its main thread, innermost first."""
+    unheard: tuple[str, ...]
+    """Addresses that do not acknowledge what was sent to them."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it: it does nothing until it is continued."""
+        return self.state in {"T", "t"}
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether it sleeps in a way that no signal ends."""
+        return self.state == "D"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One rank, as it was seen last. Times are by our clock."""
+
+    host: str
+    rank: int
+    phase: str
+    step: int
+    """1-based; 0: before the first."""
+    collectives: int
+    """How many it has entered."""
+    moved_at: float
+    """When it came there."""
+    told_at: float
+    """When it last said anything: it may say the same anew, as a sign of life."""
+    stack: ProcessStack | None = None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Ranks that have done less than others are what the others wait for."""
+        return self.collectives, self.step
+
+    @property
+    def left(self) -> int:
+        """Exchanges that it has behind it."""
+        return self.collectives - (self.phase == "exchange")
+
+    @property
+    def name(self) -> str:
+        """As in: rank 2 on pc3"""
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def point(self) -> str:
+        """As in: `data` of step 57"""
+        return f"`{self.phase}` of step {self.step}" if self.step else f"`{self.phase}`"
+
+    def place(self, now: float) -> str:
+        """Where it stands, and since when, in a sentence."""
+        stack = self.stack
+        where = f", at {stack.where}" if stack and stack.where else ""
+        return f"{self.name} {self._does()} {self.point} since {seconds(now - self.moved_at)}{where}"
+
+    def _does(self) -> str:
+        state = self.stack.state if self.stack else ""
+        if state == "D":
+            return "waits for a disk or a network file system in"
+        if state in {"Z", "X"}:
+            return "has ended in"
+        return {"T": "is stopped (SIGSTOP) in", "t": "is stopped by a debugger in"}.get(state, "stands in")
+
+
+class Standings:
+    """All ranks of an attempt."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_rank: dict[int, Standing] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
+        """The last beat of a guard, and when it was new."""
+        self._silent: dict[str, float] = {}
+        """Hosts of which nothing is known now, and since when."""
+        self._frozen: set[str] = set()
+        """Those of them that answer, but whose guard does not get on."""
+        self._hosts: list[str] = []
+
+    @property
+    def seen(self) -> list[Standing]:
+        """Ranks of which it is known where they stand now, and which have not ended."""
+        return [each for each in self._all() if each.host not in self._silent and each.phase != "ended"]
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is not known where some ranks stand."""
+        return bool(self._silent)
+
+    def silent(self, seconds: float) -> list[str]:
+        """Hosts of which nothing has been known for so long."""
+        now = self._clock()
+        return [host for host in self._hosts if now - self._silent.get(host, now) >= seconds]
+
+    def is_frozen(self, host: str) -> bool:
+        """Whether the host answers, but its guard does not get on."""
+        return host in self._frozen
+
+    def last_of(self, hosts: Sequence[str]) -> list[Standing]:
+        """Where the ranks of some hosts were when they were seen last."""
+        return [each for each in self._all() if each.host in hosts]
+
+    def note(self, statuses: Sequence[HostStatus]) -> None:
+        """Take in what the hosts say now."""
+        now = self._clock()
+        self._hosts = [status.host for status in statuses]
+        for status in statuses:
+            since = self._unknown_since(status, now)
+            if since is not None:
+                self._silent.setdefault(status.host, since)
+                continue
+            self._silent.pop(status.host, None)
+            if status.phase != "running":
+                self._by_rank = {rank: each for rank, each in self._by_rank.items() if each.host != status.host}
+            elif status.signs is not None:
+                for sign in status.signs.ranks:
+                    self._by_rank[sign.rank] = _moved(self._by_rank.get(sign.rank), status.host, sign, now)
+
+    def _unknown_since(self, status: HostStatus, now: float) -> float | None:
+        """Since when nothing is known of a host; None: it tells."""
+        self._frozen.discard(status.host)
+        if status.phase == "unreachable":
+            self._beats.pop(status.host, None)
+            return now
+        if status.phase != "running" or status.beat is None:
+            return None
+        beat, at = self._beats.setdefault(status.host, (status.beat, now))
+        if beat != status.beat:
+            self._beats[status.host] = status.beat, now
+        elif now - at >= FRESH_S:
+            self._frozen.add(status.host)
+            return at
+        return None
+
+    def _all(self) -> list[Standing]:
+        return [self._by_rank[rank] for rank in sorted(self._by_rank)]
+
+
+def read_stack(said: object) -> ProcessStack | None:
+    """What a host says of one rank's process; None where that is nonsense."""
+    try:
+        if not isinstance(said, Mapping):
+            return None
+        return ProcessStack(
+            pid=whole(said["pid"]),
+            state=_text(said["state"])[:1],
+            wchan=_text(said["wchan"]),
+            where=_text(said["where"]),
+            is_ours=said["is_ours"] is True,
+            frames=tuple(_text(frame) for frame in list(said["stack"])[:MOST_FRAMES]),
+            unheard=tuple(_text(address) for address in list(said["unheard"])[:MOST]),
+        )
+    except NONSENSE:
+        return None
+
+
+def named(standings: Sequence[Standing]) -> str:
+    """As in: rank 0 on pc1 and ranks 2, 3 on pc2"""
+    by_host: dict[str, list[str]] = {}
+    for each in standings:
+        by_host.setdefault(each.host, []).append(str(each.rank))
+    words = [
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shortened(ranks))} on {host}"
+        for host, ranks in by_host.items()
+    ]
+    return listed(words)
+
+
+def listed(words: Sequence[str]) -> str:
+    """As in: a, b and c"""
+    words = shortened(words)
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def shortened(words: Sequence[str]) -> list[str]:
+    """The first few."""
+    return [*words[:MOST], f"{len(words) - MOST} more"] if len(words) > MOST else list(words)
+
+
+def seconds(duration_s: float) -> str:
+    """As in: 41 s, or 3 min 05 s"""
+    return f"{duration_s:.0f} s" if duration_s < 60 else format_duration(duration_s)
+
+
+def _moved(before: Standing | None, host: str, sign: RankSigns, now: float) -> Standing:
+    """Where a rank stands now, as its guard says."""
+    told_at = now - (sign.same_s or 0.0)
+    here = Standing(
+        host=host,
+        rank=sign.rank,
+        phase=sign.phase or NOT_BEGUN,
+        step=sign.step or 0,
+        collectives=sign.collectives or 0,
+        moved_at=told_at,
+        told_at=told_at,
+    )
+    if before is None:
+        return here
+    if (before.phase, before.progress) != (here.phase, here.progress):
+        return replace(here, moved_at=max(told_at, before.moved_at))
+    is_news = sign.same_s is not None and told_at > before.told_at + SLACK_S
+    return replace(before, told_at=told_at) if is_news else before
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:40]!r} is no text")
+    return printable(value[:MOST_LETTERS].replace("\n", " "))
+
 
 SHOWN_FRAMES = 12
 
-Stacks = Mapping[str, Mapping[int, Stack]]
+Stacks = Mapping[str, Mapping[int, ProcessStack]]
 """What hosts said of their ranks' processes."""
 
 
@@ -44,7 +285,7 @@ class Hung(RunFailed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class HangVerdict:
     """That nothing gets on. Times are by our clock."""
 
     kind: Literal["behind", "together", "silent"]
@@ -76,7 +317,7 @@ class Finding:
         details = {"what": self._what(), "host": host, "rank": first.rank if first else None}
         return {**details, "phase": last.phase, "step": last.step, "seconds": round(self.now - last.moved_at, 1)}
 
-    def with_stacks(self, stacks: Stacks) -> Finding:
+    def with_stacks(self, stacks: Stacks) -> HangVerdict:
         """The same, with what processes said of themselves."""
         behind, seen = ([_asked(each, stacks) for each in ranks] for ranks in (self.behind, self.seen))
         return replace(self, behind=tuple(behind), seen=tuple(seen))
@@ -195,7 +436,7 @@ def _asked(standing: Standing, stacks: Stacks) -> Standing:
     return replace(standing, stack=stacks.get(standing.host, {}).get(standing.rank))
 
 
-def _evidence(standing: Standing, stack: Stack) -> dict[str, Any]:
+def _evidence(standing: Standing, stack: ProcessStack) -> dict[str, Any]:
     """A rank's stack as plain data."""
     here = {"host": standing.host, "rank": standing.rank, "phase": standing.phase, "step": standing.step}
     process = {"state": stack.state, "wchan": stack.wchan, "unheard": list(stack.unheard)}
@@ -231,15 +472,15 @@ class Hang:
     `failure` is there when all have come, or a few seconds later.
     """
 
-    def __init__(self, request: Request, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, request: LaunchRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._is_wanted = all(part.program == "worker" for part in request.hosts)
         self._clock = clock
         self._standings = Standings(clock=clock)
         self._steps = _Steps()
-        self._found: Finding | None = None
+        self._found: HangVerdict | None = None
         self._num_suspicions = 0
         self._suspected_at = 0.0
-        self._stacks: dict[str, dict[int, Stack]] = {}
+        self._stacks: dict[str, dict[int, ProcessStack]] = {}
 
     @property
     def suspicion(self) -> int | None:
@@ -274,7 +515,7 @@ class Hang:
             return None
         return self._found.with_stacks(self._stacks).error()
 
-    def _look(self) -> Finding | None:
+    def _look(self) -> HangVerdict | None:
         now, seen = self._clock(), self._standings.seen
         if not seen:
             return None  # it may be our own link that is cut
@@ -292,10 +533,10 @@ class Hang:
         waited_s = now - max(each.moved_at for each in seen)
         return waited_s >= SILENT_S and now - self._steps.since >= self._steps.patience_s
 
-    def _silent(self, hosts: Sequence[str], seen: Sequence[Standing], *, limit: str) -> Finding:
+    def _silent(self, hosts: Sequence[str], seen: Sequence[Standing], *, limit: str) -> HangVerdict:
         """All that are seen wait for these hosts."""
         are_frozen = all(map(self._standings.is_frozen, hosts))
-        return Finding(
+        return HangVerdict(
             kind="silent",
             now=self._clock(),
             seen=tuple(seen),
@@ -305,7 +546,7 @@ class Hang:
             limit=limit,
         )
 
-    def _overdue(self, seen: Sequence[Standing], silent: Sequence[str], now: float) -> Finding | None:
+    def _overdue(self, seen: Sequence[Standing], silent: Sequence[str], now: float) -> HangVerdict | None:
         """What is to be said of a step, or of a pause, that lasts too long."""
         phases = {each.phase for each in seen}
         if phases & PAUSES:
@@ -323,13 +564,13 @@ class Hang:
         behind = [each for each in seen if each.progress == least]
         still = [each for each in behind if now - each.told_at >= still_s]
         if len(behind) < len(seen) or len(seen) == 1:
-            found = Finding(kind="behind", now=now, behind=tuple(still), seen=tuple(seen), limit=words)
+            found = HangVerdict(kind="behind", now=now, behind=tuple(still), seen=tuple(seen), limit=words)
             return found if still else None
         if len(still) < len(seen):
             return None
         if silent:
             return self._silent(silent, seen, limit=words)
-        return Finding(kind="together", now=now, seen=tuple(seen), limit=words)
+        return HangVerdict(kind="together", now=now, seen=tuple(seen), limit=words)
 
 
 class _Steps:
@@ -400,7 +641,7 @@ def _listed_phases(phases: set[str]) -> str:
     return listed(sorted({words.get(phase, "load") for phase in phases}))
 
 
-def _read(said: object) -> dict[int, Stack]:
+def _read(said: object) -> dict[int, ProcessStack]:
     rows = said.get("ranks") if isinstance(said, Mapping) else None
     if not isinstance(rows, Mapping):
         return {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import damaged
+from gangline.runs.record_versions import damaged
 
 FROZEN_S = 60.0
 """A supervisor that has not touched its lock for so long does nothing any more."""

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from gangline.launch.backend import Backend, Request
-from gangline.launch.port import free_port
+from gangline.launch.backend import Backend, LaunchRequest
+from gangline.launch.poll import free_port
 from gangline.launch.program import Again, Program
-from gangline.remote.transport import Transport
-from gangline.runs.checkpoints import Choice
+from gangline.provision.checkpoint_sources import CheckpointHost, Places, bring, find_checkpoint, rejected_error
+from gangline.provision.trees import Spot, carry_history, place_gang
+from gangline.runs.checkpoints import CheckpointChoice
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob, Job
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import load_if_there, load_record, write_record
-from gangline.sync.checkpoints import Place, Places, bring, find_checkpoint, rejected_error
-from gangline.sync.trees import Spot, carry_history, place_gang
+from gangline.runs.record_versions import load_if_there, load_record, write_record
+from gangline.transport.transport import Transport
 
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
@@ -68,12 +68,12 @@ class Base:
 
 def look_for_checkpoint(
     layout: RunLayout, base: Base, transports: Mapping[str, Transport], *, answering: Sequence[str]
-) -> tuple[Places, Choice]:
+) -> tuple[Places, CheckpointChoice]:
     """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged.
 
     Where parts are missing, the other hosts of the run are asked as well: one that has left may have its part still.
     """
-    every = {host.name: Place(host=host, transport=transports[host.name]) for host in base.cluster.hosts}
+    every = {host.name: CheckpointHost(host=host, transport=transports[host.name]) for host in base.cluster.hosts}
     places = {name: place for name, place in every.items() if name in answering}
     choice = find_checkpoint(places, layout.run_id)
     if any(rejection.in_parts for rejection in choice.rejected) and places.keys() != every.keys():
@@ -89,9 +89,9 @@ def prepare(
     number: int,
     *,
     hosts: Sequence[str],
-    checkpoint: tuple[Places, Choice],
+    checkpoint: tuple[Places, CheckpointChoice],
     backend: Backend,
-) -> Request:
+) -> LaunchRequest:
     """Bring the checkpoint to these hosts, deal the work, and write down what will be started, and who takes no part:
     another supervisor may have to know. base: with those that have left by now.
 
@@ -124,7 +124,7 @@ def prepare(
     return request
 
 
-def _lacking(gang: Gang, choice: Choice, hosts: Sequence[str]) -> tuple[str, ...]:
+def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tuple[str, ...]:
     """Hosts whose ranks get the state from other ranks: that is sooner done than to copy files. None where every rank
     has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
@@ -151,7 +151,7 @@ def move_head(layout: RunLayout, places: Places, *, before: str, now: str) -> bo
     return carry_history(old, new, layout.run_id)
 
 
-def _work_folder(place: Place) -> Spot:
+def _work_folder(place: CheckpointHost) -> Spot:
     return Spot(host=place.host, transport=place.transport, path=PurePath(place.host.workdir))
 
 

@@ -90,7 +90,7 @@ def _in_vain(tried: Sequence[Tried]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seats:
+class NextHosts:
     """Which hosts take part in the next attempt."""
 
     hosts: tuple[str, ...]
@@ -107,14 +107,14 @@ def seats(
     silent_s: Mapping[str, float],
     left: Collection[str],
     failures: FailureJob,
-) -> Seats:
+) -> NextHosts:
     """Who takes part. silent_s: hosts that do not answer, and for how long. left: those that were asked to leave, or
     left by themselves in good order.
     """
     stays = [host for host in all_hosts if host not in left]
     silent = [host for host in stays if host in silent_s]
     is_over = {host: failures.without and silent_s[host] >= failures.wait_s for host in silent}
-    return Seats(
+    return NextHosts(
         hosts=tuple(host for host in stays if host not in silent_s),
         waits_for=tuple(host for host in silent if not is_over[host]),
         without=tuple(host for host in all_hosts if host in left or is_over.get(host, False)),

@@ -13,12 +13,12 @@ from gangline.worker.rank_files import early, hold
 VERBS = {
     "train": ("gangline.worker.train", "train_main"),
     "stand-by": ("gangline.worker.prefork", "stand_by_main"),
-    "inputs": ("gangline.worker.data.inputs", "inputs_main"),
+    "inputs": ("gangline.worker.data.prepare", "inputs_main"),
     "export": ("gangline.worker.export", "export_main"),
     "generate": ("gangline.worker.generate", "generate_main"),
     "scratch": ("gangline.worker.scratch", "scratch_main"),
-    "bench-collective": ("gangline.worker.bench", "bench_main"),
-    "bench-scaling": ("gangline.worker.scaling", "scaling_main"),
+    "bench-collective": ("gangline.worker.bench_collective", "bench_main"),
+    "bench-scaling": ("gangline.worker.bench_scaling", "scaling_main"),
     "calibrate": ("gangline.worker.calibrate", "calibrate_main"),
 }
 

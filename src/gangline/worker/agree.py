@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 _FLAGS = 10
 _PER_RANK = 4
@@ -52,7 +52,7 @@ class StepReport:
     times: tuple[RankTimes, ...]
 
 
-def agree(report: StepReport, world: World) -> StepReport:
+def agree(report: StepReport, world: ProcessGroup) -> StepReport:
     """Sum the reports of all ranks; `times` then has one entry per rank."""
     if world.size == 1:
         return report
@@ -87,7 +87,7 @@ def agree(report: StepReport, world: World) -> StepReport:
     )
 
 
-def gather(value: float, world: World) -> list[float]:
+def gather(value: float, world: ProcessGroup) -> list[float]:
     """One number of every rank, by rank; collective."""
     if world.size == 1:
         return [value]
@@ -97,7 +97,7 @@ def gather(value: float, world: World) -> list[float]:
     return vector.tolist()
 
 
-def gather_text(text: str, world: World) -> list[str]:
+def gather_text(text: str, world: ProcessGroup) -> list[str]:
     """A text of any length of every rank, by rank; collective."""
     if world.size == 1:
         return [text]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gangline.runs.deal import shares_by_time, split_whole
+from gangline.runs.gang import shares_by_time, split_whole
 
 if TYPE_CHECKING:
     from gangline.worker.batch import Indices
@@ -107,7 +107,7 @@ class LoadBalancer:
         self._shares = tuple(shares[first] for first in self._firsts)
         self._working = [crew for crew, share in enumerate(self._shares) if share]
         self.moving = moving and len(self._working) > 1
-        self._speeds = Speeds()
+        self._speeds = RankSpeeds()
         self._micro_batch_s: tuple[float, ...] | None = None
         """Of the ranks at work: what the present shares rest on."""
         self._said = 0
@@ -254,7 +254,7 @@ class _Step:
     micro_batches: tuple[int, ...]
 
 
-class Speeds:
+class RankSpeeds:
     """Seconds of a mean micro-batch, by rank.
 
     Micro-batches of unlike lengths are made comparable by a floor for each rank, in tokens: the one of FLOORS under

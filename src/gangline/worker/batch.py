@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gangline.runs.deal import split_whole, steps_per_epoch
+from gangline.runs.gang import split_whole, steps_per_epoch
 
 IGNORE = -100
 """Target of a position that is not trained on."""
@@ -116,7 +116,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SampleOrder:
     """The order of samples in a run."""
 
     num_samples: int

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 AT_ONCE_BYTES = 32 << 20
 
@@ -81,7 +81,7 @@ ACROSS, INSIDE = "replicate", "shard"
 """Ranks of the same place on all hosts; ranks of one host."""
 
 
-def by_host(world: World) -> DeviceMesh:
+def by_host(world: ProcessGroup) -> DeviceMesh:
     """[hosts, ranks of each], which is the same number on all of them; collective to make."""
     ranks = torch.arange(world.size).view(len(world.gang.hosts), -1)
     return DeviceMesh(world.device.type, ranks, mesh_dim_names=(ACROSS, INSIDE))

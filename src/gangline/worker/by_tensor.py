@@ -18,10 +18,17 @@ from torch import nn
 
 from gangline.errors import ModelError
 from gangline.worker.data.model_folder import weights_folder
-from gangline.worker.merge import adapted_layers, check_weight, check_weights, refuse_shared
 from gangline.worker.model import base_of, load_config, load_tokenizer, trainable
 from gangline.worker.restore import Blocks
-from gangline.worker.trained import Checkpoint, digest_of_tensor, misfit
+from gangline.worker.trained import (
+    Checkpoint,
+    adapted_layers,
+    check_weight,
+    check_weights,
+    digest_of_tensor,
+    misfit,
+    refuse_shared,
+)
 from gangline.worker.weights import Files, meta_model, read_whole
 
 FILE_BYTES = 2 << 30

@@ -33,12 +33,12 @@ from torch import nn
 from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
 from gangline.worker.batch import Batch
-from gangline.worker.bench import free_bytes
+from gangline.worker.bench_collective import free_bytes
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
 from gangline.worker.precision import Precision, agree_precision
-from gangline.worker.world import leave
+from gangline.worker.process_group import leave
 
 REPEATS_LEAST, REPEATS_MOST = 3, 15
 POINT_SHARE = 0.8
@@ -48,7 +48,7 @@ MEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class CalibrationCopy:
     """The model, its loss and its update."""
 
     loss: CausalLoss
@@ -79,7 +79,7 @@ def calibrate_main(argv: list[str]) -> int:
     leave(0)
 
 
-def build(order: dict[str, Any], device: torch.device, folder: Path) -> Copy:
+def build(order: dict[str, Any], device: torch.device, folder: Path) -> CalibrationCopy:
     """The copy, drawn at random on the device."""
     (folder / "config.json").write_text(json.dumps(order["config"]), encoding="utf-8")
     asked = Job.from_json(order["job"])
@@ -88,7 +88,7 @@ def build(order: dict[str, Any], device: torch.device, folder: Path) -> Copy:
     precision = agree_precision(job, device, world_size=dist.get_world_size())
     with device:  # a processor would need a minute to draw a large model
         loss = CausalLoss(load_model(job, device=device, compute=precision.compute), compute=precision.compute)
-    return Copy(
+    return CalibrationCopy(
         loss=loss,
         optimizer=make_optimizer(loss.model, job.optimizer),
         precision=precision,
@@ -98,7 +98,7 @@ def build(order: dict[str, Any], device: torch.device, folder: Path) -> Copy:
     )
 
 
-def run(order: dict[str, Any], copy: Copy) -> None:
+def run(order: dict[str, Any], copy: CalibrationCopy) -> None:
     """All points as long as there is time and memory, then the update."""
     begun = time.monotonic()
     until = begun + order["seconds"] * POINT_SHARE
@@ -121,7 +121,7 @@ def run(order: dict[str, Any], copy: Copy) -> None:
     update(copy, until_s=begun + order["seconds"])
 
 
-def point(copy: Copy, samples: int, length: int, *, depth: int, share_s: float) -> int:
+def point(copy: CalibrationCopy, samples: int, length: int, *, depth: int, share_s: float) -> int:
     """Time one size of micro-batch at both depths; returns the bytes that it took, 0 where it did not fit."""
     batch = _batch(copy, samples, length)
     try:
@@ -144,7 +144,7 @@ class _Times:
     all layers are reckoned, stays what it is.
     """
 
-    def __init__(self, copy: Copy, batch: Batch, depth: int) -> None:
+    def __init__(self, copy: CalibrationCopy, batch: Batch, depth: int) -> None:
         self._copy, self._batch = copy, batch
         self._rows: dict[int, list[tuple[float, float]]] = {depth: [], 1: []}
         self._heads: list[float] = []
@@ -188,7 +188,7 @@ class _Times:
         self._heads.append(_head(self._copy, self._batch))
 
 
-def update(copy: Copy, *, until_s: float) -> None:
+def update(copy: CalibrationCopy, *, until_s: float) -> None:
     """Time the norm, clipping and the optimizer, as a step has them."""
     parameters = list(trainable(copy.loss.model).values())
     for parameter in parameters:
@@ -206,7 +206,7 @@ def update(copy: Copy, *, until_s: float) -> None:
     _tell("optimizer", numbers=numbers, seconds=_median(times), tensors=len(parameters))
 
 
-def describe(copy: Copy) -> dict[str, Any]:
+def describe(copy: CalibrationCopy) -> dict[str, Any]:
     """What was timed, in the words of a profile."""
     cuda = copy.device.type == "cuda"
     return {
@@ -221,7 +221,7 @@ def describe(copy: Copy) -> dict[str, Any]:
 
 
 @contextmanager
-def shallow(copy: Copy, layers: int) -> Iterator[bool]:
+def shallow(copy: CalibrationCopy, layers: int) -> Iterator[bool]:
     """The copy with its first `layers` layers only; False where they cannot be found."""
     decoder = getattr(copy.core, "base_model", copy.core)
     depth = next((len(x) for x in decoder.modules() if isinstance(x, nn.ModuleList)), 0)
@@ -237,7 +237,7 @@ def shallow(copy: Copy, layers: int) -> Iterator[bool]:
         stack.extend(whole[layers:])
 
 
-def timed(copy: Copy, what: Callable[[], object]) -> float:
+def timed(copy: CalibrationCopy, what: Callable[[], object]) -> float:
     """Seconds until the device has done it."""
     _settle(copy.device)
     begun = time.perf_counter()
@@ -246,7 +246,7 @@ def timed(copy: Copy, what: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _once(copy: Copy, batch: Batch) -> tuple[float, float]:
+def _once(copy: CalibrationCopy, batch: Batch) -> tuple[float, float]:
     """Seconds of forward, and of backward."""
     kept: list[torch.Tensor] = []
 
@@ -258,7 +258,7 @@ def _once(copy: Copy, batch: Batch) -> tuple[float, float]:
     return forward_s, timed(copy, (kept[0] / batch.trained.numel()).backward)
 
 
-def _head(copy: Copy, batch: Batch) -> float:
+def _head(copy: CalibrationCopy, batch: Batch) -> float:
     """Seconds of the output head with its loss, forward and backward, on made-up hidden states."""
     head = copy.core.get_output_embeddings()
     hidden = torch.randn(
@@ -277,7 +277,7 @@ def _head(copy: Copy, batch: Batch) -> float:
     return timed(copy, once)
 
 
-def _batch(copy: Copy, samples: int, length: int) -> Batch:
+def _batch(copy: CalibrationCopy, samples: int, length: int) -> Batch:
     vocabulary = int(copy.core.config.get_text_config().vocab_size)
     tokens = torch.randint(0, vocabulary, (samples, length + 1))
     positions = torch.arange(length).expand(samples, length).contiguous()

@@ -6,7 +6,7 @@ and the rename belong to the same background work (and it refuses a group withou
 
 Local shards do not leave the host: its ranks send them to its first rank, some megabytes at a time (`buckets`), over
 the CPU group (gloo). The threads that train do it between two steps, so whatever ends a wait of a step that has lost a
-rank ends this one, too (`worker/cut.py`).
+rank ends this one, too (`worker/process_group.py`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
-from gangline.runs import retention
+from gangline.runs import checkpoints as retention
 from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
 from gangline.units import format_bytes
 from gangline.worker.buckets import in_buckets
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 STATE_FILE = "state.json"
 BEAT_S = 1.0
@@ -55,7 +55,7 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class WrittenPart:
     """A part that is on the disk, whole."""
 
     step: int
@@ -96,7 +96,7 @@ class Saver:
         self._staged: dict[object, torch.Tensor] = {}
         self.failure: CheckpointError | None = None
         """Why the last write failed; None again after one that succeeded."""
-        self.saved: Saved | None = None
+        self.saved: WrittenPart | None = None
         """The last part that was written."""
         self.stall_s = 0.0
         """How long the last `save` held training up: waiting for the one before, and copying."""
@@ -193,7 +193,7 @@ class Saver:
                 temporary.parent.rmdir()
             return
         write_s = time.perf_counter() - started_s
-        self.saved = Saved(step=part.step, folder=folder, num_bytes=num_bytes, write_s=write_s)
+        self.saved = WrittenPart(step=part.step, folder=folder, num_bytes=num_bytes, write_s=write_s)
         self.failure = None
 
     def _write_part(self, temporary: Path, part: _Part, pieces: Sequence[LocalShard]) -> int:
@@ -388,7 +388,7 @@ def _offsets(tensor: DTensor) -> tuple[int, ...]:
     return tuple(offsets)
 
 
-def shards_of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterator[LocalShard]:
+def shards_of_host(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> Iterator[LocalShard]:
     """All pieces of this host, each once: this rank's own, which are live, and then those of its other ranks.
 
     For the first rank of a host, while the others `send`. Of what others have one bucket is held at a time.
@@ -404,7 +404,7 @@ def shards_of_host(tensors: Mapping[str, torch.Tensor], world: World) -> Iterato
                 yield piece
 
 
-def send(tensors: Mapping[str, torch.Tensor], world: World) -> None:
+def send(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> None:
     """Give this rank's pieces to the first rank of its host."""
     first = _ranks_here(world)[0]
     pieces = list(own_shards(tensors))
@@ -437,11 +437,11 @@ def _like(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
-def _ranks_here(world: World) -> list[int]:
+def _ranks_here(world: ProcessGroup) -> list[int]:
     return [rank for rank, each in enumerate(world.gang.ranks) if each.host == world.host]
 
 
-def _others(world: World) -> list[int]:
+def _others(world: ProcessGroup) -> list[int]:
     return [rank for rank in _ranks_here(world) if rank != world.rank]
 
 

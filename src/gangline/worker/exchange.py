@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from gangline.runs.buckets import AllReduce, Window, choose_buckets
+from gangline.runs.bucket_sizes import AllReduce, Window, choose_buckets
 from gangline.worker.agree import gather
 from gangline.worker.batch import Batch, Indices, pick
-from gangline.worker.bench import measure
+from gangline.worker.bench_collective import measure
 from gangline.worker.model import base_of, trainable
-from gangline.worker.progress import Progress
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.session import Session
 from gangline.worker.strategy import GradientBuckets
 
@@ -25,7 +25,7 @@ WARM_S = 2.0
 """A first pass that took longer than that is believed: getting memory and choosing kernels is little of it."""
 
 
-def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) -> dict[str, Any] | None:
+def settle_exchange(session: Session, progress: TrainingProgress, micro_batch: Indices) -> dict[str, Any] | None:
     """Choose the size of buckets, or take the one of the checkpoint, and begin; figures of it for an event. Collective.
 
     None where ranks do not exchange gradients in every step, or this was done. micro_batch: the samples of one like
@@ -46,7 +46,9 @@ def settle_exchange(session: Session, progress: Progress, micro_batch: Indices) 
     return {"bucket_bytes": progress.bucket_bytes, "gradient_bytes": buckets.num_bytes, **figures}
 
 
-def _measure(session: Session, buckets: GradientBuckets, progress: Progress, micro_batch: Indices) -> dict[str, Any]:
+def _measure(
+    session: Session, buckets: GradientBuckets, progress: TrainingProgress, micro_batch: Indices
+) -> dict[str, Any]:
     world = session.world
     wire = measure_wire(world.device)
     batch = pick(micro_batch, session.train_set).to(world.device)

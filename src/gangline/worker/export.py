@@ -25,9 +25,17 @@ from gangline import __version__
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
 from gangline.worker.by_tensor import Wrong, write_adapter_alone, write_full, write_merged
-from gangline.worker.merge import check_weights, merge_adapter
 from gangline.worker.model import load_tokenizer
-from gangline.worker.trained import Checkpoint, Trained, digest_of_tensor, hush_libraries, load_trained, open_checkpoint
+from gangline.worker.trained import (
+    Checkpoint,
+    Trained,
+    check_weights,
+    digest_of_tensor,
+    hush_libraries,
+    load_trained,
+    merge_adapter,
+    open_checkpoint,
+)
 
 NOTE_FILE = "gangline.json"
 """Where the folder came from: run, step, base model, and the form of its prompts."""

@@ -21,13 +21,13 @@ from gangline.errors import BadState, RunFailed
 from gangline.worker.agree import NO_TIMES, RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer, SharesMoved, padded_tokens
 from gangline.worker.batch import Batch, Indices, begin_draws, micro_batch_seed, pick
-from gangline.worker.evaluate import evaluate
 from gangline.worker.exchange import settle_exchange
-from gangline.worker.memory import MemoryWatch, memory_bytes
+from gangline.worker.memory_watch import MemoryWatch, memory_bytes
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import clip, learning_rate, norm_of, set_learning_rate
-from gangline.worker.pace import Pace, session_utilisation
-from gangline.worker.progress import Progress
+from gangline.worker.pace import TokenSpeed, session_utilisation
+from gangline.worker.progress import TrainingProgress
+from gangline.worker.record import evaluate
 from gangline.worker.replicas import Replicas
 from gangline.worker.run_io import CheckpointSchedule, RunIO
 from gangline.worker.session import Session
@@ -36,7 +36,7 @@ from gangline.worker.stragglers import Stragglers
 
 log = logging.getLogger(__name__)
 
-Result = Literal["finished", "stopped", "failed"]
+LoopResult = Literal["finished", "stopped", "failed"]
 
 
 class Stepper(Protocol):
@@ -77,21 +77,21 @@ class TrainingRun:
 
     session: Session
     out: RunIO
-    progress: Progress
+    progress: TrainingProgress
     keeper: CheckpointSchedule
-    pace: Pace
+    pace: TokenSpeed
     parameters: list[torch.nn.Parameter]
     """Those that are trained."""
 
     @staticmethod
-    def of(session: Session, out: RunIO, progress: Progress) -> TrainingRun:
+    def of(session: Session, out: RunIO, progress: TrainingProgress) -> TrainingRun:
         """A run that goes on from `progress`."""
         return TrainingRun(
             session=session,
             out=out,
             progress=progress,
             keeper=CheckpointSchedule(session, out, progress),
-            pace=Pace(session),
+            pace=TokenSpeed(session),
             parameters=list(trainable(session.model).values()),
         )
 
@@ -207,7 +207,7 @@ class TrainingRun:
 class Loop:
     """Runs a session from `progress` to its end, or until the gang is asked to stop."""
 
-    def __init__(self, session: Session, outlets: RunIO, progress: Progress) -> None:
+    def __init__(self, session: Session, outlets: RunIO, progress: TrainingProgress) -> None:
         self.session = session
         self.progress = progress
         self._out = outlets
@@ -215,7 +215,7 @@ class Loop:
         self._keeper = run.keeper
         self._stepper = session.strategy.stepper(run) or Synchronous(run)
 
-    def run(self) -> Result:
+    def run(self) -> LoopResult:
         """Train. Every rank returns the same result."""
         session, progress, keeper = self.session, self.progress, self._keeper
         if progress.step == 0 and session.job.evaluation.at_start:
@@ -257,7 +257,7 @@ class Loop:
         if self._out.recorder is not None:
             self._out.recorder.evaluation(evaluation, step=self.progress.step)
 
-    def _end(self, result: Result) -> Result:
+    def _end(self, result: LoopResult) -> LoopResult:
         """A save that failed at the very end must not look like success, on any host."""
         saver = self._out.saver
         failure = saver.failure if saver is not None else None
@@ -447,7 +447,7 @@ def _require_all(report: StepReport, num_micro_batches: int, *, step: int) -> No
         )
 
 
-def _hopeless(progress: Progress, what: str, samples: list[int]) -> BadState:
+def _hopeless(progress: TrainingProgress, what: str, samples: list[int]) -> BadState:
     """Going on leads nowhere: the weights may be spoilt, so an earlier checkpoint is all that can help."""
     return BadState(
         f"the loss or its gradient was not finite, or far off, in {progress.skipped_in_a_row} steps in a row, "

@@ -21,7 +21,7 @@ NUM_PASSES = 3
 PROBE_S = 3.0
 
 
-class Pace:
+class TokenSpeed:
     """Seconds that this rank itself needs for a token, without the sleep of trials."""
 
     def __init__(self, session: Session) -> None:

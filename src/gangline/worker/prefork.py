@@ -64,7 +64,7 @@ def stand_by_main(argv: list[str]) -> NoReturn:
     # what lives for ever is kept out of every later collection, and its pages stay shared
     gc.collect()
     gc.freeze()
-    _end(StandBy(Path(control), run=run_rank).serve(seat))
+    _end(PreforkServer(Path(control), run=run_rank).serve(seat))
 
 
 def run_rank(words: list[str]) -> int:
@@ -77,7 +77,7 @@ def run_rank(words: list[str]) -> int:
     train_main(argv)
 
 
-class StandBy:
+class PreforkServer:
     """Forks one rank after the other. run: does what a rank does, in the child, and gives its exit code."""
 
     def __init__(self, control: Path, *, run: Callable[[list[str]], int]) -> None:
@@ -128,7 +128,7 @@ class StandBy:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for number in _PASSED_ON:
                 signal.signal(number, signal.SIG_DFL)
-            # not SIGUSR2: it waits until the rank can take it (`worker/cut.py`)
+            # not SIGUSR2: it waits until the rank can take it (`worker/process_group.py`)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             # `random` seeds itself anew after a fork; torch has the seed of any fresh process
             seat.take()

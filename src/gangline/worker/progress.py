@@ -12,13 +12,13 @@ import torch
 
 from gangline.runs.checkpoints import find_parts
 from gangline.worker.buckets import named_buckets
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.restore import give, give_lot, lacks_state, load_parts, receive, receive_lot
 from gangline.worker.session import Session
-from gangline.worker.world import World
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """Where a run stands. Schedule, sample order and randomness follow from `step`; nothing else needs saving."""
 
     step: int = 0
@@ -64,14 +64,14 @@ class Progress:
         }
 
 
-def restore(session: Session, checkpoints: Path) -> Progress:
+def restore(session: Session, checkpoints: Path) -> TrainingProgress:
     """Load the checkpoint that the controller chose for this attempt, if any; collective where hosts lack it.
 
     Raises CheckpointError.
     """
     step = session.world.gang.resume_step
     if step is None:
-        return Progress()
+        return TrainingProgress()
     strategy, world = session.strategy, session.world
     tensors = strategy.as_shards(session.state_tensors())
     remote = strategy.remote_names(tensors)
@@ -87,14 +87,14 @@ def restore(session: Session, checkpoints: Path) -> Progress:
     scaler = state.pop("scaler")
     if session.scaler is not None and scaler:
         session.scaler.load_state_dict(scaler)
-    return Progress(**state)
+    return TrainingProgress(**state)
 
 
 def _load_lots(
     load: Callable[[Mapping[str, torch.Tensor]], None],
     tensors: Mapping[str, torch.Tensor],
     checkpoints: Path,
-    world: World,
+    world: ProcessGroup,
 ) -> dict[str, Any]:
     """For parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
     if lacks_state(world):

@@ -28,7 +28,7 @@ from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
 
 
-class Format(Protocol):
+class QuantisedFormat(Protocol):
     """How a weight is packed."""
 
     bits: int
@@ -58,7 +58,7 @@ class QuantisedLinear(nn.Module):
     weight: nn.Parameter
     scales: nn.Parameter
 
-    def __init__(self, like: nn.Linear, *, stored_as: Format, compute: torch.dtype) -> None:
+    def __init__(self, like: nn.Linear, *, stored_as: QuantisedFormat, compute: torch.dtype) -> None:
         """like: whose shape and bias it has, and on whose device it is. compute: of products."""
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
@@ -365,5 +365,5 @@ class Int8:
         return weight
 
 
-FORMATS: dict[int, Format] = {4: Nf4(), 8: Int8()}
+FORMATS: dict[int, QuantisedFormat] = {4: Nf4(), 8: Int8()}
 """By the bits of a number, scales left out."""

@@ -5,7 +5,7 @@
     rank-<r>.error.json   why it leaves, written before anything else is tried
 
 SIGTERM asks it to save at the next step boundary and leave; SIGUSR1 makes it write its stacks; SIGUSR2 tells it that
-the gang has failed elsewhere (`worker/cut.py`).
+the gang has failed elsewhere (`worker/process_group.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gangline.errors import GanglineError, RunFailed
 from gangline.runs.files import sync_folder, write_json
 from gangline.runs.gang import Gang
 from gangline.runs.layout import PHASES, RunLayout
-from gangline.runs.process import ProcessId
+from gangline.runs.state import ProcessId
 
 _RECORD = struct.Struct("<qqqd")
 
@@ -38,7 +38,7 @@ _RECORD = struct.Struct("<qqqd")
 class PhaseFile:
     """A mapped record (step, phase, number of collectives entered, time); a few stores per change, no system call.
 
-    The guard reads it, too (gangline.agent.ranks).
+    The guard reads it, too (gangline.agent.supervise.ranks).
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,19 +2,146 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
-from collections.abc import Iterator, Sequence
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from gangline.errors import RunFailed
 from gangline.exporters import ExportedRun, Exporters
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.state import now_iso
 from gangline.worker.agree import StepReport
-from gangline.worker.evaluate import Evaluation
-from gangline.worker.metrics import Lines
-from gangline.worker.world import World
+from gangline.worker.batch import deal, empty_batch, pick
+from gangline.worker.process_group import ProcessGroup
+from gangline.worker.session import Session
+
+# The figures and events of a run as JSON lines, written by rank 0.
+
+
+MOST_WAITING = 4096
+"""Lines that are kept in memory while a disk is full."""
+
+
+class Lines:
+    """A file of JSON lines, each whole: one write call with O_APPEND.
+
+    What finds no room on a full disk waits, and goes before the next line; of very many the last ones.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._stream = path.open("ab+", buffering=0)
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._is_torn = False
+        self._close_torn_line()
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one line with its kind and the time. Raises OSError where it has to wait."""
+        line = {"kind": kind, "time": now_iso(), **values}
+        self._waiting.append((json.dumps(_finite(line)) + "\n").encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Append what waits. Raises OSError where there is still no room."""
+        while self._waiting:
+            line = (b"\n" if self._is_torn else b"") + self._waiting[0]
+            written = self._stream.write(line) or 0
+            self._is_torn = written < len(line) and (written > 0 or self._is_torn)
+            if written >= len(line) - 1:  # all of it, but perhaps for its end
+                self._waiting.popleft()
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    def _close_torn_line(self) -> None:
+        """A full disk may have cut the last line of an attempt before; ours must not be glued to it."""
+        if self._stream.seek(0, 2) > 0:
+            self._stream.seek(-1, 2)
+            if self._stream.read(1) != b"\n":
+                self._stream.write(b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: say it in words, so that any reader can parse the line and nobody overlooks it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+# The loss on the evaluation set: the same number on any number of ranks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Loss per trained token over the whole set."""
+
+    loss: float
+    label_tokens: int
+    duration_s: float
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate(session: Session, *, shares: Sequence[int], beat: Callable[[], None] = lambda: None) -> Evaluation:
+    """Mean loss over all trained tokens of the evaluation set, or of its first `evaluation.max_samples` samples.
+
+    Micro-batches are the same on any number of ranks and are only dealt differently, by `shares`; sums are in fp64;
+    every sample counts once, for nothing is padded to equal counts. beat: called before every micro-batch, for an
+    evaluation is long, and no hang.
+    """
+    started = time.perf_counter()
+    source, loss, world = session.evaluation_set, session.loss, session.world
+    assert source is not None, "nothing to evaluate on"
+    micro_batch = session.job.micro_batch
+    num_samples = min(len(source), session.job.evaluation.max_samples or len(source))
+    starts = range(0, num_samples, micro_batch)
+    sums = torch.zeros(2, dtype=torch.float64)
+    was_training = loss.training
+    loss.eval()
+    strategy = session.strategy
+    dealt = deal(len(starts), shares, world.gang.crews)
+    for index in dealt[world.rank]:
+        beat()
+        batch = pick(range(starts[index], min(starts[index] + micro_batch, num_samples)), source)
+        sums[0] += strategy.evaluate(batch.to(world.device)).double().cpu()
+        sums[1] += strategy.counts_loss * float(
+            source.label_counts[starts[index] : starts[index] + len(batch.input_ids)].sum()
+        )
+    for _ in range(max(map(len, dealt)) - len(dealt[world.rank]) if strategy.lockstep else 0):
+        beat()
+        strategy.evaluate(empty_batch().to(world.device))
+    strategy.reshard()
+    loss.train(was_training)
+    if world.size > 1:
+        dist.all_reduce(sums)
+    total, tokens = sums.tolist()
+    return Evaluation(loss=total / max(1.0, tokens), label_tokens=int(tokens), duration_s=time.perf_counter() - started)
+
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +153,7 @@ class Recorder:
     what cannot be saved (`checkpoint.on_failure: continue`).
     """
 
-    def __init__(self, job: Job, layout: RunLayout, world: World) -> None:
+    def __init__(self, job: Job, layout: RunLayout, world: ProcessGroup) -> None:
         self._goes_on = job.checkpoint.on_failure == "continue"
         self._folder = layout.folder
         self._world = world

@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
-from gangline.runs.manifest import PART_FILE, Part, digest_of, verify_part
+from gangline.runs.manifest import PART_FILE, CheckpointPart, digest_of, verify_part
 from gangline.worker import compat
 from gangline.worker.buckets import in_buckets, joined, named_buckets, spread
 from gangline.worker.checkpoint import STATE_FILE
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
@@ -170,7 +170,7 @@ def read_parts(parts: Sequence[tuple[Path, str]], *, prefix: str) -> dict[str, t
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _verified(folder: Path, digest: str) -> Part:
+def _verified(folder: Path, digest: str) -> CheckpointPart:
     try:
         data = (folder / PART_FILE).read_bytes()
     except OSError as error:
@@ -179,10 +179,10 @@ def _verified(folder: Path, digest: str) -> Part:
     problems += verify_part(folder)
     if problems:
         raise _damaged(folder, problems)
-    return Part.from_bytes(data)
+    return CheckpointPart.from_bytes(data)
 
 
-def _read_metadata(folder: Path, part: Part) -> Metadata:
+def _read_metadata(folder: Path, part: CheckpointPart) -> Metadata:
     try:
         with (folder / _METADATA_FILE).open("rb") as stream:
             metadata = _MetadataUnpickler(stream).load()
@@ -369,12 +369,12 @@ class _MetadataUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{module}.{name}") from None
 
 
-def lacks_state(world: World) -> bool:
+def lacks_state(world: ProcessGroup) -> bool:
     """Whether the step to go on from is not on this rank's host."""
     return world.host in world.gang.lacking
 
 
-def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: World) -> None:
+def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: ProcessGroup) -> None:
     """Send what this rank has read to all that lack it, if it is the first rank that does not."""
     giver, receivers = _parties(world)
     if not receivers or world.rank != giver:
@@ -386,14 +386,14 @@ def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: W
         _send(joined(bucket).cpu(), receivers)
 
 
-def give_lot(tensors: Mapping[str, torch.Tensor], world: World) -> None:
+def give_lot(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> None:
     """Send some whole tensors, as `give` sends all of them."""
     giver, receivers = _parties(world)
     if receivers and world.rank == giver:
         _send(joined(list(tensors.values())), receivers)
 
 
-def receive_lot(like: Mapping[str, torch.Tensor], world: World) -> dict[str, torch.Tensor]:
+def receive_lot(like: Mapping[str, torch.Tensor], world: ProcessGroup) -> dict[str, torch.Tensor]:
     """New tensors of the same names, shapes and format, as `give_lot` sends them."""
     giver, _ = _parties(world)
     row = torch.empty(sum(tensor.numel() for tensor in like.values()), dtype=next(iter(like.values())).dtype)
@@ -402,7 +402,7 @@ def receive_lot(like: Mapping[str, torch.Tensor], world: World) -> dict[str, tor
     return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
 
-def receive(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, Any]:
+def receive(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> dict[str, Any]:
     """Fill `tensors` in place, and give back the state that was saved with them; see `restore.load_part`."""
     giver, _ = _parties(world)
     length = torch.zeros(1, dtype=torch.int64)
@@ -417,7 +417,7 @@ def receive(tensors: Mapping[str, torch.Tensor], world: World) -> dict[str, Any]
     return state
 
 
-def _parties(world: World) -> tuple[int, list[int]]:
+def _parties(world: ProcessGroup) -> tuple[int, list[int]]:
     """The rank that sends, and those that get."""
     lacking = [rank for rank, each in enumerate(world.gang.ranks) if each.host in world.gang.lacking]
     return next(rank for rank in range(world.size) if rank not in lacking), lacking

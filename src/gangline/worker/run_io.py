@@ -18,15 +18,15 @@ import torch
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
-from gangline.runs.cadence import FIRST_MIN, minutes_between
+from gangline.runs.checkpoints import FIRST_MIN, minutes_between
 from gangline.runs.files import read_json
-from gangline.runs.manifest import PART_FILE, Part, verify_part
-from gangline.runs.process import ProcessId
+from gangline.runs.manifest import PART_FILE, CheckpointPart, verify_part
+from gangline.runs.state import ProcessId
 from gangline.worker.agree import StepReport, gather_text
 from gangline.worker.balance import SharesMoved
 from gangline.worker.checkpoint import Saver, send, shards_of_host
-from gangline.worker.cut import Cut
-from gangline.worker.progress import Progress
+from gangline.worker.process_group import AbortHandler
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.rank_files import PhaseFile, StopFlag
 from gangline.worker.record import Recorder
 from gangline.worker.session import Session
@@ -47,7 +47,7 @@ class RunIO:
     saver: Saver | None
     stop: StopFlag
     phase: PhaseFile | None = None
-    cut: Cut | None = None
+    cut: AbortHandler | None = None
 
     def enter(self, phase: str, *, step: int) -> None:
         """Say where this rank is; see `PhaseFile`. step: 1-based.
@@ -89,7 +89,7 @@ class RunIO:
 class CheckpointSchedule:
     """Saves of one attempt on one rank."""
 
-    def __init__(self, session: Session, outlets: RunIO, progress: Progress) -> None:
+    def __init__(self, session: Session, outlets: RunIO, progress: TrainingProgress) -> None:
         self._session = session
         self._out = outlets
         self._progress = progress
@@ -214,7 +214,7 @@ class LastStep:
     def __init__(
         self,
         session: Session,
-        progress: Progress,
+        progress: TrainingProgress,
         phase: PhaseFile,
         *,
         files: Path,
@@ -290,7 +290,7 @@ class LastStep:
         world = self._session.world
         folder = disk.part_folder(self._checkpoints, self._progress.step, world.host)
         try:
-            part = Part.from_bytes((folder / PART_FILE).read_bytes())
+            part = CheckpointPart.from_bytes((folder / PART_FILE).read_bytes())
         except (OSError, ValueError, CheckpointError):
             return False
         return part.attempt == world.gang.attempt and not verify_part(folder, hashes=False)

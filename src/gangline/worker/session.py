@@ -9,20 +9,19 @@ import torch
 from torch import nn
 
 from gangline.errors import ModelError, RunFailed
-from gangline.runs.deal import total_steps
+from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import load_record
-from gangline.worker.batch import Order, TokenSource
-from gangline.worker.cut import connecting
+from gangline.runs.record_versions import load_record
+from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.halves import train_half
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.precision import Precision, agree_precision
+from gangline.worker.process_group import ProcessGroup, connecting
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.weights import Files, is_tied, materialise, meta_model, read_parts
-from gangline.worker.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Session:
     """The built parts of one attempt on one rank."""
 
     job: Job
-    world: World
+    world: ProcessGroup
     precision: Precision
     loss: CausalLoss
     strategy: Strategy
@@ -38,7 +37,7 @@ class Session:
     scaler: torch.amp.GradScaler | None
     train_set: TokenSource
     evaluation_set: TokenSource | None
-    order: Order
+    order: SampleOrder
     total_steps: int
 
     @property
@@ -60,7 +59,7 @@ def make_strategy(setup: StrategySetup) -> Strategy:
 
 def build_session(
     job: Job,
-    world: World,
+    world: ProcessGroup,
     *,
     train_set: TokenSource,
     evaluation_set: TokenSource | None,
@@ -131,7 +130,7 @@ def assemble(
         scaler=_make_scaler(world.device) if precision.scaled else None,
         train_set=train_set,
         evaluation_set=evaluation_set,
-        order=Order(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
+        order=SampleOrder(num_samples=len(train_set), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
         total_steps=total_steps(len(train_set), job.batch, epochs=job.epochs, steps=job.steps),
     )
 

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from gangline.worker.agree import RankTimes
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.run_io import RunIO
 from gangline.worker.step_statistics import StepStatistics, StepWork, Straggler
-from gangline.worker.world import World
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ WARM_UP = 3
 class Stragglers:
     """Watches the steps of one attempt; rank 0 tells."""
 
-    def __init__(self, world: World, outlets: RunIO) -> None:
+    def __init__(self, world: ProcessGroup, outlets: RunIO) -> None:
         self._world = world
         self._out = outlets
         self._hosts = world.gang.hosts
         self._books = StepStatistics([rank.host for rank in world.gang.ranks])
         self._num_steps = 0
-        self._before: Pairs = {}
+        self._before: PairTimes = {}
         self._slow: list[Slow] = []
         self._suspicion: Straggler | None = None
 
@@ -165,7 +165,7 @@ TRIES, BUDGET_S = (3, 6), 1.0
 SLOWER = 1.2
 """Times as long as before: less may be noise."""
 
-Pairs = Mapping[tuple[int, int], float]
+PairTimes = Mapping[tuple[int, int], float]
 """Seconds of a message there and back, by the numbers of two hosts, the lower one first."""
 
 
@@ -185,7 +185,7 @@ def message_bytes(num_hosts: int) -> int:
     return MESSAGE_BYTES if num_hosts <= MANY_HOSTS else MESSAGE_BYTES // 4
 
 
-def probe(world: World) -> Pairs:
+def probe(world: ProcessGroup) -> PairTimes:
     """Seconds of a message there and back between the first ranks of every two hosts; collective, about a second.
 
     A host that does not answer ends it as it ends every exchange: by the group's timeout.
@@ -215,7 +215,7 @@ def pairings(num_hosts: int) -> Iterator[list[tuple[int, int]]]:
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
-def blame(before: Pairs, now: Pairs, *, num_hosts: int) -> list[Slow]:
+def blame(before: PairTimes, now: PairTimes, *, num_hosts: int) -> list[Slow]:
     """Hosts whose links all became slower, or all links, or single ones; [] where none did.
 
     Next to a link that became four times as slow, one that became 1.3 times as slow does not count: by the logarithm
@@ -233,7 +233,7 @@ def blame(before: Pairs, now: Pairs, *, num_hosts: int) -> list[Slow]:
     return [_slow(pair, {pair}, before, now) for pair in sorted(slow)]
 
 
-def _slow(hosts: Sequence[int], links: set[tuple[int, int]], before: Pairs, now: Pairs) -> Slow:
+def _slow(hosts: Sequence[int], links: set[tuple[int, int]], before: PairTimes, now: PairTimes) -> Slow:
     """By the median of these links."""
     middle = sorted(links, key=lambda pair: now[pair] / before[pair])[len(links) // 2]
     return Slow(hosts=tuple(hosts), factor=now[middle] / before[middle], before_s=before[middle], now_s=now[middle])
@@ -271,6 +271,6 @@ def _meet(peer: int, *, is_first: bool) -> None:
         step(word, peer)
 
 
-def _first_rank(world: World, host: int) -> int:
+def _first_rank(world: ProcessGroup, host: int) -> int:
     name = world.gang.hosts[host]
     return next(rank for rank, each in enumerate(world.gang.ranks) if each.host == name)

@@ -45,7 +45,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of, make_optimizer
 from gangline.worker.precision import Precision
-from gangline.worker.world import World
+from gangline.worker.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from gangline.worker.loop import Stepper, TrainingRun
@@ -57,7 +57,7 @@ class StrategySetup:
     """What a strategy is made from."""
 
     job: Job
-    world: World
+    world: ProcessGroup
     precision: Precision
     beat: Callable[[], None] = lambda: None
     """Called within long phases, so that they are not taken for a hang."""

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from gangline.errors import BadState, GanglineError, RunFailed
-from gangline.runs.held import held_by
+from gangline.runs.gang import held_by
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
-from gangline.runs.versions import load_record, write_record
+from gangline.runs.record_versions import load_record, write_record
 from gangline.worker.checkpoint import Saver
-from gangline.worker.cut import Cut, abort_comm, told_to_leave
 from gangline.worker.loop import Loop
-from gangline.worker.progress import Progress, restore
+from gangline.worker.process_group import AbortHandler, ProcessGroup, abort_comm, join, leave, told_to_leave
+from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import ErrorFile, Rendezvous, StopFlag, arrive, first_line, unexpected
 from gangline.worker.record import Recorder
 from gangline.worker.run_io import LastStep, RunIO
 from gangline.worker.session import Session, build_session, open_sets
-from gangline.worker.world import World, join, leave
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +42,21 @@ def train_main(argv: list[str]) -> NoReturn:
     stop = StopFlag()
     stop.install(stream)
     _start_log(stream)
-    ending = Ending(arrival)
+    ending = FailureExit(arrival)
     try:
         _train(Job.load(arguments.job), arrival, stop=stop, ending=ending)
     except Exception as error:  # noqa: BLE001 - it is told, whatever it is
         leave(ending.say(error))
 
 
-class Ending:
+class FailureExit:
     """How this rank ends when it does not end well: it says why, and saves what it has completed."""
 
     def __init__(self, arrival: Rendezvous) -> None:
         self._rank = arrival.rank
         self._words = ErrorFile(arrival.files / f"rank-{arrival.rank}.error.json")
         self._words.reserve()
-        self.cut = Cut()
+        self.cut = AbortHandler()
         self.cut.install(self._leave_at_once)
 
     def say(self, error: Exception) -> int:
@@ -95,7 +94,7 @@ class Ending:
             os._exit(RunFailed.exit_code)
 
 
-def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: Ending) -> NoReturn:
+def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: FailureExit) -> NoReturn:
     gang, layout, phase = arrival.gang, arrival.layout, arrival.phase
     if gang.micro_batch is not None:
         job = dataclasses.replace(job, micro_batch=gang.micro_batch)
@@ -138,7 +137,7 @@ def _train(job: Job, arrival: Rendezvous, *, stop: StopFlag, ending: Ending) -> 
     leave(RunFailed.exit_code if result == "failed" else 0)
 
 
-def _tell_start(session: Session, progress: Progress, recorder: Recorder | None) -> None:
+def _tell_start(session: Session, progress: TrainingProgress, recorder: Recorder | None) -> None:
     kind, steps, precision = session.job.method.kind, session.total_steps, session.precision.name
     log.info("%s from step %d of %d in %s", kind, progress.step, steps, precision)
     if recorder is not None:
@@ -151,7 +150,7 @@ def _tell_start(session: Session, progress: Progress, recorder: Recorder | None)
         )
 
 
-def _make_saver(job: Job, layout: RunLayout, world: World, *, beat: Callable[[], None]) -> Saver:
+def _make_saver(job: Job, layout: RunLayout, world: ProcessGroup, *, beat: Callable[[], None]) -> Saver:
     description = {
         "attempt": world.gang.attempt,
         "hosts": world.gang.hosts,

@@ -35,7 +35,7 @@ _WRAPPED = re.compile(r"\.base_layer(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TensorRows:
     """Where a tensor of the model lies in the files."""
 
     keys: tuple[tuple[str, ...], ...]
@@ -62,7 +62,7 @@ class Files:
     folder: Path
     file_of: Mapping[str, str]
     """Key -> name of its file."""
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, TensorRows]
     """Name in the model, without what peft adds -> where it lies."""
 
     @staticmethod
@@ -78,9 +78,9 @@ class Files:
             file_of = _keys(folder)
         if file_of is None:
             return None
-        rows: dict[str, Rows] = {}
+        rows: dict[str, TensorRows] = {}
         for name in _wanted(core):
-            found = Rows(((name,),)) if name in file_of else _experts(core, name, file_of)
+            found = TensorRows(((name,),)) if name in file_of else _experts(core, name, file_of)
             if found is None:
                 return None
             rows[name] = found
@@ -227,7 +227,7 @@ def _numbers(name: str, target: Stretch, files: Files, file: str, stream: Any) -
     return source.reshape(-1).narrow(0, target.start - first * width, target.size)
 
 
-def _row(rows: Rows, index: int, files: Files, file: str, stream: Any) -> torch.Tensor:
+def _row(rows: TensorRows, index: int, files: Files, file: str, stream: Any) -> torch.Tensor:
     """What belongs to one expert."""
     parts = [_get(key, files, file, stream) for key in rows.keys[index]]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -326,7 +326,7 @@ def _plain(name: str) -> str:
     return _WRAPPED.sub("", name)
 
 
-def _experts(core: Any, name: str, file_of: Mapping[str, str]) -> Rows | None:
+def _experts(core: Any, name: str, file_of: Mapping[str, str]) -> TensorRows | None:
     """The keys of experts that transformers joins to one tensor when it loads them, as its own list says; else None."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
@@ -343,7 +343,7 @@ def _experts(core: Any, name: str, file_of: Mapping[str, str]) -> Rows | None:
         count = _count(sources[0], file_of)
         keys = tuple(tuple(source.replace("*", str(number)) for source in sources) for number in range(count))
         if count and all(key in file_of for several in keys for key in several):
-            return Rows(keys, by_expert=True)
+            return TensorRows(keys, by_expert=True)
     return None
 
 

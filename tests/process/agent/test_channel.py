@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.__main__ import MODULES
-from gangline.agent.forked import Forked
-from gangline.remote.wire import MAGIC
-from gangline.runs.process import ProcessId
+from gangline.agent.__main__ import PROGRAMS
+from gangline.agent.rpc.command import Forked
+from gangline.runs.state import ProcessId
+from gangline.transport.channel import MAGIC
 from tests.waiting import wait_until
 
 
@@ -141,7 +141,7 @@ def test_the_same_id_twice_is_refused(peer):
 
 @pytest.mark.parametrize("how", ["end", "terminate", "silence"])
 def test_it_takes_along_what_runs_for_it(how):
-    quick = "import sys; from gangline.agent import channel; channel.SILENCE_S = 0.5; channel.main([])"
+    quick = "import sys; from gangline.agent.rpc import server; server.SILENCE_S = 0.5; server.main([])"
     peer = Peer(*([sys.executable, "-c", quick] if how == "silence" else []))
     peer.say(sleeper())
     pid = int(peer.hear()[1])
@@ -156,7 +156,7 @@ def test_it_takes_along_what_runs_for_it(how):
 
 def test_it_takes_them_along_also_when_nobody_reads_what_they_say(tmp_path):
     """A dead connection that no one has noticed: the pipe is full, and writing would wait for ever."""
-    quick = "import sys; from gangline.agent import channel; channel.SILENCE_S = 1.0; channel.main([])"
+    quick = "import sys; from gangline.agent.rpc import server; server.SILENCE_S = 1.0; server.main([])"
     peer = Peer(sys.executable, "-c", quick)
     pids = tmp_path / "pids"
     pids.touch()
@@ -235,7 +235,7 @@ def test_a_verb_that_fails_says_why_and_harms_nobody(peer):
 
 def test_all_verbs_at_once_and_twice_are_answered(peer):
     """Children are born while the channel loads modules for others."""
-    verbs = sorted(set(MODULES) - {"channel", "guard", "listen", "python"})
+    verbs = sorted(set(PROGRAMS) - {"channel", "guard", "listen", "python"})
     for number, verb in enumerate([*verbs, "no-such-verb", *verbs], 1):
         argv = ["x", verb, "no", "such", "words"]
         peer.say(

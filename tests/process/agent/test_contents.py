@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from gangline.agent.contents import known_as
+from gangline.agent.provision.contents import known_as
 
 
 class Played:
@@ -50,7 +50,7 @@ def test_the_first_on_the_path_counts(tmp_path):
         place.mkdir(parents=True)
         (place / "METADATA").write_text(f"Name: Some_Thing\nVersion: {version}\n")
     path = f"{tmp_path / 'one'}:{tmp_path / 'two'}"
-    program = [sys.executable, "-S", "-m", "gangline.agent.contents"]
+    program = [sys.executable, "-S", "-m", "gangline.agent.provision.contents"]
     done = subprocess.run(program, capture_output=True, text=True, env={"PYTHONPATH": f"{path}:{_source()}"})
     assert re.search(r'"some-thing": \["1\.0", null\]', done.stdout), done.stderr
 

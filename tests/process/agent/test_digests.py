@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gangline.provision.trees import tree_of
 from gangline.runs.files import file_digest
-from gangline.sync.trees import tree_of
 
 
 def ask(*folders: Path, **options: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import bounded, facts, gpu_tools, gpus, nics, packages, rdma, storage, system, variables
-from gangline.inventory.read import read_facts
+import gangline
+from gangline.agent import bounded
+from gangline.agent.host_facts import collect, interfaces, nvidia, packages, paths, system
+from gangline.inventory.gather import read_facts
 from tests.lab import pythons
 
-SOURCE = Path(facts.__file__).parents[2]
+SOURCE = Path(gangline.__file__).parents[1]
 
 
 def script(path: Path, text: str) -> str:
@@ -57,8 +59,8 @@ def test_the_facts_are_told_by_any_python_of_a_host(version, tmp_path):
 
 
 def test_nothing_asked_is_answered_all_the_same():
-    answer = facts.facts({})
-    assert set(answer) == {"schema_version", *facts.SECTIONS}
+    answer = collect.facts({})
+    assert set(answer) == {"schema_version", *collect.SECTIONS}
     read_facts("here", json.loads(json.dumps(answer)))
 
 
@@ -68,10 +70,10 @@ def test_a_section_that_fails_or_hangs_spoils_no_other(monkeypatch):
     def failing(_request):
         raise RuntimeError("broken")
 
-    monkeypatch.setitem(facts.SECTIONS, "rdma", failing)
-    monkeypatch.setitem(facts.SECTIONS, "topology", lambda _request: ended.wait(30))
+    monkeypatch.setitem(collect.SECTIONS, "rdma", failing)
+    monkeypatch.setitem(collect.SECTIONS, "topology", lambda _request: ended.wait(30))
     begun = time.monotonic()
-    answer = facts.facts({}, total_s=2.0)
+    answer = collect.facts({}, total_s=2.0)
     ended.set()
     assert time.monotonic() - begun < 10
     assert answer["rdma"] == {"error": "RuntimeError: broken"}
@@ -80,8 +82,8 @@ def test_a_section_that_fails_or_hangs_spoils_no_other(monkeypatch):
 
 
 def test_an_answer_that_is_too_long_loses_its_longest_section():
-    answer = dict.fromkeys(facts.SECTIONS, "short") | {"topology": "x" * (2 << 20)}
-    short = json.loads(facts.shortened(answer))
+    answer = dict.fromkeys(collect.SECTIONS, "short") | {"topology": "x" * (2 << 20)}
+    short = json.loads(collect.shortened(answer))
     assert short["topology"] == {"error": "too long to be told"}
     assert short["system"] == "short"
 
@@ -89,7 +91,7 @@ def test_an_answer_that_is_too_long_loses_its_longest_section():
 def test_small_files_are_read_and_large_ones_are_not(tmp_path):
     (tmp_path / "small").write_text("<system/>")
     (tmp_path / "large").write_bytes(bytes(100_000))
-    small, large, none = facts.files({"files": [str(tmp_path / name) for name in ("small", "large", "none")]})
+    small, large, none = collect.files({"files": [str(tmp_path / name) for name in ("small", "large", "none")]})
     assert small["text"] == "<system/>"
     assert "larger than" in large["error"]
     assert none["error"] == "No such file or directory"
@@ -215,14 +217,14 @@ def interface(root, name, *, number=1, uevent="", folders=()):
     ],
 )
 def test_kinds_of_interfaces(tmp_path, expected, driver, more):
-    assert nics.kind(interface(tmp_path, "x", **more), driver) == expected
+    assert interfaces.kind(interface(tmp_path, "x", **more), driver) == expected
 
 
 def test_the_interfaces_of_this_machine():
-    (loopback,) = [row for row in nics.nics({}) if row["name"] == "lo"]
+    (loopback,) = [row for row in interfaces.nics({}) if row["name"] == "lo"]
     assert loopback["kind"] == "loopback"
     assert "127.0.0.1/8" in loopback["addresses"]
-    assert nics.routes({"names": ["127.0.0.1"]}) == {"127.0.0.1": {"source": "127.0.0.1", "interface": "lo"}}
+    assert interfaces.routes({"names": ["127.0.0.1"]}) == {"127.0.0.1": {"source": "127.0.0.1", "interface": "lo"}}
 
 
 def test_an_infiniband_port_in_sysfs(tmp_path):
@@ -232,10 +234,10 @@ def test_an_infiniband_port_in_sysfs(tmp_path):
     for name, text in texts.items():
         (port / name).write_text(text + "\n")
     (port / "gids" / "0").write_text("fe80:0000:0000:0000:a088:c203:00b2:0001\n")
-    (port / "gids" / "1").write_text(rdma.NO_GID + "\n")
+    (port / "gids" / "1").write_text(interfaces.NO_GID + "\n")
     (tmp_path / "mlx5_0" / "device" / "net" / "ib0").mkdir(parents=True)
     (tmp_path / "mlx5_0" / "device" / "numa_node").write_text("1\n")
-    (row,) = rdma.ports(tmp_path)
+    (row,) = interfaces.ports(tmp_path)
     assert row == {
         "device": "mlx5_0",
         "port": 1,
@@ -267,11 +269,11 @@ MOUNTS = """22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw
 )
 def test_where_a_folder_is_mounted(tmp_path, path, expected):
     (tmp_path / "mountinfo").write_text(MOUNTS)
-    assert storage.mounted(path, str(tmp_path / "mountinfo")) == expected
+    assert paths.mounted(path, str(tmp_path / "mountinfo")) == expected
 
 
 def test_a_folder_that_is_not_there_yet_is_told_by_the_one_above(tmp_path):
-    row = storage.folder(str(tmp_path / "not" / "yet"))
+    row = paths.folder(str(tmp_path / "not" / "yet"))
     assert row["exists"] is False
     assert row["real_path"] == str(tmp_path.resolve() / "not" / "yet")
     assert row["free_bytes"] > 0
@@ -280,10 +282,10 @@ def test_a_folder_that_is_not_there_yet_is_told_by_the_one_above(tmp_path):
 
 def test_a_file_server_that_is_gone_hangs_nobody(monkeypatch, tmp_path):
     ended = threading.Event()
-    real = storage.folder
-    monkeypatch.setattr(storage, "FOLDER_S", 0.3)
-    monkeypatch.setattr(storage, "folder", lambda path: ended.wait(30) if path == "/dead" else real(path))
-    rows = storage.storage({"workdir": str(tmp_path), "shared": ["/dead"]})
+    real = paths.folder
+    monkeypatch.setattr(paths, "FOLDER_S", 0.3)
+    monkeypatch.setattr(paths, "folder", lambda path: ended.wait(30) if path == "/dead" else real(path))
+    rows = paths.storage({"workdir": str(tmp_path), "shared": ["/dead"]})
     ended.set()
     assert rows[0]["free_bytes"] > 0
     assert rows[-1] == {"path": "/dead", "error": "no answer within 0.3 s"}
@@ -308,7 +310,7 @@ def test_a_file_server_that_is_gone_hangs_nobody(monkeypatch, tmp_path):
     ],
 )
 def test_what_a_line_of_a_shell_file_sets(line, expected):
-    assert variables.assignments(line) == expected
+    assert system.assignments(line) == expected
 
 
 def test_variables_are_told_with_their_place_and_secrets_are_not(monkeypatch, tmp_path):
@@ -317,7 +319,7 @@ def test_variables_are_told_with_their_place_and_secrets_are_not(monkeypatch, tm
     monkeypatch.setenv("TORCH_HUB_TOKEN", "hunter2")
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     (tmp_path / ".bashrc").write_text("\nexport NCCL_DEBUG=INFO\nexport UCX_SECRET_KEY=hunter2\n")
-    rows = variables.variables({})
+    rows = system.variables({})
     assert {"name": "NCCL_DEBUG", "value": "WARN", "source": "environment"} in rows
     assert {"name": "NCCL_DEBUG", "value": "INFO", "source": f"{tmp_path}/.bashrc:2"} in rows
     assert {"name": "TORCH_HUB_TOKEN", "value": None, "source": "environment"} in rows
@@ -363,7 +365,7 @@ def smi(tmp_path, stdout, code=0):
 
 
 def test_cards_by_nvidia_smi(tmp_path):
-    answer = gpu_tools.query(smi(tmp_path, ROW))
+    answer = nvidia.query(smi(tmp_path, ROW))
     (card,) = answer["cards"]
     assert (answer["driver"], answer["faults"], answer["reason"]) == ("570.1", [], None)
     assert (card["name"], card["memory_total_bytes"], card["ecc_uncorrected"]) == (
@@ -383,13 +385,13 @@ def test_cards_by_nvidia_smi(tmp_path):
     ],
 )
 def test_why_nvidia_smi_lists_nothing(tmp_path, words, code, kind):
-    answer = gpu_tools.query(smi(tmp_path, words, code))
+    answer = nvidia.query(smi(tmp_path, words, code))
     assert answer["cards"] == []
     assert answer["reason"]["kind"] == kind
 
 
 def test_no_devices_is_no_fault(tmp_path):
-    assert gpu_tools.query(smi(tmp_path, "No devices were found", 6))["reason"] is None
+    assert nvidia.query(smi(tmp_path, "No devices were found", 6))["reason"] is None
 
 
 def test_the_kernel_module_and_its_kind(tmp_path):
@@ -397,9 +399,9 @@ def test_the_kernel_module_and_its_kind(tmp_path):
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
     )
     (tmp_path / "closed").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\n")
-    assert gpus.kernel_module(str(tmp_path / "open")) == {"module": "570.124.06", "open_module": True}
-    assert gpus.kernel_module(str(tmp_path / "closed")) == {"module": "550.54.15", "open_module": False}
-    assert gpus.kernel_module(str(tmp_path / "none")) == {"module": None, "open_module": None}
+    assert nvidia.kernel_module(str(tmp_path / "open")) == {"module": "570.124.06", "open_module": True}
+    assert nvidia.kernel_module(str(tmp_path / "closed")) == {"module": "550.54.15", "open_module": False}
+    assert nvidia.kernel_module(str(tmp_path / "none")) == {"module": None, "open_module": None}
 
 
 def test_cards_that_the_kernel_sees(tmp_path):
@@ -408,4 +410,4 @@ def test_cards_that_the_kernel_sees(tmp_path):
         device.mkdir()
         (device / "vendor").write_text(vendor + "\n")
         (device / "class").write_text(kind + "\n")
-    assert gpus.on_the_bus(tmp_path) == 1
+    assert nvidia.on_the_bus(tmp_path) == 1

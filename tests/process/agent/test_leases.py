@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import leases
-from gangline.agent.leases import Leases, Taken, held
+from gangline.agent.supervise import leases
+from gangline.agent.supervise.leases import Leases, Taken, held
 
 GPUS = {"0000:01:00.0": "GPU-aaaa", "0000:41:00.0": "GPU-bbbb"}
 
 CLAIM = """
 import json, sys, time
-from gangline.agent.leases import Leases, Taken
+from gangline.agent.supervise.leases import Leases, Taken
 request = json.loads(sys.argv[1])
 sys.stdin.readline()
 claimed = Leases()

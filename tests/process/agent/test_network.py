@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import hello, interfaces, path, ports, reach
+from gangline.agent.host_facts import interfaces
+from gangline.agent.netprobe import free_ports, path, reach
 
 TOKEN = "0123456789abcdef" * 2
 HERE = "127.0.0.1"
@@ -109,21 +110,21 @@ def test_a_stranger_gets_no_answer(words):
 
 
 def test_of_a_stranger_42_bytes_are_read():
-    assert len(hello.hello(TOKEN)) == 42
+    assert len(path.hello(TOKEN)) == 42
     with pytest.raises(ValueError, match="32 hexadecimal digits"):
-        hello.hello("a token\n")
+        path.hello("a token\n")
 
 
 def test_udp_without_the_token_gets_no_answer():
     with listening() as first, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
         door.connect((HERE, first["udp"][HERE]))
         door.settimeout(0.3)
-        for packet in (b"x" * 100, hello.question("f" * 32, 1, 100), hello.question(TOKEN, 1, 20)):
+        for packet in (b"x" * 100, path.question("f" * 32, 1, 100), path.question(TOKEN, 1, 20)):
             door.send(packet)
         with pytest.raises(TimeoutError):
             door.recv(100)
-        door.send(hello.question(TOKEN, 7, 100))
-        assert hello.ACK.unpack(door.recv(100)) == (7, 100)
+        door.send(path.question(TOKEN, 7, 100))
+        assert path.ACK.unpack(door.recv(100)) == (7, 100)
 
 
 def test_a_port_that_is_taken_is_said_and_the_next_of_a_range_is_opened():
@@ -140,7 +141,7 @@ def test_a_port_that_is_taken_is_said_and_the_next_of_a_range_is_opened():
 def test_a_port_that_was_handed_out_to_a_run_is_left_to_it(tmp_path):
     claims = {"claims": str(tmp_path), "hold_s": 60}
     asked = [29700, 29720]
-    taken = ports.free({"address": HERE, "range": asked, **claims})["port"]
+    taken = free_ports.free({"address": HERE, "range": asked, **claims})["port"]
     with listening(ports=[asked], **claims) as first:
         assert first["ports"][0]["port"] > taken
 
@@ -334,16 +335,16 @@ def answering(packet_is_answered):
             with contextlib.suppress(OSError):
                 while not ending.is_set():
                     packet, sender = door.recvfrom(1 << 16)
-                    number = hello.ASK.unpack_from(packet)[1]
+                    number = path.ASK.unpack_from(packet)[1]
                     if packet_is_answered(number, len(packet)):
-                        door.sendto(hello.ACK.pack(number, len(packet)), sender)
+                        door.sendto(path.ACK.pack(number, len(packet)), sender)
 
         thread = threading.Thread(target=answer)
         thread.start()
         yield door.getsockname()[1]
         ending.set()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
-            last.sendto(hello.question(TOKEN, 0, 32), door.getsockname())
+            last.sendto(path.question(TOKEN, 0, 32), door.getsockname())
         thread.join()
 
 
@@ -416,32 +417,32 @@ def test_the_first_free_port_of_a_range():
         taken.bind((HERE, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        answer = ports.free({"address": HERE, "range": [port, port + 50], "avoid": [port + 1]})
+        answer = free_ports.free({"address": HERE, "range": [port, port + 50], "avoid": [port + 1]})
         assert port + 1 < answer["port"] <= port + 50
         assert port in answer["taken"]
         assert answer["may_be_given_away"]
-        assert ports.free({"address": HERE, "range": [port, port]})["port"] is None
+        assert free_ports.free({"address": HERE, "range": [port, port]})["port"] is None
 
 
 def test_a_port_below_those_of_the_kernel_is_nobody_elses():
     low = interfaces.ephemeral_range()[0]
-    assert not ports.free({"address": HERE, "range": [low - 200, low - 1]})["may_be_given_away"]
+    assert not free_ports.free({"address": HERE, "range": [low - 200, low - 1]})["may_be_given_away"]
 
 
 def test_a_port_that_was_handed_out_is_not_handed_out_again(tmp_path):
     asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path / "claims"), "hold_s": 60}
     with ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(lambda _: ports.free(asked)["port"], range(60)))
+        found = list(pool.map(lambda _: free_ports.free(asked)["port"], range(60)))
     assert len(set(found)) == 60
 
 
 def test_a_claim_ends(tmp_path):
     asked = {"address": HERE, "range": [29500, 29999], "claims": str(tmp_path), "hold_s": 60}
-    first = ports.free(asked)["port"]
-    assert ports.free(asked)["port"] != first
+    first = free_ports.free(asked)["port"]
+    assert free_ports.free(asked)["port"] != first
     an_hour_ago = time.time() - 3600
     os.utime(tmp_path / str(first), (an_hour_ago, an_hour_ago))
-    assert ports.free(asked)["port"] == first
+    assert free_ports.free(asked)["port"] == first
 
 
 def test_ports_is_a_program():

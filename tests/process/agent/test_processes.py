@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import family, processes
-from gangline.agent.left import left_of
-from gangline.remote import local
-from gangline.runs.process import ProcessId
+from gangline.agent.rpc import command
+from gangline.agent.supervise import processes
+from gangline.agent.supervise.left import left_of
+from gangline.runs.state import ProcessId
+from gangline.transport import local
 
 
 @pytest.fixture
@@ -48,10 +49,10 @@ def test_a_family_is_the_session_and_all_descendants():
     program = "import subprocess, sys; subprocess.run(['sleep', '60'], start_new_session=True)"
     with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         try:
-            while len(family.members(process.pid)) < 2:
+            while len(command.members(process.pid)) < 2:
                 assert process.poll() is None
-            members = family.members(process.pid)
+            members = command.members(process.pid)
         finally:
-            family.end_family(process)
+            command.end_family(process)
     assert process.pid in members
     assert not any(processes.is_alive(pid, ticks) for pid, ticks in members.items())

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gangline.agent import rank_start
-from gangline.runs.process import ProcessId
+from gangline.agent.supervise import rank_start
+from gangline.runs.state import ProcessId
 
 
 def start(folder, *program, rank="3"):

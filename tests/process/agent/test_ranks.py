@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from gangline.agent import ranks
-from gangline.agent.processes import find
-from gangline.agent.ranks import Ranks
-from gangline.runs.process import ProcessId
+from gangline.agent.supervise import ranks
+from gangline.agent.supervise.processes import find
+from gangline.agent.supervise.ranks import Ranks
+from gangline.runs.state import ProcessId
 from tests.waiting import wait_until
 
 WAITS = "import signal; signal.signal(signal.SIGTERM, lambda *_: None); print(flush=True); input()"

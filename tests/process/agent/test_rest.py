@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.left import left_of as found_left
-from gangline.launch.look import look
-from gangline.remote.local import LocalTransport
+from gangline.agent.supervise.left import left_of as found_left
+from gangline.launch.poll import look
 from gangline.runs.cluster import Host
+from gangline.transport.local import LocalTransport
 from tests.process.launch.gang import (
     exit_record,
     guard_record,

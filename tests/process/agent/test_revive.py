@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gangline.agent import processes
-from gangline.agent.revive import MOST, Revive
+from gangline.agent.supervise import processes
+from gangline.agent.supervise.detach import MOST, Revive
 from tests.waiting import wait_until
 
 STAND_IN = """

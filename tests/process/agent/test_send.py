@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import send
-from gangline.remote.ssh_options import FIXED
-from gangline.runs.process import ProcessId
+from gangline.agent.provision import send
+from gangline.runs.state import ProcessId
+from gangline.transport.ssh_options import FIXED
 from tests.waiting import wait_until
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIG"

@@ -10,9 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from gangline.agent import processes, signs
-from gangline.agent.ranks import Ranks
-from gangline.runs.process import ProcessId
+from gangline.agent.supervise import processes
+from gangline.agent.supervise import ranks as signs
+from gangline.agent.supervise.ranks import Ranks
+from gangline.runs.state import ProcessId
 
 RANK = """
 import socket, sys

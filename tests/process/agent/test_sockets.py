@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from gangline.agent import connect, left, sockets
-from gangline.runs.process import ProcessId
+from gangline.agent.netprobe import free_ports
+from gangline.agent.supervise import left, processes
+from gangline.runs.state import ProcessId
 
 
 @pytest.fixture(params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")], ids=["IPv4", "IPv6"])
@@ -26,16 +27,16 @@ def listener(request):
 
 
 def ours(*states):
-    return sockets.of_processes([os.getpid()], sockets.sockets(*states))
+    return processes.of_processes([os.getpid()], processes.sockets(*states))
 
 
 def test_who_listens_and_who_is_connected(listener):
     place = listener.getsockname()[:2]
-    assert [each.remote[1] for each in ours(sockets.LISTEN) if each.local == place] == [0]
+    assert [each.remote[1] for each in ours(processes.LISTEN) if each.local == place] == [0]
     with socket.create_connection(place) as client:
-        (found,) = [each for each in ours(sockets.ESTABLISHED) if each.remote == place]
+        (found,) = [each for each in ours(processes.ESTABLISHED) if each.remote == place]
         assert found.local == client.getsockname()[:2]
-    assert sockets.of_processes([], sockets.sockets(sockets.LISTEN)) == []
+    assert processes.of_processes([], processes.sockets(processes.LISTEN)) == []
 
 
 def test_an_ipv4_peer_of_an_ipv6_socket_has_its_ipv4_address():
@@ -47,7 +48,7 @@ def test_an_ipv4_peer_of_an_ipv6_socket_has_its_ipv4_address():
             pytest.skip("no IPv6 on this machine")
         door.listen(1)
         with socket.create_connection(("127.0.0.1", door.getsockname()[1])), door.accept()[0]:
-            assert ("127.0.0.1", door.getsockname()[1]) in {each.local for each in ours(sockets.ESTABLISHED)}
+            assert ("127.0.0.1", door.getsockname()[1]) in {each.local for each in ours(processes.ESTABLISHED)}
 
 
 def test_a_connection_without_an_answer_is_seen():
@@ -59,16 +60,16 @@ def test_a_connection_without_an_answer_is_seen():
         for client in clients:  # the queue of the listener is full, so the kernel drops the rest
             client.setblocking(False)
             client.connect_ex(place)
-        assert place in {each.remote for each in ours(sockets.SYN_SENT)}
+        assert place in {each.remote for each in ours(processes.SYN_SENT)}
         for client in clients:
             client.close()
 
 
 def test_a_port_is_open_or_refused_or_silent(listener):
     place = listener.getsockname()[:2]
-    assert connect.outcomes([place], 5.0) == ["open"]
+    assert free_ports.outcomes([place], 5.0) == ["open"]
     listener.close()
-    assert connect.outcomes([place, ("no.such.host.invalid", 1)], 5.0)[0] == "refused"
+    assert free_ports.outcomes([place, ("no.such.host.invalid", 1)], 5.0)[0] == "refused"
 
 
 def test_a_port_that_drops_packets_times_out():
@@ -79,7 +80,7 @@ def test_a_port_that_drops_packets_times_out():
         for client in clients:
             client.setblocking(False)
             client.connect_ex(full.getsockname())
-        assert connect.outcomes([full.getsockname()], 0.3) == ["timed out"]
+        assert free_ports.outcomes([full.getsockname()], 0.3) == ["timed out"]
         for client in clients:
             client.close()
 

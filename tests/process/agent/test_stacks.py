@@ -10,11 +10,11 @@ from contextlib import ExitStack
 import pytest
 
 from gangline.agent import __main__ as agent
-from gangline.agent import sockets
-from gangline.agent.processes import find
-from gangline.agent.ranks import PHASE_RECORD, PHASES
-from gangline.agent.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, where
-from gangline.runs.process import ProcessId
+from gangline.agent.supervise import processes
+from gangline.agent.supervise.processes import find
+from gangline.agent.supervise.ranks import PHASE_RECORD, PHASES
+from gangline.agent.supervise.stacks import MOST_FRAMES, MOST_LETTERS, main_stack, stacks, where
+from gangline.runs.state import ProcessId
 from tests.waiting import wait_until
 
 LAST = '    print("ready", flush=True), sys.stdin.read()'
@@ -180,8 +180,8 @@ def test_a_socket_that_sends_the_same_again_and_again_is_found(tmp_path, monkeyp
         "   2: 0A000A0A:07E9 0B000A0A:C351 01 00000000:00000000 00:00000000 00000000     0        0 1147 1 0 20 4 0 10 -1",
     ]
     (tmp_path / "tcp").write_text("\n".join(rows))
-    monkeypatch.setattr(sockets, "TABLES", (str(tmp_path / "tcp"), str(tmp_path / "tcp6")))
-    (found,) = sockets.unacknowledged()
+    monkeypatch.setattr(processes, "TABLES", (str(tmp_path / "tcp"), str(tmp_path / "tcp6")))
+    (found,) = processes.unacknowledged()
     assert (found.inode, found.remote[1]) == (1145, 50000)
 
 
@@ -191,4 +191,4 @@ def test_the_verb_reads_a_request_and_writes_json(host):
     words = [sys.executable, "-m", "gangline.agent", "stacks"]
     said = subprocess.run(words, input=json.dumps({"request": request}), capture_output=True, text=True, check=True)
     assert json.loads(said.stdout)["ranks"]["4"]["where"].startswith("load_rows")
-    assert agent.MODULES["stacks"] == "gangline.agent.stacks"
+    assert agent.PROGRAMS["stacks"] == "supervise.stacks:main"

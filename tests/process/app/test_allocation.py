@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from gangline import app
+from gangline.control.user_command import Command
 from gangline.errors import UsageError
-from gangline.launch.registry import Backends
-from gangline.steps.command import Command
+from gangline.launch.backends import Backends
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from gangline.cli.main import main
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
 from gangline.runs.registry import list_runs, read_record
+from gangline.runs.state import ProcessId
 from tests.process.app.world import JOB, PACKAGES, World
 from tests.waiting import wait_until
 

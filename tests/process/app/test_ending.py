@@ -9,16 +9,15 @@ from pathlib import PurePath
 import pytest
 
 from gangline import app
+from gangline.control.end import started_request
+from gangline.control.supervision import Keeping, RunHandle
+from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, UsageError
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Phase, RunState
-from gangline.steps.command import CommandRecord
-from gangline.steps.ending import started_request
-from gangline.steps.keep import Keeping, Opened
+from gangline.runs.state import Phase, ProcessId, RunState
 from tests.fakes.transport import FakeTransport
 from tests.process.app.world import THREE, World
 
@@ -156,12 +155,12 @@ def test_between_two_attempts_a_run_can_be_stopped(world: World, run_id: str, su
 PC = tuple(Host(name=name, workdir=f"/home/{name}", python="python3", transport="ssh") for name in ("pc1", "pc2"))
 
 
-def kept_by_head(world: World, *, attempt: int) -> tuple[Opened, FakeTransport]:
+def kept_by_head(world: World, *, attempt: int) -> tuple[RunHandle, FakeTransport]:
     """A run whose head has begun attempts of its own."""
     layout = RunLayout(world.home, "calm-otter-7")
     layout.attempt(1).mkdir(parents=True)
     keeper = FakeTransport("pc1")
-    run = Opened(
+    run = RunHandle(
         layout=layout,
         cluster=Cluster(name="lan", hosts=PC),
         transports={"pc1": keeper, "pc2": FakeTransport("pc2")},
@@ -175,12 +174,12 @@ def kept_by_head(world: World, *, attempt: int) -> tuple[Opened, FakeTransport]:
     return run, keeper
 
 
-def request(attempt: int, *names: str) -> Request:
+def request(attempt: int, *names: str) -> LaunchRequest:
     parts = []
     for name in names:
         files = f"/home/{name}/runs/calm-otter-7/attempts/{attempt}"
         parts.append(HostRequest(host=name, folder=f"{files}/{name}", rank_files=files, argv=("python",), env={}))
-    return Request(run_id="calm-otter-7", attempt=attempt, hosts=tuple(parts))
+    return LaunchRequest(run_id="calm-otter-7", attempt=attempt, hosts=tuple(parts))
 
 
 def test_what_the_head_has_started_by_itself_is_read_there(world: World) -> None:
@@ -194,10 +193,10 @@ def test_what_the_head_has_started_by_itself_is_read_there(world: World) -> None
 
 def test_without_its_keeper_the_guards_are_told_in_the_folders_of_the_attempt_that_runs(world: World) -> None:
     run, keeper = kept_by_head(world, attempt=3)
-    told: list[Request] = []
+    told: list[LaunchRequest] = []
 
     class Backend:
-        def stop(self, request: Request, _transports: object, **_how: object) -> list[str]:
+        def stop(self, request: LaunchRequest, _transports: object, **_how: object) -> list[str]:
             told.append(request)
             return ["pc1"]
 

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 
+from gangline.control.supervision import Keeping, RunHandle
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import RunState
-from gangline.steps.keep import Keeping, Opened
+from gangline.runs.state import ProcessId, RunState
 from tests.fakes.transport import FakeTransport
 
 HEAD = Host(name="pc1", workdir="/srv", python="python3", transport="ssh")
@@ -34,7 +33,7 @@ def test_a_run_that_ends_between_two_looks_is_not_lost(tmp_path):
     layout.folder.mkdir(parents=True)
     write_json(layout.state, json.loads(encoded("running")))
     keeper = EndsMeanwhile("pc1")
-    run = Opened(
+    run = RunHandle(
         layout=layout,
         cluster=Cluster(name="home", hosts=(HEAD,)),
         transports={"pc1": keeper},

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline import app
+from gangline.control.supervision import Keeping
 from gangline.errors import RunFailed
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import RunState
-from gangline.steps.keep import Keeping
+from gangline.runs.state import ProcessId, RunState
 from tests.process.app.world import World
 
 

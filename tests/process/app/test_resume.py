@@ -13,8 +13,7 @@ from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, verify_part
-from gangline.runs.process import ProcessId
-from gangline.runs.state import RunState
+from gangline.runs.state import ProcessId, RunState
 from tests.process.app.world import THREE, World
 
 

@@ -6,19 +6,19 @@ import pytest
 
 from gangline import app
 from gangline.checks import building
+from gangline.decide import forecast
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
-from gangline.launch.backend import Request
-from gangline.planning.speed import ComputeModel
-from gangline.planning.world import Seat
-from gangline.remote.transport import AGENT
+from gangline.launch.backend import LaunchRequest
+from gangline.planner.machines import Seat
+from gangline.planner.speed import ComputeModel
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import load_record
 from gangline.runs.registry import list_runs
 from gangline.runs.state import RunState
-from gangline.runs.versions import load_record
-from gangline.steps import forecast
+from gangline.transport.transport import AGENT
 from tests.process.app.world import World
 
 
@@ -44,7 +44,7 @@ def test_the_run_directory_says_what_was_asked_seen_and_decided(world: World) ->
     assert read_json(layout.plan)["data"] == {"num_samples": 100, "num_tokens": 6400}
     assert [host["host"] for host in read_json(layout.inventory)["hosts"]] == ["a", "b"]
     assert read_json(layout.findings)["findings"] == []
-    request = load_record(layout.attempt(1) / "request.json", Request)
+    request = load_record(layout.attempt(1) / "request.json", LaunchRequest)
     assert [part.host for part in request.hosts] == ["a", "b"]
     assert [record.id for record in list_runs(world.home)] == [layout.run_id]
 
@@ -57,7 +57,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
     def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
         return ComputeModel(per_token_s=1 / speeds[seat.host], source="measured", spread=0.03)
 
-    monkeypatch.setattr(forecast.Speeds, "of", measured)
+    monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     three = "hosts:" + "".join(f"\n  - {{name: {name}, transport: local, workdir: ./places/{name}}}" for name in speeds)
     words = ("batch={about: 32}", "micro_batch=1", "steps=null", "epochs=2")
     layout = app.train(world.start(*words, cluster=three), talk=world, seams=world.seams)
@@ -77,7 +77,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
 def test_epochs_become_steps_once_the_samples_are_counted(world: World) -> None:
     job = world.start().job
     job.write_text(job.read_text(encoding="utf-8").replace("steps: 60", "epochs: 2"), encoding="utf-8")
-    start = app.Start(home=world.home, job=job)
+    start = app.StartOptions(home=world.home, job=job)
     layout = app.train(start, talk=world, seams=world.seams)
     assert read_json(layout.plan)["steps"] == 18
     assert any("18 steps = 2 epochs over 100 samples" in line for line in world.said)

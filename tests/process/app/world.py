@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gangline.app import Seams, Start
+from gangline.app import Dependencies, StartOptions
 from gangline.errors import DataError, GanglineError, HostUnreachable
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import AGENT, Result, Transport
-from gangline.runs.checkpoints import place_commit, step_folder, survey
+from gangline.runs.checkpoints import place_commit, set_aside, step_folder, survey
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import digests, file_digest, write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
-from gangline.runs.retention import set_aside
 from gangline.runs.state import RunState
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import AGENT, CommandResult, Transport
 from tests.fakes.backend import FakeBackend
 
 JOB = """
@@ -78,8 +77,8 @@ class World:
         return self.root / "home"
 
     @property
-    def seams(self) -> Seams:
-        return Seams(
+    def seams(self) -> Dependencies:
+        return Dependencies(
             connect=self.connect,
             backend=FakeBackend,
             spawn=self.spawn,
@@ -90,8 +89,8 @@ class World:
             free_port=lambda _cluster, _head, *, claim: 4711,
         )
 
-    def start(self, *overrides: str, cluster: str | None = TWO) -> Start:
-        return Start(
+    def start(self, *overrides: str, cluster: str | None = TWO) -> StartOptions:
+        return StartOptions(
             home=self.home,
             job=self.file("job.yaml", JOB),
             overrides=overrides,
@@ -163,7 +162,7 @@ class ScriptedTransport(LocalTransport):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
         on_line: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         world, words = self._world, tuple(argv)
         if self.host in world.unreachable:
             raise HostUnreachable(f"{self.host} does not answer")
@@ -175,7 +174,7 @@ class ScriptedTransport(LocalTransport):
             lines = [facts(self._host, world)]
         elif words[1:3] == ("-m", "gangline.runs.checkpoints"):
             lines = [survey(Path(words[4]))]
-        elif words[1:4] == ("-m", "gangline.runs.retention", "aside"):
+        elif words[1:4] == ("-m", "gangline.runs.checkpoints", "aside"):
             lines = [set_aside(Path(words[4]), int(words[5]))]
         elif words[1:3] == ("-m", "gangline.runs.files"):
             lines = [digests(Path(words[3]))]
@@ -187,7 +186,7 @@ class ScriptedTransport(LocalTransport):
         for text in texts:
             if on_line:
                 on_line(text)
-        return Result(host=self.host, argv=words, returncode=code, stdout="\n".join(texts), stderr="")
+        return CommandResult(host=self.host, argv=words, returncode=code, stdout="\n".join(texts), stderr="")
 
     def _inputs(self, root: Path) -> tuple[int, list[dict[str, Any]]]:
         world = self._world

@@ -11,18 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bench.collective import SIZES, Gang, Order, argv, backend_for, measure_collectives
-from gangline.bench.links import measure_links, schedule
-from gangline.bench.network import Hosts, measure_network, versions
-from gangline.inventory.facts import HostFacts, HostFailure, Inventory
-from gangline.inventory.hardware import Gpu, GpuProcess
-from gangline.inventory.network import Collective, Link, Network, load_network, network_line, network_path, save_network
-from gangline.inventory.rounds import rounds
-from gangline.remote.local import LocalTransport
+from gangline.bench.cluster_network import BenchHosts, measure_links, measure_network, schedule, versions
+from gangline.bench.collective import SIZES, BenchOrder, CommandGang, argv, backend_for, measure_collectives
+from gangline.inventory.facts import Gpu, GpuProcess, HostFacts, HostFailure, Inventory
+from gangline.inventory.measured import (
+    Collective,
+    Link,
+    Network,
+    load_network,
+    network_line,
+    network_path,
+    save_network,
+)
+from gangline.inventory.pairs import rounds
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport, Scripted
 
-ORDER = Order(backend="gloo", port=29500, seconds=5)
+ORDER = BenchOrder(backend="gloo", port=29500, seconds=5)
 
 
 def cluster(num=2, slots=1, **more):
@@ -216,7 +222,7 @@ def test_a_host_that_fails_is_the_reason():
 
 def test_a_gang_ends_when_one_of_it_fails():
     transports = {name: LocalTransport(Host(name=name, workdir="/w", python="p")) for name in ("pc1", "pc2")}
-    gang = Gang(transports=transports, timeout_s=60)
+    gang = CommandGang(transports=transports, timeout_s=60)
     begun = time.monotonic()
     gang.run({"pc1": (("sleep", "61.5"), {}), "pc2": ((sys.executable, "-c", "raise SystemExit('no way')"), {})})
     assert time.monotonic() - begun < 20
@@ -225,7 +231,7 @@ def test_a_gang_ends_when_one_of_it_fails():
 
 
 def test_a_gang_that_is_interrupted_leaves_nothing():
-    gang = Gang(transports={"pc1": LocalTransport(Host(name="pc1", workdir="/w", python="p"))}, timeout_s=60)
+    gang = CommandGang(transports={"pc1": LocalTransport(Host(name="pc1", workdir="/w", python="p"))}, timeout_s=60)
 
     def interrupt():
         while not running("62.5"):
@@ -252,7 +258,7 @@ def running(word):
 
 
 def bench(tmp_path, seen, hosts=None, **answers):
-    given = Hosts(
+    given = BenchHosts(
         cluster=hosts or cluster(2, address="127.0.0.1"), inventory=seen, transports=fakes(**answers), networks={}
     )
     return measure_network(given, home=tmp_path, seconds=5, tell=lambda _: None)
@@ -271,7 +277,9 @@ def test_the_result_is_kept_with_date_method_and_versions(tmp_path):
         "pc1": FakeTransport("pc1", answer=port_then(lines(FIGURE))),
         "pc2": FakeTransport("pc2", answer=lambda _: Scripted()),
     }
-    given = Hosts(cluster=hosts, inventory=inventory(facts("pc1"), facts("pc2")), transports=transports, networks={})
+    given = BenchHosts(
+        cluster=hosts, inventory=inventory(facts("pc1"), facts("pc2")), transports=transports, networks={}
+    )
     found = measure_network(given, home=tmp_path, seconds=5, tell=lambda _: None)
     assert load_network(tmp_path, hosts) == found
     assert found.versions["torch"] == "2.13.0"
@@ -280,7 +288,7 @@ def test_the_result_is_kept_with_date_method_and_versions(tmp_path):
     assert len(found.collectives) == 1
     assert [one.what for one in found.skipped] == ["pc2", "pairs of hosts"]
     sent = json.loads(transports["pc2"].calls[0].stdin)
-    assert sent["argv"][-1] == Order(backend="gloo", port=29511, seconds=2.5).words()
+    assert sent["argv"][-1] == BenchOrder(backend="gloo", port=29511, seconds=2.5).words()
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ from gangline.cli import main as cli
 from gangline.cli.main import VERBS, command_of, help_text, main
 from gangline.errors import CheckFailed, DoesNotFit, GanglineError, HostUnreachable, RunFailed, SpecError
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.events import append_event
 from gangline.runs.files import write_atomic, write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import RunState
+from gangline.runs.state import RunState, append_event
 
 GOLDEN = Path(__file__).parent / "options.txt"
 

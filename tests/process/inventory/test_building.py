@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from gangline.inventory.building import probe_building
-from gangline.inventory.facts import HostFacts, HostFailure, Inventory
-from gangline.inventory.pythons import BuildFacts, FoundPython, why_not
-from gangline.remote.local import LocalTransport
+from gangline.inventory.facts import BuildFacts, FoundPython, HostFacts, HostFailure, Inventory, why_not
+from gangline.inventory.gather import probe_building
 from gangline.runs.cluster import Host
+from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport, Scripted
 
 KNOWN = BuildFacts(lock="abc", torch="2.13.0")

@@ -10,11 +10,10 @@ import pytest
 
 from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.inventory.facts import Inventory
-from gangline.inventory.gather import asked_names, facts_request, gather
-from gangline.inventory.read import read_facts
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import AGENT
+from gangline.inventory.gather import asked_names, facts_request, gather, read_facts
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import AGENT
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.checks.machines import pc
 
@@ -157,7 +156,7 @@ def test_this_computer_can_be_asked(tmp_path):
 
 def test_what_this_computer_says_is_read(tmp_path):
     request = json.dumps({"workdir": str(tmp_path), "names": ["localhost"]}).encode()
-    argv = [sys.executable, "-m", "gangline.agent.facts"]
+    argv = [sys.executable, "-m", "gangline.agent.host_facts.collect"]
     done = subprocess.run(argv, input=request, capture_output=True, check=True, timeout=60)
     facts = read_facts("here", json.loads(done.stdout))
     assert facts.unread == ()

@@ -9,18 +9,37 @@ import time
 import pytest
 
 from gangline.errors import HostUnreachable
-from gangline.inventory import ears as ears_module
-from gangline.inventory.ask import CannotAsk, ask
-from gangline.inventory.blame import blame, examples
-from gangline.inventory.ears import listening
+from gangline.inventory import probe as ears_module
 from gangline.inventory.facts import HostFailure, Inventory
-from gangline.inventory.near import far, with_quicker
-from gangline.inventory.outside import is_member, own_address, probe_outsider
-from gangline.inventory.pairs import Clock, Pair, PortTry, say_tries
-from gangline.inventory.probe import Probe, askable, clocks, median_of, probe_pairs, suspects
-from gangline.inventory.rounds import both_ways, rounds, sample
-from gangline.remote.local import LocalTransport
+from gangline.inventory.pairs import (
+    Clock,
+    Pair,
+    PortTry,
+    blame,
+    both_ways,
+    examples,
+    far,
+    rounds,
+    sample,
+    say_tries,
+    with_quicker,
+)
+from gangline.inventory.probe import (
+    CannotAsk,
+    Probe,
+    ask,
+    askable,
+    clocks,
+    is_member,
+    listening,
+    median_of,
+    own_address,
+    probe_outsider,
+    probe_pairs,
+    suspects,
+)
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport, Scripted
 
 

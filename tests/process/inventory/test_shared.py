@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from gangline.inventory.disk import probe_disks
-from gangline.inventory.same import compare
-from gangline.inventory.shared import probe_shared
-from gangline.remote.local import LocalTransport
+from gangline.inventory.folders import compare, probe_disks, probe_shared
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from gangline.launch.backend import HostRequest, Request, StandBy
-from gangline.runs.process import ProcessId
+from gangline.launch.backend import HostRequest, LaunchRequest, WarmPool
+from gangline.runs.state import ProcessId
 from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
@@ -216,12 +216,12 @@ def standing(
         leases=str(folder / "leases" / host),
         meet=("127.0.0.1", 29500 + attempt),
         alone=attempt > 1,
-        stand_by=StandBy(rest_s=rest_s, words=("train", *modes), world_size=len(ranks)),
+        stand_by=WarmPool(rest_s=rest_s, words=("train", *modes), world_size=len(ranks)),
     )
 
 
-def request(*parts: HostRequest) -> Request:
-    return Request(run_id="calm-otter-7", attempt=1, hosts=parts)
+def request(*parts: HostRequest) -> LaunchRequest:
+    return LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=parts)
 
 
 def let_go(part: HostRequest, rank: int) -> None:

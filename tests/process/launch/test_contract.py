@@ -9,13 +9,13 @@ from pathlib import Path, PurePath
 import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import Request
+from gangline.launch.backend import LaunchRequest
 from gangline.launch.direct import DirectBackend
 from gangline.launch.mpirun import MpirunBackend, job_launcher
 from gangline.launch.program import Program
-from gangline.remote.local import LocalTransport
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
+from gangline.transport.local import LocalTransport
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
 from tests.process.launch.gang import (
@@ -70,7 +70,7 @@ class DirectGang:
         self.transports = {host.name: Fickle(host) for host in cluster(folder).hosts}
         argv = {name: ("/no/such/python",) if name in broken else () for name in HOSTS}
         parts = [part(folder, name, f"{rank}={modes[name]}", argv=argv[name]) for rank, name in enumerate(HOSTS)]
-        self.request = Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
+        self.request = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
         self.parts = dict(zip(HOSTS, parts, strict=True))
         self.begun = list(parts)
         if stands_by:
@@ -83,7 +83,7 @@ class DirectGang:
         ]
         self.parts = dict(zip(hosts, parts, strict=True))
         self.begun += parts
-        return Request(run_id="calm-otter-7", attempt=attempt, hosts=tuple(parts))
+        return LaunchRequest(run_id="calm-otter-7", attempt=attempt, hosts=tuple(parts))
 
     def ready(self):
         for rank, name in enumerate(self.parts):

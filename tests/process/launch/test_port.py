@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.port import free_port
-from gangline.remote.local import LocalTransport
+from gangline.launch.poll import free_port
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport, Scripted
 
 

@@ -11,7 +11,7 @@ from gangline.errors import CheckpointError, UsageError
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.files import read_json, write_json
 from gangline.runs.manifest import verify_part
-from gangline.serve.model import Saved, complete, export_argv, find_saved, is_model_folder, name_base
+from gangline.serve.run_model import SavedPart, complete, export_argv, find_saved, is_model_folder, name_base
 from tests.process.app.world import World
 
 
@@ -29,7 +29,7 @@ def run_id(world: World) -> str:
     return app.train(world.start(), talk=world, seams=world.seams).run_id
 
 
-def find(world: World, run_id: str, step: int | None = None) -> Saved:
+def find(world: World, run_id: str, step: int | None = None) -> SavedPart:
     with app.opened(run_id, home=world.home, seams=world.seams) as run:
         return find_saved(run_id, run.cluster, run.transports, step=step)
 

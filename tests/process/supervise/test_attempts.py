@@ -10,29 +10,27 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import HostUnreachable, RunFailed
-from gangline.launch.backend import RankSigns, Request, StartSigns
+from gangline.launch.backend import LaunchRequest, RankSigns, StartSigns
 from gangline.launch.program import Again, Program
-from gangline.remote.local import LocalTransport
 from gangline.runs import checkpoints as disk
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.events import read_events
 from gangline.runs.files import write_json
-from gangline.runs.gang import Gang, GangRank
-from gangline.runs.held import held_by
+from gangline.runs.gang import Gang, GangRank, held_by
 from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
-from gangline.runs.state import Outcome, RunState, write_leave, write_order
-from gangline.runs.versions import load_keys, load_record
+from gangline.runs.record_versions import load_keys, load_record
+from gangline.runs.state import AttemptOutcome, RunState, read_events, write_leave, write_order
 from gangline.supervise import attempts as attempts_module
-from gangline.supervise import away as away_module
-from gangline.supervise import loop as loop_module
+from gangline.supervise import lost_hosts as away_module
+from gangline.supervise import lost_hosts as reach_module
 from gangline.supervise import next_attempt, policy
-from gangline.supervise import reach as reach_module
+from gangline.supervise import supervisor as loop_module
 from gangline.supervise.attempts import Attempts
+from gangline.supervise.gang_view import PollIntervals
+from gangline.supervise.lost_hosts import Partition
 from gangline.supervise.next_attempt import Base, failures_of
-from gangline.supervise.pace import Pace
-from gangline.supervise.reach import Cut
+from gangline.transport.local import LocalTransport
 from tests.fakes.backend import FakeBackend
 from tests.unit.supervise.runs import RUN_ID, create_run
 from tests.waiting import wait_until
@@ -114,7 +112,7 @@ class Story:
         if not joins:
             said, silence = self.backend.signs, StartSigns(launcher=True, met=False, ranks=())
             self.backend.signs = dict.fromkeys(NAMES, silence)
-        pace = Pace(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
+        pace = PollIntervals(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
         connect = lambda cluster: {host.name: self.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
         attempts = Attempts(self.layout, 1, backend=self.backend, connect=connect, pace=pace)
         attempts.begin({"HF_TOKEN": "x"})
@@ -159,7 +157,7 @@ class Story:
         return RunState.load(self.layout)
 
     def request(self):
-        return load_record(self.layout.attempt(self.state().attempt) / "request.json", Request)
+        return load_record(self.layout.attempt(self.state().attempt) / "request.json", LaunchRequest)
 
     def gang(self, number=None):
         return Gang.load(self.layout.gang(number or self.state().attempt))
@@ -188,7 +186,7 @@ def test_after_a_rank_was_killed_the_next_attempt_goes_on_from_the_newest_step_o
     told = story.last("restarting")
     assert (told["next"], told["step"], told["lost_steps"], told["without"]) == (2, 39, 0, [])
     assert "rank 1 on pc2 was killed by SIGKILL" in told["what"]
-    assert Outcome.load(story.layout.attempt(1) / "outcome.json").result == "failed"
+    assert AttemptOutcome.load(story.layout.attempt(1) / "outcome.json").result == "failed"
     assert story.finish().result == "finished"
     assert story.state().phase == "finished"
 
@@ -436,7 +434,9 @@ def test_without_the_head_the_next_host_is_the_head(story):
 
 def cut_off(story, monkeypatch, *names):
     """Ranks lose each other, and their hosts say who is cut off; an empty tuple: nobody any more."""
-    said = [Cut(hosts=hosts, what=f"{hosts[0]} is cut off", seen="timed out") if hosts else None for hosts in names]
+    said = [
+        Partition(hosts=hosts, what=f"{hosts[0]} is cut off", seen="timed out") if hosts else None for hosts in names
+    ]
     asked = []
 
     def find(hosts, cluster, transports, *, port):
@@ -460,7 +460,7 @@ def test_a_host_that_the_others_do_not_reach_is_left_out_though_it_answers_us(st
     story.joined(2)
     assert story.gang(2).hosts == ("pc2", "pc3")
     assert story.last("restarting")["what"] == "pc1 is cut off"
-    outcome = Outcome.load(story.layout.attempt(1) / "outcome.json")
+    outcome = AttemptOutcome.load(story.layout.attempt(1) / "outcome.json")
     assert (outcome.error["what"], outcome.error["host"], outcome.error["seen"]) == (
         "pc1 is cut off",
         "pc1",
@@ -531,7 +531,7 @@ def test_a_machine_that_shuts_down_in_good_order_leaves_and_the_others_go_on(sto
         story.backend.end(name, returncode=0, reason="finished")
     story.joined(2)
     assert (story.gang(2).hosts, story.gang(2).resume_step) == (("pc1", "pc2"), 39)
-    assert Outcome.load(story.layout.attempt(1) / "outcome.json").result == "stopped"
+    assert AttemptOutcome.load(story.layout.attempt(1) / "outcome.json").result == "stopped"
     assert story.last("restarting")["without"] == ["pc3"]
     story.finish()
 
@@ -612,7 +612,7 @@ def test_another_supervisor_takes_over_between_two_attempts(story):
     story.hosts.save(39)
     story.begin()
     story.finish()
-    outcome = Outcome.load(story.layout.attempt(1) / "outcome.json")
+    outcome = AttemptOutcome.load(story.layout.attempt(1) / "outcome.json")
     error = {"kind": "RunFailed", "what": "rank 1 on pc2 was killed by SIGKILL", "seen": "", "fix": "", "exit_code": 5}
     replace(outcome, result="failed", error=error).save(story.layout.attempt(1) / "outcome.json")
     replace(story.state(), phase="restarting").save(story.layout)

@@ -12,21 +12,15 @@ from pathlib import Path
 import pytest
 
 import gangline
-from gangline.agent.family import end_family
+from gangline.agent.rpc.command import end_family
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import Request
-from gangline.remote import local
-from gangline.remote.connect import connect_all
-from gangline.remote.local import LocalTransport
-from gangline.remote.transport import AGENT
+from gangline.launch.backend import LaunchRequest
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.events import read_events
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Outcome, RunState, read_leave, read_order
-from gangline.runs.versions import load_record
+from gangline.runs.record_versions import load_record
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState, read_events, read_leave, read_order
 from gangline.supervise import __main__ as program
 from gangline.supervise import detached
 from gangline.supervise.detached import (
@@ -39,6 +33,10 @@ from gangline.supervise.detached import (
     unfinished,
 )
 from gangline.supervise.lock import has_supervisor, supervisor_lock
+from gangline.transport import local
+from gangline.transport.connect import connect_all
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import AGENT
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.process.launch.gang import (
     exit_record,
@@ -81,11 +79,11 @@ class Lab:
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not process.is_alive, "the supervisor is gone")
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> AttemptOutcome:
         path = self.layout.attempt(1) / "outcome.json"
         wait_until(path.exists, "the attempt ends")
         wait_until(lambda: not has_supervisor(self.layout), "the supervisor leaves")
-        return Outcome.load(path)
+        return AttemptOutcome.load(path)
 
     def left(self):
         return [pid for host_part in self.parts for pid in left_of(host_part)]
@@ -407,7 +405,9 @@ def test_after_a_power_cut_the_run_is_not_alive_and_a_new_attempt_may_start(make
     (lab.folder / "second").mkdir()
     second = [part(lab.folder / "second", host, f"{rank}=plain") for rank, host in enumerate(HOSTS)]
     lab.layout.attempt(2).mkdir()
-    write_json(lab.layout.attempt(2) / "request.json", Request(run_id=RUN_ID, attempt=2, hosts=tuple(second)).to_json())
+    write_json(
+        lab.layout.attempt(2) / "request.json", LaunchRequest(run_id=RUN_ID, attempt=2, hosts=tuple(second)).to_json()
+    )
     spawn(lab.layout.folder, 2)
     for rank, host_part in enumerate(second):
         let_go(host_part, rank)
@@ -431,7 +431,7 @@ def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
     write_json(lab.layout.attempt(1) / "cluster.json", lab.cluster.to_json())
     lab.layout.attempt(2).mkdir()
     write_json(lab.layout.attempt(2) / "cluster.json", fresh.to_json())
-    second = Request(run_id=RUN_ID, attempt=2, hosts=(lab.parts[-1],))
+    second = LaunchRequest(run_id=RUN_ID, attempt=2, hosts=(lab.parts[-1],))
     write_json(lab.layout.attempt(2) / "request.json", second.to_json())
     spawn(lab.layout.folder, 2)
     assert load_record(lab.layout.cluster, Cluster) == fresh
@@ -439,7 +439,7 @@ def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
     let_go(lab.parts[-1], 0)
     wait_until((lab.layout.attempt(2) / "outcome.json").exists, "the second attempt ends")
     wait_until(lambda: not has_supervisor(lab.layout), "the supervisor leaves")
-    assert Outcome.load(lab.layout.attempt(2) / "outcome.json").result == "finished"
+    assert AttemptOutcome.load(lab.layout.attempt(2) / "outcome.json").result == "finished"
     assert not is_alive(lab.layout)
 
 
@@ -450,7 +450,7 @@ def test_a_gang_that_does_not_start_leaves_the_run_with_its_hosts(make):
     lab.outcome()
     lab.layout.attempt(2).mkdir()
     write_json(lab.layout.attempt(2) / "cluster.json", cluster_of(lab.folder, "pc9").to_json())
-    second = Request(run_id=RUN_ID, attempt=2, hosts=(part(lab.folder, "pc9", argv=("/no/such/python",)),))
+    second = LaunchRequest(run_id=RUN_ID, attempt=2, hosts=(part(lab.folder, "pc9", argv=("/no/such/python",)),))
     write_json(lab.layout.attempt(2) / "request.json", second.to_json())
     with pytest.raises(RunFailed, match="did not start"):
         spawn(lab.layout.folder, 2)

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gangline.worker.prefork import RankPosition, StandBy, read_seat
+from gangline.worker.prefork import PreforkServer, RankPosition, read_seat
 from gangline.worker.rank_files import hold
 
 
@@ -38,7 +38,7 @@ def main():
     seat = read_seat(Path(control), 1) or RankPosition(
         number=1, words=(files, mode), rank=int(os.environ["RANK"]), files=Path(files)
     )
-    sys.exit(StandBy(Path(control), run=rank).serve(seat))
+    sys.exit(PreforkServer(Path(control), run=rank).serve(seat))
 
 
 if __name__ == "__main__":

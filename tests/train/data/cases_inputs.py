@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 from gangline.runs.job import Job
-from gangline.worker.data import inputs as inputs_module
+from gangline.worker.data import prepare as inputs_module
 from gangline.worker.data import tokens as writer
-from gangline.worker.data.inputs import prepare_inputs
+from gangline.worker.data.prepare import prepare_inputs
 
 
 def prepare(job: str, root: str, *, death: str = "never") -> str:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
 from gangline.worker.data import TokenSet
-from gangline.worker.data.inputs import prepare_inputs
+from gangline.worker.data.prepare import prepare_inputs
 
 CORPUS = [
     "The rope joins every dog of a sled team. Two dogs pull; three dogs pull harder!",

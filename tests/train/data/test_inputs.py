@@ -14,11 +14,11 @@ from gangline.formats import Segment
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
 from gangline.worker.data.build import Tooling, _batches, ensure_set
-from gangline.worker.data.formats import Document, Format
-from gangline.worker.data.inputs import inputs_main, prepare_inputs
 from gangline.worker.data.model_folder import DigestCache, HuggingFace
+from gangline.worker.data.prepare import inputs_main, prepare_inputs
 from gangline.worker.data.requests import plan_sets
-from gangline.worker.data.rows import Row
+from gangline.worker.data.row_formats import Format, TokenSpan
+from gangline.worker.data.rows import SourceRow
 from gangline.worker.data.tokenise import Encoder
 from tests.train.data import cases_inputs
 
@@ -334,8 +334,8 @@ class TestProcesses:
         assert not list((tmp_path / "data").glob("*.tmp"))
 
     def test_a_batch_is_bounded_in_characters_too(self):
-        row = Row(file="book.txt", number=1, values={})
-        documents = (Document(row=row, segments=(Segment("x" * 100_000, learned=True),)) for _ in range(100))
+        row = SourceRow(file="book.txt", number=1, values={})
+        documents = (TokenSpan(row=row, segments=(Segment("x" * 100_000, learned=True),)) for _ in range(100))
         assert max(len(batch) for batch in _batches(documents)) * 100_000 < 2_000_000
 
     def test_memory_does_not_grow_with_the_rows(self, zygote, make_job, tmp_path):

@@ -13,7 +13,7 @@ from gangline.errors import DataError
 from gangline.runs.job import SourceJob
 from gangline.worker.data import rows as rows_module
 from gangline.worker.data.model_folder import HuggingFace
-from gangline.worker.data.rows import Position, Row, cut, read_files
+from gangline.worker.data.rows import ReadPosition, SourceRow, cut, read_files
 
 
 def all_ids(tokens):
@@ -21,7 +21,7 @@ def all_ids(tokens):
 
 
 def read(path, *, passages=False):
-    return list(read_files((str(path),), columns=frozenset({"text"}), passages=passages, position=Position()))
+    return list(read_files((str(path),), columns=frozenset({"text"}), passages=passages, position=ReadPosition()))
 
 
 class TestText:
@@ -182,7 +182,7 @@ class FakeHub:
     def rows(self, source, commit):
         self.asked.append((source.hub, source.split, commit))
         for number, text in enumerate(self.texts, start=1):
-            yield Row(file=f"{source.hub}/{source.split}", number=number, values={"text": text})
+            yield SourceRow(file=f"{source.hub}/{source.split}", number=number, values={"text": text})
 
 
 class TestHub:
@@ -212,7 +212,7 @@ def test_progress_reaches_the_size_of_the_files(write_rows, tmp_path):
     text = tmp_path / "rows.txt"
     text.write_text(json.dumps(rows))
     files = tuple(str(path) for path in (plain, packed, table, text))
-    position = Position()
+    position = ReadPosition()
     rows_read = read_files(files, columns=frozenset({"text"}), passages=False, position=position)
     seen = [position.done_bytes for _ in rows_read]
     assert seen == sorted(seen)

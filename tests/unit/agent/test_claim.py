@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import claim as verb
-from gangline.agent.claim import claim
-from gangline.agent.strangers import strangers
+from gangline.agent.host_facts.paths import strangers
+from gangline.agent.provision import claim as verb
+from gangline.agent.provision.claim import claim
 
 STRANGER = 42043
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="takes root, to be two users")
@@ -117,7 +117,7 @@ def test_in_a_container_root_outside_is_nobody_and_is_trusted(square, tmp_path, 
     (square / "work").mkdir()
     os.chown(square / "work", 65534, 65534)
     assert strangers(str(square / "work" / "own")).owner is not None
-    monkeypatch.setattr("gangline.agent.strangers.UID_MAP", tmp_path / "uid_map")
+    monkeypatch.setattr("gangline.agent.host_facts.paths.UID_MAP", tmp_path / "uid_map")
     (tmp_path / "uid_map").write_text("  0  1000  1\n")
     assert strangers(str(square / "work" / "own")) == (None, None, False)
     (tmp_path / "uid_map").write_text("         0          0 4294967295\n")

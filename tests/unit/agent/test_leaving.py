@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from gangline.agent import leaving, processes
-from gangline.agent.leaving import BREAK_S, LEAVE_S, Leaving
+from gangline.agent.supervise import part, processes
+from gangline.agent.supervise.part import BREAK_S, LEAVE_S, Leaving
 
 LAUNCHER = processes.Process(1 << 30, 1, 0, "S")
 GRACE_S = 120.0
@@ -52,7 +52,7 @@ class Lab:
     def __init__(self, monkeypatch, *, seats=True, program="worker"):
         self.now = 0.0
         self.ranks, self.seats, self.launcher = Ranks(), Seats() if seats else None, []
-        monkeypatch.setattr(leaving.processes, "send", lambda process, number: self.launcher.append(number))
+        monkeypatch.setattr(part.processes, "send", lambda process, number: self.launcher.append(number))
         request = {"grace_s": GRACE_S, "program": program}
         self.leaving = Leaving(request, self.ranks, seats=self.seats, clock=lambda: self.now)
 

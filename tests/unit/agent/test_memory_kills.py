@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent import memory_kills
-from gangline.agent.memory_kills import MemoryKills
+from gangline.agent.supervise import memory_kills
+from gangline.agent.supervise.memory_kills import MemoryKills
 
 LINE = (
     "3,1204,8812345678,-;Memory cgroup out of memory: Killed process 4001 (python) total-vm:9812340kB, "

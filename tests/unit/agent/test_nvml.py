@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from gangline.agent import gpus, nvml
+from gangline.agent.host_facts import nvidia
 
 
 class Fake:
@@ -70,15 +70,15 @@ class Working:
     @staticmethod
     def nvmlDeviceGetComputeRunningProcesses_v3(_device, count, rows):
         count._obj.value = 1
-        rows[0].pid, rows[0].used = 1, nvml.NOT_SAID
+        rows[0].pid, rows[0].used = 1, nvidia.NOT_SAID
         return 0
 
 
 def asked(monkeypatch, **refusals):
     fake = Fake(**refusals)
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda _path: fake)
-    monkeypatch.setattr(gpus.gpu_tools, "path", lambda: None)
-    return gpus.gpus({})
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda _path: fake)
+    monkeypatch.setattr(nvidia, "path", lambda: None)
+    return nvidia.gpus({})
 
 
 def test_what_the_library_says(monkeypatch):
@@ -129,14 +129,14 @@ def test_without_the_library_nvidia_smi_is_asked(monkeypatch):
         raise OSError(f"{path}: cannot open shared object file")
 
     said = {"cards": [], "faults": [], "driver": "570.1", "reason": None}
-    monkeypatch.setattr(nvml.ctypes, "CDLL", absent)
-    monkeypatch.setattr(gpus.gpu_tools, "path", lambda: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(gpus.gpu_tools, "query", lambda _program: said)
-    answer = gpus.gpus({})
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", absent)
+    monkeypatch.setattr(nvidia, "path", lambda: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(nvidia, "query", lambda _program: said)
+    answer = nvidia.gpus({})
     assert (answer["driver"], answer["reason"], answer["source"]) == ("570.1", None, "nvidia-smi")
 
 
 def test_sizes_of_what_the_library_fills_in_are_those_of_its_header():
-    assert ctypes.sizeof(nvml._Pci) == 68
-    assert ctypes.sizeof(nvml._Process) == 24
-    assert ctypes.sizeof(nvml._Memory) == 24
+    assert ctypes.sizeof(nvidia._Pci) == 68
+    assert ctypes.sizeof(nvidia._Process) == 24
+    assert ctypes.sizeof(nvidia._Memory) == 24

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gangline.agent.orders import Orders, outweighs
+from gangline.agent.supervise.part import Orders, outweighs
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gangline.agent.processes import Process
-from gangline.agent.ranks import Ranks
-from gangline.agent.silence import LINE_AFTER_S, LINE_LETTERS, Silence
+from gangline.agent.supervise.processes import Process
+from gangline.agent.supervise.ranks import LINE_AFTER_S, LINE_LETTERS, Ranks, Silence
 
 
 class Host:

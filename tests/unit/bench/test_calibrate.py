@@ -5,17 +5,16 @@ import json
 
 import pytest
 
-from gangline.bench.calibrate import Work, listen, measure_compute, points_of
-from gangline.bench.network import Hosts
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.hardware import Gpu
-from gangline.inventory.profiles import find_profile, load_profiles
-from gangline.planning.calibrate import ProfileKey, architecture_digest, shallow_config
-from gangline.planning.config import read_architecture
-from gangline.planning.training import Training
+from gangline.bench.cluster_network import BenchHosts
+from gangline.bench.compute import Work, listen, measure_compute, points_of
+from gangline.bench.text import speeds_lines
+from gangline.inventory.facts import Gpu, HostFacts, Inventory
+from gangline.inventory.measured import find_profile, load_profiles
+from gangline.planner.calibration import ProfileKey, architecture_digest, shallow_config
+from gangline.planner.config import read_architecture
+from gangline.planner.training import Training
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
-from gangline.steps.measured import speeds_lines
 from tests.fakes.transport import FakeTransport, Scripted
 
 CONFIG = {
@@ -116,7 +115,7 @@ def answering(printed, returncode=0, stderr=""):
 def measure(tmp_path, *, hosts=None, cards=(), **answers):
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
-    given = Hosts(cluster=hosts or cluster(), inventory=seen, transports=transports, networks={})
+    given = BenchHosts(cluster=hosts or cluster(), inventory=seen, transports=transports, networks={})
     found = measure_compute(given, WORK, home=tmp_path, seconds=30, tell=lambda _: None)
     return found, transports
 

@@ -5,16 +5,14 @@ import json
 
 import pytest
 
-from gangline.bench.network import Hosts
-from gangline.bench.scaled import HostSpeed, Scaling, Turn, batch_s, others_note, scatter
-from gangline.bench.scaling import Task, measure_scaling
+from gangline.bench.cluster_network import BenchHosts
+from gangline.bench.scaling import HostSpeed, Scaling, Task, Turn, batch_s, measure_scaling, others_note, scatter
+from gangline.bench.text import scaling_lines
 from gangline.errors import DoesNotFit, RunFailed, UsageError
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.hardware import Gpu, GpuProcess
+from gangline.inventory.facts import Gpu, GpuProcess, HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
-from gangline.steps.scaled import scaling_lines
 from tests.fakes.transport import FakeTransport, Scripted
 
 JOB = Job(
@@ -105,7 +103,7 @@ def measure(*, slowdown=1.0, cards=(), transport="ssh", **answers):
     )
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
-    given = Hosts(cluster=Cluster(name="home", hosts=hosts), inventory=seen, transports=transports, networks={})
+    given = BenchHosts(cluster=Cluster(name="home", hosts=hosts), inventory=seen, transports=transports, networks={})
     return measure_scaling(given, TASK, seconds=60, tell=lambda _: None), transports
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from gangline.catalog.efficiency import FLOOR_S_PER_LAYER, default_efficiency
-from gangline.catalog.gpus import GPUS, find_gpu
+from gangline.catalog.gpu_specs import GPUS, find_gpu
 
 METHODS = ["full", "lora", "qlora"]
 SIZES = [0.5e9, 1.5e9, 2.4e9, 3e9, 7e9, 70e9]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gangline.catalog.gpu_specs import find_gpu
 from gangline.catalog.gpu_table import ARCHITECTURES, ROWS, SOURCES
-from gangline.catalog.gpus import find_gpu
 
 
 def named(rows):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.catalog.gpus import GPUS, find_gpu, peak_flops, suggest_gpus
+from gangline.catalog.gpu_specs import GPUS, find_gpu, peak_flops, suggest_gpus
 
 GIB = 2**30
 

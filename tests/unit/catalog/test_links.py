@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.catalog.links import LINKS, SOURCES, ethernet, find_link, suggest_links
+from gangline.catalog.link_rates import LINKS, SOURCES, ethernet, find_link, suggest_links
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.catalog.models import known_config, known_model, known_models, suggest_models
-from gangline.planning.config import read_architecture
+from gangline.planner.config import read_architecture
 
 HUB = {
     # "safetensors.total" of the hub's API, as public files recorded it in September and October 2026. Of Llama 2, the

@@ -11,7 +11,7 @@ from typing import Any
 
 from gangline.checks.judge import judge
 from gangline.inventory.facts import HostFailure, Inventory
-from gangline.inventory.read import read_facts
+from gangline.inventory.gather import read_facts
 from gangline.runs.cluster import Cluster, Host
 
 GIB = 1 << 30

@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from gangline.inventory.facts import HostFacts, Inventory
-from gangline.inventory.hardware import Nic
+from gangline.inventory.facts import HostFacts, Inventory, Nic
 from gangline.inventory.pairs import Clock, Ear, Pair, Pairs, PortTry
 from gangline.runs.cluster import Cluster, Host
 

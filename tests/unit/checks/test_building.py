@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gangline.checks.judge import judge, skipped
-from gangline.inventory.pythons import BuildFacts, FoundPython
+from gangline.inventory.facts import BuildFacts, FoundPython
 from gangline.runs.cluster import Environment
 from tests.unit.checks.machines import GIB, cluster, cpu_only, host, inventory, pc
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.inventory.shared import SharedProbe, SharedView
+from gangline.inventory.folders import SharedProbe, SharedView
 from tests.unit.checks.machines import (
     GIB,
     MIB,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.checks.finding import Finding, fold, fold_names
 from gangline.checks.judge import FAMILIES, judge, prefixes, require, skipped
+from gangline.checks.rules import Finding, fold, fold_names
 from gangline.checks.versions import release
 from gangline.errors import CheckFailed, HostUnreachable, UsageError
 from gangline.inventory.facts import HostFailure

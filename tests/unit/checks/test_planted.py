@@ -6,8 +6,7 @@ Only rows that are not held out have a plant here; a test makes sure of it.
 import pytest
 
 from gangline.inventory.facts import HostFailure
-from gangline.inventory.same import Compared, Copy
-from gangline.inventory.shared import SharedProbe, SharedView
+from gangline.inventory.folders import Compared, CopyOnHost, SharedProbe, SharedView
 from tests.lab.planted.listed import PLANTED
 from tests.unit.checks.machines import GIB, card, cpu_torch, found, host, pc
 
@@ -108,7 +107,8 @@ def shared_folder_not_writable():
 
 def a_byte_of_the_model():
     copies = tuple(
-        Copy(host=name, path="/m", tree=tree, num_files=3, num_bytes=99) for name, tree in zip(BOTH, "ab", strict=True)
+        CopyOnHost(host=name, path="/m", tree=tree, num_files=3, num_bytes=99)
+        for name, tree in zip(BOTH, "ab", strict=True)
     )
     return two(pc("pc2"), data=(Compared(what="model", copies=copies, differing=("model.safetensors",)),))
 

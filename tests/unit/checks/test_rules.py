@@ -3,10 +3,8 @@
 import pytest
 
 from gangline.checks.judge import judge
-from gangline.inventory.disk import WriteTry
 from gangline.inventory.facts import HostFailure
-from gangline.inventory.same import Compared, Copy
-from gangline.inventory.shared import SharedProbe, SharedView
+from gangline.inventory.folders import Compared, CopyOnHost, SharedProbe, SharedView, WriteTry
 from tests.unit.checks.machines import (
     GIB,
     MIB,
@@ -266,8 +264,8 @@ def test_a_rename_that_is_seen_late_is_told():
 
 
 def copies(*trees, error=None):
-    rows = tuple(Copy(host=f"pc{number}", path="/m", tree=tree) for number, tree in enumerate(trees, 1))
-    last = () if error is None else (Copy(host=f"pc{len(trees) + 1}", path="/m", error=error),)
+    rows = tuple(CopyOnHost(host=f"pc{number}", path="/m", tree=tree) for number, tree in enumerate(trees, 1))
+    last = () if error is None else (CopyOnHost(host=f"pc{len(trees) + 1}", path="/m", error=error),)
     return (Compared(what="model", copies=rows + last),)
 
 

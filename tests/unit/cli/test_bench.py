@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gangline.bench.scaled import HostSpeed, Scaling, Turn
+from gangline.bench.scaling import HostSpeed, Scaling, Turn
 from gangline.cli import bench
 from gangline.cli.main import main
 

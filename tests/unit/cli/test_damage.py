@@ -16,7 +16,7 @@ from gangline import app
 from gangline.cli import export, main
 from gangline.errors import UsageError
 from gangline.runs.old_format import LISTS
-from gangline.runs.versions import LIMIT_BYTES, load_record, write_record
+from gangline.runs.record_versions import LIMIT_BYTES, load_record, write_record
 from tests.recorded import RECORDED, install
 
 RUN, OTHER = "amber-vole-1", "fond-lemming-8"

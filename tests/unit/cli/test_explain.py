@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.main import main
+from gangline.control.user_command import CommandRecord
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.steps.command import CommandRecord
 from tests.unit.diagnose.lines import LINES
-from tests.unit.watch.stories import Past, killed_rank
+from tests.unit.report.stories import Past, killed_rank
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.main import VERBS, main
-from gangline.describe import init as path_of_init
-from gangline.describe import pin as path_of_pin
-from tests.unit.describe.world import World, home_lan, key
+from gangline.init import describe, pin
+from tests.unit.init.world import World, home_lan, key
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +21,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(VERBS, "init", ("gangline.cli.init", "write cluster.yaml"))
-    for module in (path_of_init, path_of_pin):
-        function = vars(module)[module.__name__.rpartition(".")[2]]
+    for function in (describe.init, pin.pin):
         monkeypatch.setitem(function.__kwdefaults__, "seams", found.seams())
     return found
 

@@ -15,8 +15,7 @@ from gangline.errors import UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Phase, RunState
+from gangline.runs.state import Phase, ProcessId, RunState
 from tests.boards import write_board
 
 

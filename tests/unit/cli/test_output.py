@@ -8,12 +8,11 @@ import pytest
 
 from gangline.cli.output import Terminal, follow_to_the_end
 from gangline.errors import DataError, RunFailed
-from gangline.remote.local import LocalTransport
+from gangline.report.follow import View
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Phase, RunState
-from gangline.watch.follow import View
+from gangline.runs.state import Phase, ProcessId, RunState
+from gangline.transport.local import LocalTransport
 
 HOST = Host(name="here", workdir="/", python="python")
 

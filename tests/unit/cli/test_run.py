@@ -10,12 +10,11 @@ import pytest
 
 from gangline import app
 from gangline.cli.main import main
+from gangline.control.listing import Listed
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
 from gangline.runs.registry import RunRecord
-from gangline.runs.state import RunState
-from gangline.steps.listing import Listed
+from gangline.runs.state import ProcessId, RunState
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from gangline.errors import RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Phase, RunState
+from gangline.runs.state import Phase, ProcessId, RunState
 from tests.boards import write_board
 
 
@@ -40,7 +39,7 @@ class World:
         if hosts:
             write_board(self.layout, attempt, hosts)
 
-    def stop(self, _run: app.Opened, *, now: bool = False, hosts: tuple[str, ...] = ()) -> bool:
+    def stop(self, _run: app.RunHandle, *, now: bool = False, hosts: tuple[str, ...] = ()) -> bool:
         self.asked.append((tuple(hosts), now))
         return True
 

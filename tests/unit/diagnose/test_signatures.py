@@ -8,9 +8,8 @@ import time
 import pytest
 
 from gangline.diagnose.entries import entries
-from gangline.diagnose.failures import ECHOES, ORDERED, is_echo, weight
 from gangline.diagnose.known import SIGNATURES
-from gangline.diagnose.signatures import LINE_CHARS, is_witness, recognise, verdict
+from gangline.diagnose.signatures import ECHOES, LINE_CHARS, ORDERED, is_echo, is_witness, recognise, verdict, weight
 from tests.unit.diagnose.lines import LINES
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.diagnose.torchrun import LEFT_OUT, without_verdict
+from gangline.diagnose.signatures import LEFT_OUT, without_verdict
 
 CONSOLE = """\
 E1121 22:31:07 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank: 0 (pid: 70)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.inventory.nics import rank_network
+from gangline.inventory.rank_interface import rank_network
 from tests.unit.checks.machines import cluster, host, ib_port, inventory, nic, pc, server
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from gangline.inventory.profiles import find_profile, load_profiles, profile_path, save_profile
-from gangline.planning.calibrate import Profile, ProfileKey
-from gangline.planning.speed import ComputeModel
+from gangline.inventory.measured import find_profile, load_profiles, profile_path, save_profile
+from gangline.planner.calibration import Profile, ProfileKey
+from gangline.planner.speed import ComputeModel
 
 KEY = ProfileKey(
     gpu="NVIDIA GeForce RTX 4090",

@@ -8,7 +8,7 @@ import pytest
 
 from gangline.checks.judge import judge
 from gangline.inventory.facts import Inventory
-from gangline.inventory.read import NUM_ITEMS, Unreadable, read_facts
+from gangline.inventory.gather import NUM_ITEMS, Unreadable, read_facts
 from tests.unit.checks.machines import cluster, host, pc, server
 
 

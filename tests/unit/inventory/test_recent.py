@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from gangline.inventory.measured import RECENT_S, forget_pairs, keep_pairs, recent_pairs
 from gangline.inventory.pairs import Pairs
-from gangline.inventory.recent import RECENT_S, forget_pairs, keep_pairs, recent_pairs
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import RunState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.inventory.topology import parse_topology
+from gangline.inventory.facts import parse_topology
 from tests.unit.checks.machines import nvlink_table
 
 TWO_PHB = """\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.direct import DirectBackend
 from tests.fakes.transport import FakeTransport, Scripted
 
@@ -39,7 +39,7 @@ def test_a_guard_that_finds_no_room_is_named_with_what_to_do_and_what_is_left(le
         "pc2": Full("pc2", answer=answer),
     }
     with pytest.raises(RunFailed, match=r"pc2: slots cannot be claimed: .* No space left on device") as caught:
-        DirectBackend().start(Request(run_id="calm-otter-7", attempt=1, hosts=tuple(map(part, hosts))), hosts)
+        DirectBackend().start(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(map(part, hosts))), hosts)
     first, *more = caught.value.seen.splitlines()
     assert first == "expected a guard that stands and holds its slots"
     assert more == [f"left on pc2: process {each['pid']} ({each['why']}): {each['command']}" for each in left]

@@ -5,8 +5,7 @@ import shlex
 import pytest
 
 from gangline.errors import UsageError
-from gangline.launch.launchers import LAUNCHERS, find_launcher
-from gangline.launch.program import require_runnable
+from gangline.launch.program import LAUNCHERS, find_launcher, require_runnable
 
 COMMANDS = [
     ("torchrun --nproc-per-node 2 train.py --lr 1e-4", "torchrun", "train.py --lr 1e-4"),

@@ -9,15 +9,15 @@ from pathlib import PurePath
 import pytest
 
 from gangline.errors import GanglineError, HostUnreachable
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.look import Looks, look, outlives_guard
+from gangline.launch.poll import Looks, look, outlives_guard
 from tests.fakes.transport import FakeTransport, Scripted
 
 PARTS = tuple(
     HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}) for host in ("pc1", "pc2")
 )
-REQUEST = Request(run_id="calm-otter-7", attempt=1, hosts=PARTS)
+REQUEST = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=PARTS)
 
 
 class Slow(FakeTransport):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import RunFailed, UsageError
-from gangline.launch.backend import Request, StandBy
+from gangline.launch.backend import LaunchRequest, WarmPool
+from gangline.launch.backends import backend
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
-from gangline.launch.registry import backend
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
 
@@ -45,7 +45,7 @@ def test_the_whole_request():
 
 def test_a_request_survives_its_file():
     request = rendered()
-    assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert LaunchRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
 
 
 @pytest.mark.parametrize(("num_cpus", "num_threads"), [(12, "4"), (2, "1"), (7, "2")])
@@ -120,11 +120,11 @@ def test_processes_that_stand_by_are_started_in_the_place_of_ranks():
     assert plain.argv[-6:] == ("-m", "gangline.worker", *words)
     control = f"{root}/attempts/2/pc1/stand-by"
     assert part.argv == (*plain.argv[:-4], "stand-by", control, *words)
-    assert part.stand_by == StandBy(rest_s=600.0, words=words, world_size=3)
+    assert part.stand_by == WarmPool(rest_s=600.0, words=words, world_size=3)
     assert replace(part, argv=plain.argv, stand_by=None) == plain
-    assert Request.from_json(json.loads(json.dumps(Request(run_id="a", attempt=1, hosts=(part,)).to_json()))).hosts == (
-        part,
-    )
+    assert LaunchRequest.from_json(
+        json.loads(json.dumps(LaunchRequest(run_id="a", attempt=1, hosts=(part,)).to_json()))
+    ).hosts == (part,)
 
 
 def test_a_launcher_that_is_alone_knows_nothing_of_the_others():

@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 import pytest
 
-from gangline.launch.backend import HostRequest, RankSilence, Request
-from gangline.launch.look import Looks
+from gangline.launch.backend import HostRequest, LaunchRequest, RankSilence
+from gangline.launch.poll import Looks
 from tests.fakes.transport import FakeTransport
 
 PART = HostRequest(host="pc1", folder="/srv/pc1", rank_files="/srv", argv=(), env={}, ranks=(2, 3), program="command")
@@ -19,7 +19,7 @@ def look(text):
     host = FakeTransport("pc1")
     host.write(PurePath("/srv/pc1/status.json"), text.encode())
     host.write(PurePath("/proc/4711/stat"), STAT)
-    (status,) = Looks().at(Request(run_id="calm-otter-7", attempt=1, hosts=(PART,)), {"pc1": host})
+    (status,) = Looks().at(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=(PART,)), {"pc1": host})
     return status
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.errors import HostUnreachable
-from gangline.launch.backend import HostRequest, Request
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.direct import DirectBackend
 from tests.fakes.transport import FakeTransport, Scripted
 
@@ -28,7 +28,7 @@ def test_it_is_waited_for_once_and_named(tmp_path):
     nothing = '{"processes": [], "ports": [], "leases": [], "gpus": []}'
     answers = FakeTransport("pc1", answer=lambda _call: Scripted(stdout=nothing))
     silent = Silent("pc2")
-    request = Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
+    request = LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
     with pytest.raises(HostUnreachable) as caught:
         DirectBackend().start(request, {"pc1": answers, "pc2": silent})
     assert silent.waits == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.runs.cadence import LEAST_MIN, MOST_MIN, minutes_between
+from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN, minutes_between
 
 
 def test_what_costs_nothing_is_saved_every_minute():

@@ -6,9 +6,8 @@ import pytest
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
-from gangline.runs.gang import Gang, GangRank
-from gangline.runs.held import held_by
-from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Part, commit_record, describe_part
+from gangline.runs.gang import Gang, GangRank, held_by
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, commit_record, describe_part
 from tests.unit.runs.test_checkpoints import choose, flip, reasons, remove
 
 HOSTS = ("pc1", "pc2")
@@ -140,9 +139,9 @@ def test_parts_of_one_step_must_be_of_one_kind_and_one_division(tmp_path):
     ("kind", "held"), [("shard", {}), ("shard", {"pc1": "all"}), ("replica", HELD), ("half", HELD)]
 )
 def test_a_part_that_does_not_say_what_all_parts_hold_is_refused(tmp_path, kind, held):
-    part = Part.from_bytes(write_part(tmp_path, 100, "pc1"))
+    part = CheckpointPart.from_bytes(write_part(tmp_path, 100, "pc1"))
     with pytest.raises(ValueError, match=r"it is of kind|it does not say what the parts of all its hosts hold"):
-        Part.from_bytes(dataclasses.replace(part, kind=kind, held=held).to_bytes())
+        CheckpointPart.from_bytes(dataclasses.replace(part, kind=kind, held=held).to_bytes())
 
 
 def test_a_host_whose_ranks_hold_what_they_held_needs_its_own_part_alone(tmp_path):

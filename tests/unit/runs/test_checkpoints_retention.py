@@ -3,8 +3,8 @@
 import pytest
 
 from gangline.runs import checkpoints as disk
+from gangline.runs.checkpoints import main, prune, set_aside
 from gangline.runs.manifest import COMMIT_FILE, Commit, describe_part
-from gangline.runs.retention import main, prune, set_aside
 
 
 def save(checkpoints, step, *, attempt=1, commit=True, part=True, loss=None):

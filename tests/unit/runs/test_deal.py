@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangline.runs.deal import shares_by_time, whole_count, whole_counts
+from gangline.runs.gang import shares_by_time, whole_count, whole_counts
 
 
 def _slowest(shares: Sequence[int], seconds: Sequence[float]) -> float:

@@ -17,12 +17,12 @@ NAMES = {
     *("resting.json", "next.json", "handed.json", "console.log"),
 }
 """Not among them: state.json, which a checkpoint has, too, and exit.json, the end of rank-<r>.exit.json."""
-HOMES = {"runs/layout.py", "runs/old_format.py", "agent/names.py"}
+HOMES = {"runs/layout.py", "runs/old_format.py", "agent/layout_names.py"}
 
 
 def test_the_names_of_the_agent_are_those_of_the_layout() -> None:
-    fresh = (SOURCE / "agent/names.py").read_text()
-    assert fresh == agent_module(), "write it anew: python -m gangline.runs.layout > src/gangline/agent/names.py"
+    fresh = (SOURCE / "agent/layout_names.py").read_text()
+    assert fresh == agent_module(), "write it anew: python -m gangline.runs.layout > src/gangline/agent/layout_names.py"
 
 
 def test_no_other_module_types_the_name_of_a_file_of_a_run() -> None:

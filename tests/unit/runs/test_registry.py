@@ -8,11 +8,9 @@ from random import Random
 import pytest
 
 from gangline.errors import UsageError
-from gangline.runs.ids import ADJECTIVES, NOUNS, PATTERN, new_id
-from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
+from gangline.runs.layout import ADJECTIVES, NOUNS, PATTERN, RunLayout, new_id
 from gangline.runs.registry import find_run, list_runs, read_record
-from gangline.runs.state import Phase, RunState
+from gangline.runs.state import Phase, ProcessId, RunState
 
 
 def make_run(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline.errors import RecordError
-from gangline.runs import old_format, versions
+from gangline.runs import old_format, record_versions
 from gangline.runs.decode import DecodeError, build
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.versions import load_record, write_record
+from gangline.runs.record_versions import load_record, write_record
 
 
 def a_gang() -> Gang:
@@ -40,7 +40,7 @@ def test_an_older_build_passes_over_the_keys_of_a_newer_minor_version(
     value = a_gang().to_json()
     value["ranks"][0]["watts"] = 700
     with monkeypatch.context() as newer:
-        newer.setattr(versions, "SCHEMA_VERSION", (1, 3))
+        newer.setattr(record_versions, "SCHEMA_VERSION", (1, 3))
         write_record(path, {**value, "topology": "ring"})
     assert Gang.load(path) == a_gang()
     assert json.loads(path.read_text())["topology"] == "ring"
@@ -49,14 +49,14 @@ def test_an_older_build_passes_over_the_keys_of_a_newer_minor_version(
 def test_a_newer_build_reads_an_older_minor_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = place(tmp_path)
     a_gang().save(path)
-    monkeypatch.setattr(versions, "SCHEMA_VERSION", (1, 9))
+    monkeypatch.setattr(record_versions, "SCHEMA_VERSION", (1, 9))
     assert Gang.load(path) == a_gang()
 
 
 def test_a_newer_major_version_is_refused_with_a_clear_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = place(tmp_path)
     with monkeypatch.context() as newer:
-        newer.setattr(versions, "SCHEMA_VERSION", (2, 0))
+        newer.setattr(record_versions, "SCHEMA_VERSION", (2, 0))
         a_gang().save(path)
     with pytest.raises(RecordError) as raised:
         Gang.load(path)

@@ -11,7 +11,6 @@ from gangline.strategies.table import STRATEGIES
 SOURCES = Path(gangline.__file__).parent
 KINDS = frozenset(STRATEGIES.built_in) | {"zero", "zero-"}
 ALLOWED = {
-    "spec/zero.py": "keys of DeepSpeed's own configuration file",
     "config/zero.py": "keys of DeepSpeed's own configuration file",
 }
 

@@ -4,14 +4,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from gangline.launch.backend import Request
-from gangline.remote.transport import Transport
+from gangline.launch.backend import LaunchRequest
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.runs.manifest import Part
+from gangline.runs.manifest import CheckpointPart
 from gangline.runs.state import RunState
+from gangline.transport.transport import Transport
 
 RUN_ID = "calm-otter-7"
 
@@ -21,7 +21,7 @@ def cluster_of(folder: Path, *names: str) -> Cluster:
     return Cluster(name="home", hosts=hosts)
 
 
-def create_run(folder: Path, cluster: Cluster, request: Request) -> RunLayout:
+def create_run(folder: Path, cluster: Cluster, request: LaunchRequest) -> RunLayout:
     """A run whose attempt can be supervised."""
     layout = RunLayout(folder / "home", RUN_ID)
     layout.attempt(request.attempt).mkdir(parents=True)
@@ -33,7 +33,7 @@ def create_run(folder: Path, cluster: Cluster, request: Request) -> RunLayout:
 
 def save_part(transport: Transport, root: Path, step: int, *, hosts: tuple[str, ...], attempt: int = 1) -> None:
     """What a host has once its part of a checkpoint is written; without tensors."""
-    part = Part(
+    part = CheckpointPart(
         step=step,
         host=transport.host,
         attempt=attempt,

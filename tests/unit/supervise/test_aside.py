@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gangline.supervise.aside import Aside
+from gangline.supervise.lost_hosts import Aside
 
 
 class Work:

@@ -2,7 +2,7 @@
 
 import threading
 
-from gangline.supervise.away import Away
+from gangline.supervise.lost_hosts import Away
 from tests.waiting import wait_until
 
 

@@ -3,11 +3,10 @@
 import pytest
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Request
-from gangline.runs.events import read_events
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
 from gangline.runs.files import write_json
-from gangline.runs.state import HostOutcome, Outcome, RunState
-from gangline.supervise.between import end_between
+from gangline.runs.state import AttemptOutcome, HostOutcome, RunState, read_events
+from gangline.supervise.clean import end_between
 from gangline.supervise.lock import supervisor_lock
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
@@ -45,7 +44,7 @@ def request(attempt, *names):
         HostRequest(host=name, folder=f"/{attempt}/{name}", rank_files=f"/{attempt}", argv=("python",), env={})
         for name in names
     )
-    return Request(run_id="calm-otter-7", attempt=attempt, hosts=parts)
+    return LaunchRequest(run_id="calm-otter-7", attempt=attempt, hosts=parts)
 
 
 @pytest.fixture
@@ -57,7 +56,9 @@ def layout(tmp_path):
     write_json(layout.attempt(2) / "request.json", request(2, "pc1", "pc2").to_json())
     for number in (1, 2):
         hosts = {"pc1": HostOutcome(phase="ended", returncode=1)}
-        Outcome(result="failed", hosts=hosts, error={"what": "a row"}).save(layout.attempt(number) / "outcome.json")
+        AttemptOutcome(result="failed", hosts=hosts, error={"what": "a row"}).save(
+            layout.attempt(number) / "outcome.json"
+        )
     RunState(name="tiny", phase="restarting", attempt=2, epoch=4).save(layout)
     return layout
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gangline.launch.backend import HostRequest, HostStatus, RankSigns, Request, StartSigns
-from gangline.supervise.board import STAGES, Board, Limits, sentence
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, StartSigns
+from gangline.supervise.startup import STAGES, StartBoard, StartLimits, sentence
 
 PLACES = {"10.77.0.10": "pc1", "10.77.0.11": "pc2", "10.77.0.12": "pc3"}
 RANKS = {"pc1": (0,), "pc2": (1, 2), "pc3": (3,)}
@@ -21,7 +21,7 @@ def request(program="worker"):
         HostRequest(host=host, folder=f"/{host}", rank_files="/", argv=(), env={}, ranks=ranks, program=program)
         for host, ranks in RANKS.items()
     ]
-    return Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
+    return LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
 
 
 def rank(number, phase=None, torch=None, met=False):
@@ -48,7 +48,7 @@ def clock():
 
 @pytest.fixture
 def board(clock):
-    return Board(request(), clock=clock)
+    return StartBoard(request(), clock=clock)
 
 
 def test_a_host_goes_through_the_stages_and_the_time_of_each_is_kept(board, clock):
@@ -195,7 +195,7 @@ def test_the_limit_counts_from_when_the_last_host_got_there(board, clock):
 
 
 def test_a_program_that_is_not_ours_has_joined_once_it_is_connected_and_is_not_given_up(clock):
-    board = Board(request("command"), clock=clock, limits=Limits(import_s=1, stage_s=1))
+    board = StartBoard(request("command"), clock=clock, limits=StartLimits(import_s=1, stage_s=1))
     board.note([status(host, *(rank(number, torch=True) for number in numbers)) for host, numbers in RANKS.items()])
     assert board.stage == "joined"
     clock.now = 900.0
@@ -207,7 +207,7 @@ def test_a_program_that_is_not_ours_has_joined_once_it_is_connected_and_is_not_g
 
 
 def test_a_program_that_is_not_ours_may_turn_out_not_to_have_joined(clock):
-    board = Board(request("command"), clock=clock)
+    board = StartBoard(request("command"), clock=clock)
     everybody = [
         status(host, *(rank(each, torch=True, met=True) for each in numbers)) for host, numbers in RANKS.items()
     ]
@@ -225,7 +225,7 @@ def test_a_program_that_is_not_ours_may_turn_out_not_to_have_joined(clock):
 
 
 def test_a_program_that_is_not_ours_is_given_up_if_its_launchers_do_not_meet(clock):
-    board = Board(request("command"), clock=clock)
+    board = StartBoard(request("command"), clock=clock)
     board.note([status("pc1"), status("pc2"), status("pc3", met=False)])
     clock.now = 91.0
     assert board.is_overdue()

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import HostRequest, HostStatus, Request
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
 from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
 
 
@@ -12,7 +12,7 @@ def request():
         HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, guard_argv=())
         for host in ("pc1", "pc2")
     ]
-    return Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
+    return LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
 
 
 def failure(rank, time=0.0, *, what=None, code=1, ordered=False, seen=""):

@@ -1,7 +1,7 @@
 """What hosts say of another supervisor."""
 
 from gangline.launch.backend import HostStatus
-from gangline.supervise.claims import Claims
+from gangline.supervise.gang_view import EpochClaims
 from tests.unit.supervise.test_board import Clock
 
 
@@ -16,7 +16,7 @@ def noted(claims, clock, at, **epochs):
 
 def claims(num_hosts):
     clock = Clock()
-    return Claims(num_hosts=num_hosts, doubt_s=15.0, clock=clock), clock
+    return EpochClaims(num_hosts=num_hosts, doubt_s=15.0, clock=clock), clock
 
 
 def test_our_own_epoch_and_lower_ones_are_no_claims():

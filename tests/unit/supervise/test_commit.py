@@ -7,7 +7,7 @@ import pytest
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import Commit
-from gangline.supervise.commit import Committer
+from gangline.supervise.supervisor import Committer
 from tests.fakes.transport import FakeTransport
 from tests.unit.supervise.runs import RUN_ID, cluster_of, save_part
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gangline.planning.outcome import Comparison
+from gangline.planner.outcome import Comparison
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.supervise.compared import BLOCK_BYTES, MOST_BYTES, last_records, look_back
+from gangline.supervise.attempt_records import BLOCK_BYTES, MOST_BYTES, last_records, look_back
 from tests.fakes.transport import FakeTransport
-from tests.unit.planning.outcomes import line, plan
+from tests.unit.planner.outcomes import line, plan
 from tests.unit.supervise.runs import RUN_ID, cluster_of
 
 RUN = [line(step) for step in range(1, 21)]

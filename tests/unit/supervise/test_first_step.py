@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gangline.supervise.first_step import FirstStep
+from gangline.supervise.gang_view import FirstStep
 from tests.unit.supervise.test_board import Clock, all_at, rank, request, status
 
 

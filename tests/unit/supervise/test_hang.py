@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gangline.launch.backend import HostRequest, HostStatus, RankSigns, Request, StartSigns
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, StartSigns
 from gangline.supervise.hang import EVIDENCE_S, FIRST_S, LOADING_S, PAUSE_S, SILENT_S, STEP_S, Hang
 from tests.unit.supervise.test_board import Clock
 
@@ -34,7 +34,7 @@ class Gang:
             HostRequest(host=host, folder="/", rank_files="/", argv=(), env={}, ranks=ranks, program=self.program)
             for host, ranks in self.hosts.items()
         ]
-        self.hang = Hang(Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts)), clock=self.clock)
+        self.hang = Hang(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts)), clock=self.clock)
 
     def enter(self, phase, *ranks, step=None):
         for rank in ranks or self.ranks:

@@ -1,7 +1,7 @@
 """A guard whose beat does not change stands still, whatever its host answers."""
 
 from gangline.launch.backend import HostStatus
-from gangline.supervise.presence import Heartbeats
+from gangline.supervise.gang_view import Heartbeats
 
 
 class Watch:

@@ -11,24 +11,21 @@ import pytest
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import Leftover, RankSigns, StartSigns
-from gangline.planning.outcome import Comparison
-from gangline.planning.spent import TimeReport
-from gangline.runs.events import read_events
+from gangline.planner.outcome import Comparison, TimeReport
 from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
-from gangline.runs.process import ProcessId
-from gangline.runs.state import Outcome, RunState, write_order
-from gangline.runs.versions import load_record
-from gangline.supervise.board import Limits
-from gangline.supervise.earlier import finish_all, unfinished
+from gangline.runs.record_versions import load_record
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState, read_events, write_order
+from gangline.supervise.attempt_records import Superseded
+from gangline.supervise.clean import finish_all, unfinished
+from gangline.supervise.gang_view import PollIntervals
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
-from gangline.supervise.loop import Hooks, Supervisor
-from gangline.supervise.pace import Pace
-from gangline.supervise.records import Superseded
+from gangline.supervise.startup import StartLimits
+from gangline.supervise.supervisor import Hooks, Supervisor
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
-from tests.unit.planning.outcomes import line, plan
+from tests.unit.planner.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 from tests.waiting import wait_until
 
@@ -50,7 +47,7 @@ class Lab:
         self.outcome = None
 
     def supervisor(self, grace_s=0.0, **pace):
-        pace = Pace(**{"poll_s": 0.005, "failure_grace_s": grace_s, "notice_s": 0.0, "verify_s": 0.3, **pace})
+        pace = PollIntervals(**{"poll_s": 0.005, "failure_grace_s": grace_s, "notice_s": 0.0, "verify_s": 0.3, **pace})
         return Supervisor(self.layout, 1, backend=self.backend, connect=lambda _cluster: self.transports, pace=pace)
 
     def follow(self, supervisor):
@@ -104,7 +101,7 @@ def test_a_gang_that_ends_well_has_finished(make):
     state = RunState.load(lab.layout)
     assert (state.phase, state.attempt, state.error) == ("finished", 1, None)
     assert state.supervisor == ProcessId.current()
-    assert Outcome.load(lab.layout.attempt(1) / "outcome.json") == outcome
+    assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json") == outcome
     assert {host: status.returncode for host, status in outcome.hosts.items()} == {"pc1": 0, "pc2": 0}
 
 
@@ -293,14 +290,14 @@ def test_what_was_told_to_stop_before_it_began_is_not_started(make):
     assert lab.backend.statuses == {}
     assert lab.backend.orders == ["kill"]  # for a guard that comes up late
     assert (lab.phase(), lab.events()) == ("stopped", ["stopped"])
-    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").result == "stopped"
+    assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").result == "stopped"
 
 
 def test_a_start_that_fails_is_the_outcome(make):
     lab = make(broken=frozenset({"pc2"}))
     with pytest.raises(RunFailed, match="pc2: the guard did not start"):
         lab.supervisor().begin()
-    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").error["what"] == "pc2: the guard did not start"
+    assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").error["what"] == "pc2: the guard did not start"
     assert lab.phase() == "failed"
     assert lab.events() == ["failed"]
 
@@ -504,7 +501,7 @@ def test_after_an_order_hosts_that_stay_silent_are_left_and_ended_later(make):
     lab.backend.silent = set()
     assert finish_all(lab.layout, backend=lab.backend, connect=lambda _: lab.transports) == ()
     assert {status.phase for status in lab.backend.statuses.values()} == {"ended"}
-    assert Outcome.load(lab.layout.attempt(1) / "outcome.json").unverified == ()
+    assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").unverified == ()
 
 
 def test_what_is_left_at_the_end_is_written_down(make):
@@ -622,7 +619,7 @@ def test_the_start_is_followed_on_the_board(make):
         wait_until(lambda: read_json(board)["done"], "all have joined")
         lab.finish()
 
-    lab.run(script, start=Limits(sentence_s=60.0))
+    lab.run(script, start=StartLimits(sentence_s=60.0))
     assert lab.events() == ["started", "joined", "beginning", "finished"]
     assert read_events(lab.layout.events)[2]["what"] == "rank 0 on pc1 loads the model"
     assert read_json(board)["joined"] == 2
@@ -631,7 +628,7 @@ def test_the_start_is_followed_on_the_board(make):
 def test_a_start_that_gets_nowhere_is_given_up_with_its_cause(make):
     lab = make(stubborn=frozenset(HOSTS))
     lab.backend.signs = {"pc1": signs("joined"), "pc2": signs("joining")}
-    outcome = lab.run(lambda: None, start=Limits(sentence_s=0.0, stage_s=0.05))
+    outcome = lab.run(lambda: None, start=StartLimits(sentence_s=0.0, stage_s=0.05))
     assert outcome.result == "failed"
     assert "rank 1 on pc2 has not joined" in outcome.error["what"]
     assert lab.orders() == ["kill"]

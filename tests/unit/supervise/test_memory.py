@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.supervise.memory import of_memory
+from gangline.supervise.cause import of_memory
 
 GIB = 1 << 30
 CUDA = (

@@ -1,7 +1,7 @@
 """A host that falls silent is told of, and so is its return."""
 
 from gangline.launch.backend import HostStatus
-from gangline.supervise.presence import Presence
+from gangline.supervise.gang_view import Presence
 from tests.unit.supervise.test_board import Clock
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 
+from gangline.control.start import next_state
 from gangline.launch.backend import RankSigns, RankSilence, StartSigns
 from gangline.launch.program import Program, StallWatch
-from gangline.runs.events import read_events
 from gangline.runs.files import write_json
-from gangline.runs.state import Outcome, RunState, write_order
-from gangline.steps.again import next_state
+from gangline.runs.state import AttemptOutcome, RunState, read_events, write_order
 from tests.unit.supervise.test_loop import HOSTS, Lab
 from tests.waiting import wait_until
 
@@ -77,7 +76,7 @@ def test_where_the_user_wants_it_the_run_is_ended_as_failed(make):
     assert outcome.result == "failed"
     assert lab.orders() == ["stop"]
     assert lab.events() == ["started", "quiet", "failing", "failed"]
-    error = Outcome.load(lab.layout.attempt(1) / "outcome.json").error
+    error = AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").error
     assert error["what"] == "no rank has printed anything for 10 min 00 s"
     assert error["seen"].startswith("rank 0 on pc1 fell silent first, 1 min 00 s before rank 1 on pc2")
     assert "the last line of rank 0 on pc1: the last of 0" in error["seen"]

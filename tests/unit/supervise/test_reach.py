@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import HostUnreachable
 from gangline.inventory.pairs import Pair, PortTry
-from gangline.supervise.reach import FRESH_S, CutOff, Reaching, find_cut, judge
+from gangline.supervise.lost_hosts import FRESH_S, CutOff, Reaching, find_cut, judge
 from tests.unit.supervise.runs import cluster_of
 from tests.waiting import wait_until
 

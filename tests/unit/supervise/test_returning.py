@@ -1,6 +1,6 @@
 """Where the time goes between a failure and the next step."""
 
-from gangline.supervise.away import Returning
+from gangline.supervise.lost_hosts import Returning
 
 
 def test_every_stage_counts_from_the_one_before():

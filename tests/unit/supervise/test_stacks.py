@@ -4,9 +4,9 @@ import json
 import threading
 
 from gangline.errors import HostUnreachable
-from gangline.launch.backend import HostRequest, Request
-from gangline.remote.transport import AGENT, Result
-from gangline.supervise.stacks import StackAsking
+from gangline.launch.backend import HostRequest, LaunchRequest
+from gangline.supervise.gang_view import StackAsking
+from gangline.transport.transport import AGENT, CommandResult
 
 ANSWER = {"ranks": {"0": {"state": "S"}}}
 
@@ -26,7 +26,7 @@ class Host:
         self.answered.release()
         if isinstance(self.answer, Exception):
             raise self.answer
-        return Result(host="pc1", argv=tuple(argv), returncode=0, stdout=self.answer, stderr="")
+        return CommandResult(host="pc1", argv=tuple(argv), returncode=0, stdout=self.answer, stderr="")
 
 
 def asking(**hosts):
@@ -34,7 +34,7 @@ def asking(**hosts):
         HostRequest(host=name, folder=f"/{name}", rank_files="/files", argv=(), env={"SECRET": "x"}, ranks=(rank,))
         for rank, name in enumerate(hosts)
     ]
-    return StackAsking(Request(run_id="calm-otter-7", attempt=1, hosts=tuple(parts)), hosts)
+    return StackAsking(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts)), hosts)
 
 
 def until(asked, number, hosts):

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.launch.backend import HostStatus, RankSilence
 from gangline.launch.program import StallWatch
-from gangline.supervise.stall import FRESH_S, Stall
+from gangline.supervise.gang_view import FRESH_S, Stall
 from tests.unit.supervise.test_board import Clock
 
 LIMIT_S = 600.0

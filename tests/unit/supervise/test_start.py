@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gangline.runs.cluster import Cluster, Host
-from gangline.supervise.start import Start
+from gangline.supervise.startup import StartFollower
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.unit.supervise.test_board import PLACES, RANKS, Clock, all_at, rank, request, status
 from tests.waiting import wait_until
@@ -29,7 +29,7 @@ class Lab:
         self.transports = {name: FakeTransport(name, answer=self.answer) for name in PLACES.values()}
         parts = tuple(replace(part, meet=("10.77.0.10", 29500)) for part in request(program).hosts)
         whole = replace(request(program), hosts=parts)
-        self.start = Start(whole, CLUSTER, self.transports, clock=self.clock)
+        self.start = StartFollower(whole, CLUSTER, self.transports, clock=self.clock)
 
     def answer(self, call):
         assert call.argv == ("gangline-agent", "connect")

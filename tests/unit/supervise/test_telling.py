@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gangline.supervise.ordering import Telling
+from gangline.supervise.supervisor import Telling
 from tests.waiting import wait_until
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gangline.worker.metrics import MOST_WAITING, Lines
+from gangline.worker.record import MOST_WAITING, Lines
 
 
 class Disk:

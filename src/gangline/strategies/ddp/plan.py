@@ -11,17 +11,17 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
-from gangline.planning.training import BYTES, Strategy
-from gangline.runs.buckets import AllReduce, choose_buckets
+from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy
+from gangline.runs.bucket_sizes import AllReduce, choose_buckets
 from gangline.strategies.base import Capabilities, PlanHalf
 
 if TYPE_CHECKING:
-    from gangline.planning.speed import StepQuery
+    from gangline.planner.speed import StepQuery
     from gangline.runs.job import StrategyJob
 
 
-class Ddp(PlanHalf):
+class DdpPlan(PlanHalf):
     """Every rank holds the whole model."""
 
     kind = "ddp"
@@ -32,7 +32,7 @@ class Ddp(PlanHalf):
     usual = True
     narrows = True
 
-    def keeps_buckets(self, strategy: Strategy) -> bool:
+    def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Always."""
         del strategy
         return True
@@ -84,4 +84,4 @@ def gradients(ask: TrafficQuery) -> Iterator[Exchange]:
         yield dataclasses.replace(whole, what="gradients of the embedding table", num_bytes=num_bytes, hides="nothing")
 
 
-DDP = Ddp()
+DDP = DdpPlan()

@@ -16,16 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gangline.planning.architecture import Layer
-from gangline.planning.lora import layer_adapters
-from gangline.planning.padding import padded_experts
-from gangline.planning.traffic import Exchange, Hides, TrafficQuery, linear_bytes, trained_weights
-from gangline.planning.training import BYTES, Strategy, Training
+from gangline.planner.architecture import Layer, layer_adapters
+from gangline.planner.states import padded_experts
+from gangline.planner.traffic import Exchange, Hides, TrafficQuery, linear_bytes, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy, Training
 from gangline.strategies.base import ADAPTERS, EIGHT_BITS, FULL, Capabilities, Limit, PlanHalf
 
 if TYPE_CHECKING:
-    from gangline.planning.option import Shift
-    from gangline.planning.speed import StepQuery
+    from gangline.planner.option import Shift
+    from gangline.planner.speed import StepQuery
     from gangline.runs.job import StrategyJob
 
 LIMITS = (
@@ -47,7 +46,7 @@ LIMITS = (
 OFFLOAD = ((("full",), ("optimizer", "parameters")), (ADAPTERS, ("parameters",)))
 
 
-class Fsdp(PlanHalf):
+class FsdpPlan(PlanHalf):
     """Weights, gradients and states in parts over all ranks."""
 
     kind = "fsdp"
@@ -65,11 +64,11 @@ class Fsdp(PlanHalf):
     moves_shares = False
     passes_state = False
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """With and without giving up weights after forward; a job that offloads them gives them up."""
         size, offload = len(shift.world.seats), shift.offload(self.kind)
         for reshard in (True,) if offload else (True, False):
-            yield Strategy(kind=self.kind, world_size=size, shard_size=size, reshard=reshard, offload=offload)
+            yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=size, reshard=reshard, offload=offload)
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
         """Layer by layer; whole adapters once a step."""
@@ -77,9 +76,9 @@ class Fsdp(PlanHalf):
         yield from sharded_traffic(ask, with_adapters=not whole)
         yield from self._adapters(ask) if whole else self._between_copies(ask)
 
-    def copy_s(self, exchange: Exchange, strategy: Strategy) -> float:
+    def copy_s(self, exchange: Exchange, strategy: PlannedStrategy) -> float:
         """Of a rank's part to the card before it is gathered, or back after gradients are summed."""
-        from gangline.planning.speed import HOST_LINK_BYTES_PER_S
+        from gangline.planner.speed import HOST_LINK_BYTES_PER_S
 
         moved = exchange.what.startswith("weights") or "optimizer" in strategy.offload
         cut = exchange.operation in ("all_gather", "reduce_scatter")
@@ -91,7 +90,7 @@ class Fsdp(PlanHalf):
         """Layer by layer."""
         return sharded_s(ask)
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """Without resharding weights are kept."""
         return super().title(strategy) if strategy.reshard else f"{self.kind}, kept"
 
@@ -112,7 +111,7 @@ class Fsdp(PlanHalf):
         yield _summed(ask)
 
 
-class Hsdp(Fsdp):
+class Hsdp(FsdpPlan):
     """In parts inside every host, with one copy per host."""
 
     kind = "hsdp"
@@ -121,16 +120,16 @@ class Hsdp(Fsdp):
     usual = False
     shards_per_host = True
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets fsdp."""
         size, slots = len(shift.world.seats), shift.fabric.slots
         offload = shift.offload(self.kind)
         if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
-            yield Strategy(kind=self.kind, world_size=size, shard_size=slots[0], offload=offload)
+            yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=slots[0], offload=offload)
         elif shift.question.strategy.kind == self.kind:
-            yield Strategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
+            yield PlannedStrategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """Ranks of a copy, and how many copies."""
         return f"{self.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
 
@@ -249,5 +248,5 @@ def sharded_s(ask: StepQuery) -> float:
     return k * (both_s + alone_s) + ask.spent("nothing") + between_s
 
 
-FSDP = Fsdp()
+FSDP = FsdpPlan()
 HSDP = Hsdp()

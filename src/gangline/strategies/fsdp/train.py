@@ -36,9 +36,9 @@ from gangline.worker.batch import Batch
 from gangline.worker.buckets import sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import RAM, base_of, layers_of, trainable
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing, gather_shards
 from gangline.worker.weights import materialise
-from gangline.worker.world import World
 
 
 class Fsdp(Strategy):
@@ -134,7 +134,7 @@ def _offload(device: torch.device) -> CPUOffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device.type == "cuda")
 
 
-def _mesh(world: World) -> DeviceMesh:
+def _mesh(world: ProcessGroup) -> DeviceMesh:
     """Ranks by who has which part. hsdp: [hosts, ranks of each]; where hosts have unlike numbers of them, as fsdp."""
     counts = {world.gang.num_ranks(host) for host in world.gang.hosts}
     device = world.device.type

@@ -30,7 +30,7 @@ AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
+class ExchangePeers:
     """Who exchanges with whom."""
 
     index: int
@@ -75,7 +75,7 @@ class _Sent:
 class Outer:
     """Anchor and momentum of one rank, and the exchange that moves them."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, job: StrategyJob, hosts: Hosts) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, job: StrategyJob, hosts: ExchangePeers) -> None:
         self._parameters = dict(parameters)
         self._job = job
         self.hosts = hosts

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gangline.planning.states import Term
-from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
-from gangline.planning.training import BYTES, Strategy
+from gangline.planner.states import Term
+from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.strategies.base import ADAPTERS, EIGHT_BITS, Capabilities, Limit, PlanHalf
 from gangline.strategies.ddp.plan import gradients
 
 if TYPE_CHECKING:
-    from gangline.planning.instants import Instant, Step
-    from gangline.planning.option import Shift
+    from gangline.planner.memory import Instant, Step
+    from gangline.planner.option import Shift
     from gangline.runs.job import StrategyJob
 
 PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
@@ -28,7 +28,7 @@ EXCHANGED_NUMBERS = 4 << 20
 FP32 = 4
 
 
-class LocalSgd(PlanHalf):
+class LocalSgdPlan(PlanHalf):
     """Every host trains a copy of its own for a while."""
 
     kind = "local-sgd"
@@ -70,11 +70,11 @@ class LocalSgd(PlanHalf):
     in_rounds = True
     shards_per_host = True
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Over hosts; where these have unlike numbers of ranks, each rank counts as one."""
         job, slots = shift.question.strategy, shift.fabric.slots
         if shift.training.method == "full":
-            yield Strategy(
+            yield PlannedStrategy(
                 kind=self.kind,
                 world_size=sum(slots),
                 shard_size=slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1,
@@ -83,7 +83,7 @@ class LocalSgd(PlanHalf):
                 asked=job.kind == self.kind,
             )
 
-    def keeps_buckets(self, strategy: Strategy) -> bool:
+    def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Inside a host."""
         return strategy.shard_size > 1
 
@@ -96,7 +96,7 @@ class LocalSgd(PlanHalf):
 
     def further_instants(self, step: Step) -> Iterable[Instant]:
         """Pieces of weights, anchor and momentum, their change, and what comes of rounding it."""
-        from gangline.planning.instants import Instant
+        from gangline.planner.memory import Instant
 
         numbers = min(EXCHANGED_NUMBERS, step.share.num_trained(step.training))
         size = 6 * numbers * max(FP32, BYTES[step.training.parameters])
@@ -120,7 +120,7 @@ class LocalSgd(PlanHalf):
             among="replicas" if inside > 1 else "world",
         )
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """With the numbers that the job gives."""
         asked = f", {strategy.inner_steps} inner steps, {strategy.payload}" if strategy.asked else ""
         return self.kind + asked
@@ -140,4 +140,4 @@ class LocalSgd(PlanHalf):
         return "whose hosts train apart and hardly wait for each other"
 
 
-LOCAL_SGD = LocalSgd()
+LOCAL_SGD = LocalSgdPlan()

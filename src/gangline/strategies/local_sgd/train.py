@@ -19,13 +19,13 @@ import torch.distributed as dist
 
 from gangline.errors import RunFailed
 from gangline.strategies.ddp.train import Ddp
-from gangline.strategies.local_sgd.outer import Hosts, Outer
+from gangline.strategies.local_sgd.outer import ExchangePeers, Outer
 from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup
-from gangline.worker.world import World
 
 if TYPE_CHECKING:
     from gangline.worker.loop import Stepper, TrainingRun
@@ -120,7 +120,7 @@ class LocalSgd(Strategy):
         return rows
 
 
-def _everyone(world: World, *, patience_s: float) -> dist.ProcessGroup | None:
+def _everyone(world: ProcessGroup, *, patience_s: float) -> dist.ProcessGroup | None:
     """All ranks. The group waits for longer than `meet` does, which knows who has not come."""
     if world.size == 1:
         return None
@@ -143,7 +143,7 @@ def _hung(hosts: Sequence[str] | None, *, waited_s: float) -> RunFailed:
     )
 
 
-def _hosts(world: World) -> Hosts:
+def _hosts(world: ProcessGroup) -> ExchangePeers:
     """The groups that exist; all ranks make all of them, in the same order."""
     gang = world.gang
     ranks_of = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in gang.hosts}
@@ -152,7 +152,7 @@ def _hosts(world: World) -> Hosts:
     timeout = timedelta(seconds=gang.collective_timeout_s)
     groups = {host: dist.new_group(ranks, timeout=timeout) for host, ranks in several.items()}
     among = dist.new_group(leaders, backend="gloo", timeout=timeout) if several else None
-    return Hosts(
+    return ExchangePeers(
         index=gang.hosts.index(world.host),
         leaders=leaders,
         is_leader=world.is_first_of_host,
@@ -168,7 +168,7 @@ ANSWER_S = 5.0
 class Roll:
     """One key of every rank in the store of the process group: how many meetings it has come to."""
 
-    def __init__(self, world: World, group: dist.ProcessGroup) -> None:
+    def __init__(self, world: ProcessGroup, group: dist.ProcessGroup) -> None:
         """Every rank makes one for the same group. group: all ranks."""
         self._world = world
         self._store = dist.PrefixStore(f"roll/{group.group_name}", compat.DEFAULT_STORE.get()())

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangline.runs.deal import shares_by_time, split_whole
-from gangline.runs.gang import Gang
+from gangline.runs.gang import Gang, shares_by_time, split_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

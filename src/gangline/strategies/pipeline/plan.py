@@ -16,26 +16,26 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from gangline.planning.architecture import Architecture, Layer
-from gangline.planning.families import FAMILIES, STAGED
-from gangline.planning.room import EVEN, SURE, Room
-from gangline.planning.shares import rows_named, split_layers
-from gangline.planning.states import Share
-from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
-from gangline.planning.training import BYTES, Strategy
+from gangline.planner.architecture import Architecture, Layer
+from gangline.planner.config import FAMILIES, STAGED
+from gangline.planner.room import EVEN, SURE, Room
+from gangline.planner.shares import rows_named, split_layers
+from gangline.planner.states import Share
+from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.runs import schedule
 from gangline.strategies.base import ADAPTERS, Asked, Capabilities, Limit, Machines, PlanHalf, Violation
 
 if TYPE_CHECKING:
-    from gangline.planning.option import Shift
-    from gangline.planning.speed import RankWork, StepQuery
+    from gangline.planner.option import Shift
+    from gangline.planner.speed import RankWork, StepQuery
     from gangline.runs.job import StrategyJob
 
 LEAST_STAGES = 2
 """Ranks of a pipeline: of one it would be ddp."""
 
 
-class Pipeline(PlanHalf):
+class PipelinePlan(PlanHalf):
     """Every rank holds some layers."""
 
     kind = "pipeline"
@@ -106,7 +106,7 @@ class Pipeline(PlanHalf):
             fix=f"use fewer hosts or slots, {num_layers} ranks of a pipeline at the most, or another strategy",
         )
 
-    def model_violation(self, architecture: Architecture, strategy: Strategy) -> Violation | None:
+    def model_violation(self, architecture: Architecture, strategy: PlannedStrategy) -> Violation | None:
         """Models that no rank can begin in the middle of."""
         del strategy
         if not (why := unstageable(architecture)):
@@ -119,12 +119,12 @@ class Pipeline(PlanHalf):
             fix="write strategy: fsdp, or ddp where every device holds the model",
         )
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """One pipeline over all ranks."""
         if shift.question.strategy.replicas in (None, 1) and (layers := stages_of(shift)) is not None:
             yield from _paces(shift, pipeline(layers))
 
-    def more_candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Several pipelines of as many ranks each, as long as they are likely to fit."""
         asked, size = shift.question.strategy.replicas, len(shift.world.seats)
         for replicas in range(2, size // LEAST_STAGES + 1):
@@ -138,7 +138,7 @@ class Pipeline(PlanHalf):
             if shift.room(self.kind).nearness(strategy)[0] < EVEN:  # shorter ones need more of each rank
                 return
 
-    def share(self, architecture: Architecture, strategy: Strategy, rank: int) -> Share:
+    def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
         """Some layers; the first rank has the embedding, the last one the head."""
         stages, number = strategy.place(rank)
         start, last = sum(stages[:number]), len(stages) - 1
@@ -150,7 +150,7 @@ class Pipeline(PlanHalf):
             in_flight=schedule.ahead(number, last + 1, eager=strategy.eager) + 1,
         )
 
-    def keeps_buckets(self, strategy: Strategy) -> bool:
+    def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Always."""
         del strategy
         return True
@@ -198,7 +198,7 @@ class Pipeline(PlanHalf):
         """Of the slowest pipeline; they exchange when all have gone through, and that hides behind nothing."""
         return max(_row_s(ask, row) for row in ask.rows()) + ask.spent("nothing")
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """With the layers of its stages."""
         return f"{self.kind} {rows_named(strategy.rows)}{', eager' if strategy.eager else ''}"
 
@@ -233,14 +233,14 @@ def unstageable(architecture: Architecture) -> str:
     return ""
 
 
-def pipeline(stages: Sequence[int], *, replicas: int = 1) -> Strategy:
+def pipeline(stages: Sequence[int], *, replicas: int = 1) -> PlannedStrategy:
     """Pipelines of these stages, one after the other."""
-    return Strategy(kind=Pipeline.kind, world_size=len(stages), stages=tuple(stages), replicas=replicas)
+    return PlannedStrategy(kind=PipelinePlan.kind, world_size=len(stages), stages=tuple(stages), replicas=replicas)
 
 
 def stages_of(shift: Shift, *, replicas: int = 1) -> tuple[int, ...] | None:
     """See `cut_layers`; where the cluster file says who does how much, it says so of layers."""
-    return cut_layers(shift.room(Pipeline.kind), shift.told_seconds, replicas=replicas)
+    return cut_layers(shift.room(PipelinePlan.kind), shift.told_seconds, replicas=replicas)
 
 
 def cut_layers(room: Room, seconds: Sequence[float], *, replicas: int = 1) -> tuple[int, ...] | None:
@@ -311,7 +311,7 @@ def most_that(holds: Callable[[int], bool], high: int, *, near: int = 0) -> int:
     return low
 
 
-def _paces(shift: Shift, strategy: Strategy) -> Iterator[Strategy]:
+def _paces(shift: Shift, strategy: PlannedStrategy) -> Iterator[PlannedStrategy]:
     """A pipeline, and, where it is known how long sending takes, the same with more micro-batches on their way."""
     yield strategy
     if shift.is_timed:
@@ -340,4 +340,4 @@ def _row_s(ask: StepQuery, row: Sequence[RankWork]) -> float:
     return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
 
 
-PIPELINE = Pipeline()
+PIPELINE = PipelinePlan()

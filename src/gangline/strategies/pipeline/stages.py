@@ -48,7 +48,7 @@ class AbsentLayer(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PipelineStage:
     """What one rank of a pipeline has."""
 
     number: int
@@ -84,7 +84,7 @@ class Stage:
 
 
 @torch.no_grad()
-def split_stages(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> Stage:
+def split_stages(model: nn.Module, *, number: int, stages: Sequence[int], stream: torch.dtype) -> PipelineStage:
     """Take from the model what stage `number` does not have. stages: layers of each; stream: see `Stage`.
 
     The first stage has the embeddings, the last one what comes after the layers; a table that is both is in both, which
@@ -108,7 +108,7 @@ def split_stages(model: nn.Module, *, number: int, stages: Sequence[int], stream
         layers[index] = stand_in
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise _idle(number)
-    return Stage(
+    return PipelineStage(
         number=number,
         stages=tuple(stages),
         before=gone.get(begin - 1),

@@ -37,17 +37,17 @@ import torch.distributed as dist
 from torch import nn
 
 from gangline.errors import UsageError
-from gangline.runs.held import held_by
+from gangline.runs.gang import held_by
 from gangline.runs.schedule import ahead
-from gangline.strategies.pipeline.stages import Stage, split_stages
+from gangline.strategies.pipeline.stages import PipelineStage, split_stages
 from gangline.worker.agree import gather_text
 from gangline.worker.batch import Batch, begin_draws
 from gangline.worker.buckets import in_buckets, joined, spread, sum_gradients
 from gangline.worker.checkpoint import send, shards_of_host
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable, weights_dtype
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, agree_weights
-from gangline.worker.world import World
 
 _ODD, _SEEDS = 0x9E3779B97F4A7C15, 1 << 63
 """Stages draw dropout from seeds of their own: with the same one the first layers of all would have the same masks."""
@@ -68,13 +68,13 @@ class _Waiting:
 class _Links:
     """To the stages before and after, each way on a group of its own, where the backend would else serialise them."""
 
-    world: World
+    world: ProcessGroup
     groups: Mapping[tuple[int, int], dist.ProcessGroup | None]
     flying: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
     waited_s: float = 0.0
 
     @staticmethod
-    def of(world: World) -> _Links:
+    def of(world: ProcessGroup) -> _Links:
         """Collective."""
         befores = [rank for row in world.gang.rows for rank in row[:-1]]
         pairs = [pair for rank in befores for pair in ((rank, rank + 1), (rank + 1, rank))]
@@ -143,7 +143,7 @@ class Pipeline(Strategy):
         self._links = _Links.of(world)
         self._queue: list[_Waiting] = []
         self._before, self._behind = world.rank - 1, world.rank + 1
-        self._stage: Stage
+        self._stage: PipelineStage
         self._holders: SharedWeights
 
     def split(self, model: nn.Module) -> None:
@@ -158,7 +158,7 @@ class Pipeline(Strategy):
             )
         )
 
-    def use_stage(self, stage: Stage) -> None:
+    def use_stage(self, stage: PipelineStage) -> None:
         """Train these layers, which are all that the model has."""
         self._stage = stage
         self.counts_loss = stage.is_last
@@ -390,7 +390,9 @@ class SharedWeights:
         self._sent_as = sent_as
 
     @staticmethod
-    def of(trained: Mapping[str, nn.Parameter], world: World, *, sent_as: torch.dtype | None = None) -> SharedWeights:
+    def of(
+        trained: Mapping[str, nn.Parameter], world: ProcessGroup, *, sent_as: torch.dtype | None = None
+    ) -> SharedWeights:
         """Collective."""
         ranks_of: dict[str, tuple[int, ...]] = {}
         for rank, text in enumerate(gather_text(json.dumps(list(trained)), world)):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gangline.planning.training import Strategy
+from gangline.planner.training import PlannedStrategy
 from gangline.strategies.base import Capabilities, PlanHalf
 
 if TYPE_CHECKING:
-    from gangline.planning.option import Shift
+    from gangline.planner.option import Shift
 
 
-class Single(PlanHalf):
+class SinglePlan(PlanHalf):
     """One rank holds the model and does the whole batch."""
 
     kind = "single"
@@ -21,10 +21,10 @@ class Single(PlanHalf):
     capabilities = Capabilities(min_ranks=1, own_gpu=False, asked_only="")
     runs_as = "ddp"
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """On one rank only."""
         if len(shift.world.seats) == 1:
-            yield Strategy(kind=self.kind, world_size=1)
+            yield PlannedStrategy(kind=self.kind, world_size=1)
 
 
-SINGLE = Single()
+SINGLE = SinglePlan()

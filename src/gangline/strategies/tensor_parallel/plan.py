@@ -17,23 +17,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from gangline.planning.architecture import Architecture, Layer, Linear
-from gangline.planning.families import FAMILIES, SLICED
-from gangline.planning.states import Share, whole_share
-from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
-from gangline.planning.training import BYTES, Strategy
+from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.planner.config import FAMILIES, SLICED
+from gangline.planner.states import Share, whole_share
+from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.strategies.base import EIGHT_BITS, Capabilities, Limit, PlanHalf, Violation, asked_of, violations
 
 if TYPE_CHECKING:
-    from gangline.planning.option import Shift
-    from gangline.planning.speed import ComputeModel, StepQuery
+    from gangline.planner.option import Shift
+    from gangline.planner.speed import ComputeModel, StepQuery
     from gangline.runs.job import StrategyJob
 
 _BY_HEADS = "query_key_value"
 """One matrix for three whose outputs lie head by head, so that a cut leaves heads whole."""
 
 
-class TensorParallel(PlanHalf):
+class TensorParallelPlan(PlanHalf):
     """The ranks of a host compute each layer together."""
 
     kind = "tp"
@@ -81,7 +81,7 @@ class TensorParallel(PlanHalf):
     shards_per_host = True
     passes_state = False
 
-    def model_violation(self, architecture: Architecture, strategy: Strategy) -> Violation | None:
+    def model_violation(self, architecture: Architecture, strategy: PlannedStrategy) -> Violation | None:
         """Heads and widths that these ranks do not divide, and layers of which nobody knows the columns."""
         if not (why := unsliceable(architecture, strategy.shard_size)):
             return None
@@ -93,26 +93,26 @@ class TensorParallel(PlanHalf):
             fix="write strategy: hsdp (or fsdp), or set slots of every host to another number",
         )
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Over the ranks of every host, by itself where that is possible; one rank on each has all: ddp."""
         size, slots = len(shift.world.seats), shift.fabric.slots
         asked = shift.question.strategy.kind == self.kind
         if max(slots) == 1:
             if asked:
-                yield Strategy(kind="ddp", world_size=size)
+                yield PlannedStrategy(kind="ddp", world_size=size)
         elif len(set(slots)) == 1:
-            strategy = Strategy(kind=self.kind, world_size=size, shard_size=slots[0])
+            strategy = PlannedStrategy(kind=self.kind, world_size=size, shard_size=slots[0])
             job = replace(asked_of(shift.training), optimizer="adamw")
             possible = not violations(self, job) and not unsliceable(shift.question.architecture, slots[0])
             if asked or possible:
                 yield strategy
 
-    def share(self, architecture: Architecture, strategy: Strategy, rank: int) -> Share:
+    def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
         """Some of the heads and of the width of every layer."""
         del rank
         return whole_share(sliced(architecture, strategy.shard_size))
 
-    def keeps_buckets(self, strategy: Strategy) -> bool:
+    def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Across hosts."""
         return strategy.world_size > strategy.shard_size
 
@@ -163,7 +163,7 @@ class TensorParallel(PlanHalf):
         yield replace(part, num_bytes=whole // parts)
         yield replace(inside, what="their sums", operation="all_gather")
 
-    def compute_of(self, model: ComputeModel, strategy: Strategy) -> ComputeModel:
+    def compute_of(self, model: ComputeModel, strategy: PlannedStrategy) -> ComputeModel:
         """One of the ranks that compute every micro-batch together."""
         return model.sliced(strategy.shard_size)
 
@@ -177,7 +177,7 @@ class TensorParallel(PlanHalf):
             ends.append(max(busy_s, busy_s - ask.window(rank).backward_s + early_s) + tail_s)
         return max(ends)
 
-    def title(self, strategy: Strategy) -> str:
+    def title(self, strategy: PlannedStrategy) -> str:
         """Ranks of a host, and how many hosts."""
         return f"{self.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
 
@@ -243,4 +243,4 @@ def _gathers_width(layer: Layer) -> bool:
     return layer.gated and sum(each.part == "mlp" for each in layer.linears) == 2
 
 
-TENSOR_PARALLEL = TensorParallel()
+TENSOR_PARALLEL = TensorParallelPlan()

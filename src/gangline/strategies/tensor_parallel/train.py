@@ -26,8 +26,8 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import gradients_of
 from gangline.worker.precision import Precision
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
-from gangline.worker.world import World
 
 
 class TensorParallel(Strategy):
@@ -135,7 +135,7 @@ class TensorParallel(Strategy):
         sum_gradients(self._whole.values(), lambda row: sum_over(row, self._mesh), sent_as=sent_as)
 
 
-def _require_possible(job: Job, precision: Precision, world: World) -> None:
+def _require_possible(job: Job, precision: Precision, world: ProcessGroup) -> None:
     """Raises UsageError for what cannot be trained in slices."""
     kind, counts = job.method.kind, [world.gang.num_ranks(host) for host in world.gang.hosts]
     if len(set(counts)) > 1:

@@ -26,14 +26,14 @@ from gangline.worker import compat
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.precision import Precision
+from gangline.worker.process_group import ProcessGroup
 from gangline.worker.weights import is_empty
-from gangline.worker.world import World
 
 BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}
 """Gradients that are exchanged at once, at the most, by stage: DeepSpeed's own choice, but where layers are cut."""
 
 
-def require_possible(job: Job, precision: Precision, world: World) -> None:
+def require_possible(job: Job, precision: Precision, world: ProcessGroup) -> None:
     """Raise UsageError, naming what of a job DeepSpeed's ZeRO does not do here."""
     kind = world.gang.strategy
     if world.gang.shares_gpus:
@@ -89,7 +89,7 @@ def load_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def takes_parts(job: Job, world: World) -> bool:
+def takes_parts(job: Job, world: ProcessGroup) -> bool:
     """Whether ranks can read the parts of weights that they keep, and need no whole ones: not where these are packed
     as they are cut, or cut twice.
     """
@@ -98,7 +98,7 @@ def takes_parts(job: Job, world: World) -> bool:
     return stage_of(world) == 3 and not packed and asked.get("zero_hpz_partition_size", 1) == 1
 
 
-def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: World) -> None:
+def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: ProcessGroup) -> None:
     """Cut every weight into as many parts as there are ranks, one after another: no device has to hold all of them.
 
     Of one that takes no memory yet only the part will: what is in it is read later.
@@ -132,7 +132,7 @@ def start(deepspeed: Any, loss: nn.Module, optimizer: torch.optim.Optimizer, con
     return engine
 
 
-def configuration(job: Job, precision: Precision, world: World, loss: CausalLoss) -> dict[str, Any]:
+def configuration(job: Job, precision: Precision, world: ProcessGroup, loss: CausalLoss) -> dict[str, Any]:
     """What DeepSpeed is told: what the job says of it, and over that what is gangline's."""
     asked = job.strategy.deepspeed
     return {
@@ -152,7 +152,7 @@ def configuration(job: Job, precision: Precision, world: World, loss: CausalLoss
     }
 
 
-def _zero(job: Job, world: World, loss: CausalLoss) -> dict[str, Any]:
+def _zero(job: Job, world: ProcessGroup, loss: CausalLoss) -> dict[str, Any]:
     stage = stage_of(world)
     asked = dict(job.strategy.deepspeed.get("zero_optimization", {}))
     hidden = base_of(loss.model).config.get_text_config().hidden_size  # type: ignore[union-attr, operator]
@@ -176,7 +176,7 @@ def _zero(job: Job, world: World, loss: CausalLoss) -> dict[str, Any]:
     return found
 
 
-def stage_of(world: World) -> int:
+def stage_of(world: ProcessGroup) -> int:
     """1, 2 or 3."""
     return int(world.gang.strategy.removeprefix("zero-"))
 
@@ -205,7 +205,7 @@ NUMBER_BYTES = 16
 """On the disk, of each number: fp32 weight, gradient, two moments."""
 
 
-def on_disk(job: Job, world: World) -> dict[str, Any]:
+def on_disk(job: Job, world: ProcessGroup) -> dict[str, Any]:
     """What DeepSpeed is told of the disk; {} where there is none in the job."""
     folder = job.strategy.offload_to
     return {} if folder is None else {"device": "nvme", "nvme_path": str(_folder(folder, world))}
@@ -230,7 +230,7 @@ def require_operator(deepspeed: Any, job: Job) -> None:
     )
 
 
-def require_room(job: Job, world: World, *, num_trained: int) -> None:
+def require_room(job: Job, world: ProcessGroup, *, num_trained: int) -> None:
     """Raise UsageError where the folder is not there or cannot be written to, or the disk has no room; collective.
 
     What an attempt before this one has left there is deleted first.
@@ -259,7 +259,7 @@ def require_room(job: Job, world: World, *, num_trained: int) -> None:
         )
 
 
-def clear(job: Job, world: World) -> None:
+def clear(job: Job, world: ProcessGroup) -> None:
     """Delete this rank's files at the end of a run, and the folders of it that are empty then."""
     if job.strategy.offload_to is None:
         return
@@ -270,6 +270,6 @@ def clear(job: Job, world: World) -> None:
             parent.rmdir()
 
 
-def _folder(folder: str, world: World) -> Path:
+def _folder(folder: str, world: ProcessGroup) -> Path:
     """Of this run and host: several hosts may have one disk."""
     return Path(folder) / f"gangline-{world.gang.run_id}" / world.host

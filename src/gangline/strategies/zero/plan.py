@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from gangline.planning.states import Term
-from gangline.planning.traffic import Exchange, TrafficQuery, trained_weights
-from gangline.planning.training import BYTES, Strategy
+from gangline.planner.states import Term
+from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
+from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.strategies.base import EIGHT_BITS, METHODS, Capabilities, Limit, PlanHalf
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
-    from gangline.planning.instants import Step
-    from gangline.planning.option import Shift
-    from gangline.planning.speed import StepQuery
+    from gangline.planner.memory import Step
+    from gangline.planner.option import Shift
+    from gangline.planner.speed import StepQuery
     from gangline.runs.job import StrategyJob
 
 BUCKET_NUMBERS = 500_000_000
@@ -65,7 +65,7 @@ LIMITS = (
 )
 
 
-class Zero(PlanHalf):
+class ZeroPlan(PlanHalf):
     """DeepSpeed has some of the state in parts over all ranks."""
 
     train = "gangline.strategies.zero.train:Zero"
@@ -74,11 +74,11 @@ class Zero(PlanHalf):
     held: str
     """What lies in parts, in a few words."""
 
-    def candidates(self, shift: Shift) -> Iterator[Strategy]:
+    def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """With what the job says of it, if it asks for just that."""
         job, size = shift.question.strategy, len(shift.world.seats)
         asked = job.kind == self.kind
-        yield Strategy(
+        yield PlannedStrategy(
             kind=self.kind,
             world_size=size,
             shard_size=size,
@@ -134,7 +134,7 @@ def _capabilities(*offload: tuple[str, ...], keys: tuple[str, ...] = ()) -> Capa
     )
 
 
-class Zero1(Zero):
+class Zero1(ZeroPlan):
     """Stage 1."""
 
     kind = "zero-1"
@@ -145,7 +145,7 @@ class Zero1(Zero):
     capabilities = _capabilities(("optimizer",))
 
 
-class Zero2(Zero):
+class Zero2(ZeroPlan):
     """Stage 2."""
 
     kind = "zero-2"
@@ -168,7 +168,7 @@ class Zero2(Zero):
         return k * max(map(ask.micro_s, ask.ranks)) + ask.spent("nothing")
 
 
-class Zero3(Zero):
+class Zero3(ZeroPlan):
     """Stage 3."""
 
     kind = "zero-3"

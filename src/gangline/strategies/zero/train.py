@@ -37,7 +37,7 @@ from gangline.strategies.zero.engine import (
 from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
-from gangline.worker.memory import return_freed
+from gangline.worker.memory_watch import return_freed
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing

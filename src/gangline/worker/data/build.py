@@ -23,10 +23,10 @@ from typing import Any
 from gangline.errors import DataError, GanglineError
 from gangline.formats import FORMATS, RowError
 from gangline.runs.job import DataJob
-from gangline.worker.data.formats import Document, Format
 from gangline.worker.data.model_folder import Hub
 from gangline.worker.data.requests import SetRequest
-from gangline.worker.data.rows import BadRow, BadRows, Position, Row
+from gangline.worker.data.row_formats import Format, TokenSpan
+from gangline.worker.data.rows import BadRow, BadRows, ReadPosition, SourceRow
 from gangline.worker.data.tokenise import Encoded, Encoder
 from gangline.worker.data.tokens import SetWriter, TokenSet, verify
 
@@ -113,7 +113,7 @@ def _locked(path: Path, *, beat: Callable[[], None]) -> Iterator[None]:
 
 
 def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tick: Tick) -> None:
-    data, tally, position = request.data, _Tally(), Position()
+    data, tally, position = request.data, _Tally(), ReadPosition()
     writer = SetWriter(
         folder,
         vocab_size=tooling.vocab_size,
@@ -139,7 +139,9 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         writer.publish(_manifest(request, tally, fitter), packing=data.packing)
 
 
-def _documents(request: SetRequest, format_: Format, rows: Iterator[Row | BadRow], tally: _Tally) -> Iterator[Document]:
+def _documents(
+    request: SetRequest, format_: Format, rows: Iterator[SourceRow | BadRow], tally: _Tally
+) -> Iterator[TokenSpan]:
     for row in rows:
         # a row that says nothing readable has no side: the training set counts it
         counted = request.side != "evaluation"
@@ -156,8 +158,8 @@ def _documents(request: SetRequest, format_: Format, rows: Iterator[Row | BadRow
                 tally.bad.add(BadRow(file=row.file, number=row.number, reason=str(error)))
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def _batches(documents: Iterator[TokenSpan]) -> Iterator[list[TokenSpan]]:
+    batch: list[TokenSpan] = []
     chars = 0
     for document in documents:
         batch.append(document)
@@ -169,7 +171,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _check_ids(ids: list[int], vocab_size: int, row: Row) -> None:
+def _check_ids(ids: list[int], vocab_size: int, row: SourceRow) -> None:
     if ids and max(ids) >= vocab_size:
         raise DataError(
             f"{row.file}:{row.number}: the tokenizer gives token {max(ids)}, which the model does not know",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gangline.errors import DataError, ModelError
 from gangline.runs.files import file_digest, read_json, write_json
 from gangline.runs.job import ModelJob, SourceJob
-from gangline.worker.data.rows import Row
+from gangline.worker.data.rows import SourceRow
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "*.tiktoken",
@@ -168,7 +168,7 @@ class Hub(Protocol):
         """The commit that `source` means now; raises DataError."""
         ...
 
-    def rows(self, source: SourceJob, commit: str) -> Iterator[Row]:
+    def rows(self, source: SourceJob, commit: str) -> Iterator[SourceRow]:
         """The rows, streamed; raises DataError."""
         ...
 
@@ -183,7 +183,7 @@ class HuggingFace:
 
             return str(HfApi().dataset_info(str(source.hub), revision=source.revision).sha)
 
-    def rows(self, source: SourceJob, commit: str) -> Iterator[Row]:
+    def rows(self, source: SourceJob, commit: str) -> Iterator[SourceRow]:
         """The rows of one split, streamed; raises DataError."""
         with _reachable(source):
             from datasets import load_dataset
@@ -192,7 +192,7 @@ class HuggingFace:
                 str(source.hub), source.hub_config, split=source.split, revision=commit, streaming=True
             )
             for number, values in enumerate(table, start=1):
-                yield Row(file=f"{source.hub}/{source.split}", number=number, values=values)
+                yield SourceRow(file=f"{source.hub}/{source.split}", number=number, values=values)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from gangline.errors import DataError
 from gangline.formats import FORMATS
 from gangline.plugins import package_digest
 from gangline.runs.job import DataJob, Job, SourceJob
-from gangline.worker.data.formats import Format
 from gangline.worker.data.model_folder import DigestCache, Hub, combine
-from gangline.worker.data.rows import BadRow, Position, Row, file_kind, read_files
+from gangline.worker.data.row_formats import Format
+from gangline.worker.data.rows import BadRow, ReadPosition, SourceRow, file_kind, read_files
 from gangline.worker.data.tokens import FORMAT_VERSION
 
 TOKENISER_VERSION = 2
@@ -55,7 +55,7 @@ class SetRequest:
                     fix="start again when nothing writes to the file any more",
                 )
 
-    def rows(self, hub: Hub, position: Position) -> Iterator[Row | BadRow]:
+    def rows(self, hub: Hub, position: ReadPosition) -> Iterator[SourceRow | BadRow]:
         """All rows of the source, both sides."""
         if self.source.hub is not None:
             return hub.rows(self.source, str(self.commit))

@@ -30,7 +30,7 @@ FileKind = Literal["text", "json", "parquet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SourceRow:
     """One row of a source: its place, and its columns."""
 
     file: str
@@ -70,7 +70,7 @@ class BadRows:
 
 
 @dataclass(slots=True)
-class Position:
+class ReadPosition:
     """How far a reader is, in bytes of all its files."""
 
     done_bytes: int = 0
@@ -85,8 +85,8 @@ def file_kind(path: str) -> FileKind:
 
 
 def read_files(
-    files: tuple[str, ...], *, columns: frozenset[str], passages: bool, position: Position
-) -> Iterator[Row | BadRow]:
+    files: tuple[str, ...], *, columns: frozenset[str], passages: bool, position: ReadPosition
+) -> Iterator[SourceRow | BadRow]:
     """The rows of all files, in order; raises DataError for a file that cannot be read at all.
 
     columns: what the format needs; parquet reads nothing else.
@@ -129,7 +129,7 @@ def _open(file: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             yield raw, raw
 
 
-def _read_json(file: str, base: int, position: Position) -> Iterator[Row | BadRow]:
+def _read_json(file: str, base: int, position: ReadPosition) -> Iterator[SourceRow | BadRow]:
     with _open(file) as (stream, raw):
         for number, line in enumerate(stream, start=1):
             if number == 1:
@@ -140,7 +140,7 @@ def _read_json(file: str, base: int, position: Position) -> Iterator[Row | BadRo
                 yield _parse(file, number, line)
 
 
-def _parse(file: str, number: int, line: bytes) -> Row | BadRow:
+def _parse(file: str, number: int, line: bytes) -> SourceRow | BadRow:
     try:
         values = json.loads(line.strip().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -149,7 +149,7 @@ def _parse(file: str, number: int, line: bytes) -> Row | BadRow:
         return BadRow(file=file, number=number, reason=f"not JSON: {error}")
     if not isinstance(values, dict):
         return BadRow(file=file, number=number, reason=f"a JSON {type(values).__name__}, not an object with fields")
-    return Row(file=file, number=number, values=values)
+    return SourceRow(file=file, number=number, values=values)
 
 
 def _refuse_documents(file: str, line: bytes) -> None:
@@ -162,7 +162,7 @@ def _refuse_documents(file: str, line: bytes) -> None:
         )
 
 
-def _read_text(file: str, passages: bool, base: int, position: Position) -> Iterator[Row | BadRow]:
+def _read_text(file: str, passages: bool, base: int, position: ReadPosition) -> Iterator[SourceRow | BadRow]:
     size = PASSAGE_CHARS if passages else PIECE_CHARS
     rest, line, follows = "", 1, False
     with _open(file) as (stream, raw):
@@ -178,7 +178,9 @@ def _read_text(file: str, passages: bool, base: int, position: Position) -> Iter
             yield from _undecodable(file, line, piece)
             if piece:
                 values = {"text": _decodable(piece)}
-                yield Row(file=file, number=line, values=values, follows=follows, continues=not (last or passages))
+                yield SourceRow(
+                    file=file, number=line, values=values, follows=follows, continues=not (last or passages)
+                )
             follows = not passages
             line += piece.count("\n")
 
@@ -222,7 +224,9 @@ def cut(text: str, size: int, *, lines: bool = False) -> int:
     return size
 
 
-def _read_parquet(file: str, columns: frozenset[str], base: int, position: Position) -> Iterator[Row | BadRow]:
+def _read_parquet(
+    file: str, columns: frozenset[str], base: int, position: ReadPosition
+) -> Iterator[SourceRow | BadRow]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -237,7 +241,7 @@ def _read_parquet(file: str, columns: frozenset[str], base: int, position: Posit
         for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=wanted):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(file=file, number=number, values=values)
+                yield SourceRow(file=file, number=number, values=values)
             position.done_bytes = base + size * number // total
     except pa.ArrowException as error:
         raise DataError(

@@ -26,14 +26,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from gangline.errors import DataError
 from gangline.formats import RowError, Segment
-from gangline.worker.data.formats import Document, Render
+from gangline.worker.data.row_formats import Render, TokenSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """A document, or a piece of a long text, as tokens."""
 
-    document: Document
+    document: TokenSpan
     ids: list[int]
     learned: bytearray
     """1 where the token is a target; as long as `ids`."""
@@ -53,14 +53,14 @@ class Encoder:
         self._head, self._tail = self._habits()
         self._joint = self._space_in_front()
 
-    def encode(self, documents: Sequence[Document]) -> list[Encoded]:
+    def encode(self, documents: Sequence[TokenSpan]) -> list[Encoded]:
         """The documents as tokens, in order."""
         texts = [part.text for document in documents for part in document.segments]
         goes_on = [index > 0 or document.follows for document in documents for index in range(len(document.segments))]
         ids = iter(self._continued(texts, goes_on))
         return [self._assemble(document, [next(ids) for _ in document.segments]) for document in documents]
 
-    def _assemble(self, document: Document, parts: list[list[int]]) -> Encoded:
+    def _assemble(self, document: TokenSpan, parts: list[list[int]]) -> Encoded:
         ids: list[int] = []
         learned = bytearray()
         for part, tokens in zip(document.segments, parts, strict=True):
@@ -74,7 +74,7 @@ class Encoder:
             tail = [] if document.continues or ids[-1:] == [self._eos] else self._tail
         return Encoded(document=document, ids=ids + tail, learned=learned + b"\1" * len(tail))
 
-    def _ends_open(self, document: Document, parts: list[list[int]]) -> bool:
+    def _ends_open(self, document: TokenSpan, parts: list[list[int]]) -> bool:
         """Whether a conversation ends with an answer after which the template wrote no mark of the end."""
         for part, tokens in zip(reversed(document.segments), reversed(parts), strict=True):
             if part.learned:

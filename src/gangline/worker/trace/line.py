@@ -133,7 +133,7 @@ class LinearShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
+class ParameterCount:
     """Numbers of parameters; the groups sum to `total`."""
 
     total: int
@@ -159,7 +159,7 @@ class Count:
         return {"kind": "count", **asdict(self)}
 
 
-def count(order: TraceOrder) -> Count:
+def count(order: TraceOrder) -> ParameterCount:
     """Build the whole model without memory and count. Raises UsageError or ModelError."""
     started = time.perf_counter()
     config = read_config(order.config, order.model, revision=order.revision)
@@ -171,7 +171,7 @@ def count(order: TraceOrder) -> Count:
     if order.method.kind != "full":
         model, _, _ = build_model(config, replace(order, activation_checkpointing=False))
         lora = sum(parameter.numel() for parameter in trainable(model).values())
-    return Count(
+    return ParameterCount(
         total=total,
         embeddings=groups["embeddings"],
         head=groups["head"],

@@ -25,13 +25,14 @@ from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
 from gangline.worker import compat
 from gangline.worker import loss as loss_module
-from gangline.worker.batch import IGNORE, Batch, Order
+from gangline.worker.batch import IGNORE, Batch, SampleOrder
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, layers_of, load_model, trainable
 from gangline.worker.optimizer import make_optimizer
 from gangline.worker.precision import Precision, agree_precision
-from gangline.worker.progress import Progress
+from gangline.worker.process_group import ProcessGroup
+from gangline.worker.progress import TrainingProgress
 from gangline.worker.quantised import require_library
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
@@ -40,7 +41,6 @@ from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.trace.configs import at_depth
 from gangline.worker.trace.order import TraceOrder
 from gangline.worker.trace.tracker import ByteTracker, DispatchMode, kernels_of
-from gangline.worker.world import World
 
 INSTANTS = ("forward", "loss", "backward-last", "backward-first", "backward-rest", "clip", "optimizer")
 """forward: embedding and layers. loss: head and cross-entropy with the head's gradient. backward-last, backward-first:
@@ -125,7 +125,7 @@ def _run(session: Session, tracker: ByteTracker, order: TraceOrder) -> None:
         session.strategy, tracker=tracker, buckets=order.ranks > 1, as_on_gpu=order.attention_kernel != "cpu"
     )
     outlets = RunIO(recorder=None, saver=None, stop=StopFlag())
-    Loop(replace(session, strategy=strategy), outlets, Progress()).run()
+    Loop(replace(session, strategy=strategy), outlets, TrainingProgress()).run()
 
 
 def _mark(session: Session, tracker: ByteTracker) -> None:
@@ -237,7 +237,7 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
     )
     with _maps_by_shape(job):
         optimizer = make_optimizer(loss.model, job.optimizer)
-    world = World(
+    world = ProcessGroup(
         gang=Gang(run_id="trace", attempt=1, ranks=(GangRank(host="trace", share=order.passes),)), rank=0, device=CPU
     )
     strategy = Strategy(StrategySetup(job=job, world=world, precision=precision))
@@ -252,7 +252,7 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
         scaler=_make_scaler(CPU) if precision.scaled else None,
         train_set=samples,
         evaluation_set=None,
-        order=Order(num_samples=len(samples), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
+        order=SampleOrder(num_samples=len(samples), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
         total_steps=2,
     )
 

@@ -1,0 +1,383 @@
+"""The network interfaces of this host, and which of them the kernel takes to reach the others."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import fcntl
+import ipaddress
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+from gangline.agent.bounded import run
+from gangline.agent.host_facts.system import resolve_all
+
+# The addresses of this host's interfaces, asked of the C library.
+
+
+class _Row(ctypes.Structure):
+    """struct ifaddrs."""
+
+
+_Row._fields_ = [
+    ("next", ctypes.POINTER(_Row)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+    ("netmask", ctypes.c_void_p),
+    ("other", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+]
+
+_PLACES = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}
+"""Where in a sockaddr the address begins, and how long it is."""
+
+
+def addresses() -> Dict[str, List[str]]:
+    """Interface -> addresses with their prefix, such as 10.0.0.1/24; raises OSError."""
+    try:
+        return _by_interface(_from_library())
+    except (OSError, AttributeError, ValueError):
+        return _by_interface(_from_program())
+
+
+def _by_interface(rows: Iterator[Tuple[str, str]]) -> Dict[str, List[str]]:
+    found: Dict[str, List[str]] = {}
+    for name, address in rows:
+        found.setdefault(name, []).append(address)
+    return found
+
+
+def _from_library() -> Iterator[Tuple[str, str]]:
+    library = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_Row)()
+    if library.getifaddrs(ctypes.byref(first)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs failed")
+    try:
+        row = first
+        while row:
+            address = _read(row.contents.address)
+            mask = _read(row.contents.netmask)
+            if address is not None:
+                bits = format(int(ipaddress.ip_address(mask)), "b").count("1") if mask is not None else 8 * len(address)
+                yield row.contents.name.decode(errors="replace"), f"{ipaddress.ip_address(address)}/{bits}"
+            row = row.contents.next
+    finally:
+        library.freeifaddrs(first)
+
+
+def _read(place: Optional[int]) -> Optional[bytes]:
+    """The address in a sockaddr; None for families that are not IP."""
+    if not place:
+        return None
+    family = ctypes.c_ushort.from_address(place).value
+    if family not in _PLACES:
+        return None
+    offset, size = _PLACES[socket.AddressFamily(family)]
+    return ctypes.string_at(place + offset, size)
+
+
+def _from_program() -> Iterator[Tuple[str, str]]:
+    rows: List[Dict[str, Any]] = json.loads(run(["ip", "-j", "addr"], timeout_s=5.0).stdout)
+    for row in rows:
+        for info in row.get("addr_info", []):
+            if "local" in info:
+                yield str(row.get("ifname")), f"{info['local']}/{info.get('prefixlen', '')}"
+
+
+TUNNELS = {"wireguard", "vxlan", "geneve", "ppp"}
+SYSFS = "/sys/class/net"
+NUM_NICS = 128
+TUNNEL_TYPES = {512, 768, 769, 776, 778, 65534}
+"""ARPHRD numbers: ppp, IP in IP, sit, GRE, and no hardware at all (tun, WireGuard)."""
+
+
+def nics(_request: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Every interface; a host with many containers has hundreds, of which those without an address come last."""
+    held = addresses()
+    found = [_nic(name, held.get(name, [])) for _, name in socket.if_nameindex()]
+    return sorted(found, key=lambda nic: not nic["addresses"])[:NUM_NICS]
+
+
+def routes(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Address -> the source address, and the interface that holds it, with which the kernel goes there.
+
+    Nothing is sent: connecting a datagram socket only chooses a route.
+    """
+    holders = {text.partition("/")[0]: name for name, held in addresses().items() for text in held}
+    asked = [str(name) for name in request.get("names") or []]
+    found: Dict[str, Any] = {}
+    for name, answer in resolve_all([name for name in asked if not _is_address(name)]).items():
+        found[name] = _route(answer[0], holders) if isinstance(answer, list) and answer else {"error": "no address"}
+    return {**found, **{name: _route(name, holders) for name in asked if _is_address(name)}}
+
+
+def _route(address: str, holders: Dict[str, str]) -> Dict[str, Any]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            source = str(probe.getsockname()[0]).partition("%")[0]
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {"source": source, "interface": holders.get(source)}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nic(name: str, held: List[str]) -> Dict[str, Any]:
+    place = Path(SYSFS) / name
+    flags = _flags(name)
+    driver = _link_name(place / "device" / "driver") or _driver(name)
+    speed = _number(place / "speed")
+    return {
+        "name": name,
+        "kind": kind(place, driver),
+        "up": bool(flags & 1) if flags is not None else None,
+        "carrier": bool(flags & 0x40) if flags is not None else None,
+        "mtu": _mtu(name) or _number(place / "mtu"),
+        "speed_mbps": speed if speed and 0 < speed < 1 << 30 else None,
+        "duplex": _known(_text(place / "duplex")),
+        "mac": _text(place / "address"),
+        "driver": driver,
+        "addresses": held[:16],
+        "numa_node": _number(place / "device" / "numa_node"),
+        "ports": sorted(path.name for path in (place / "brif").glob("*"))[:16],
+    }
+
+
+def kind(place: Path, driver: Optional[str]) -> str:
+    """What kind of interface this is, from its folder in sysfs."""
+    hardware = _number(place / "type")
+    said = dict(line.partition("=")[::2] for line in (_text(place / "uevent") or "").splitlines()).get("DEVTYPE")
+    marks = {
+        "loopback": hardware == 772,
+        "wifi": said == "wlan" or (place / "wireless").exists() or (place / "phy80211").exists(),
+        "bridge": (place / "bridge").exists(),
+        "bond": (place / "bonding").exists(),
+        "infiniband": hardware == 32,
+        "tunnel": (place / "tun_flags").exists() or hardware in TUNNEL_TYPES or said in TUNNELS,
+        "vlan": said in {"vlan", "macvlan"},
+        "veth": driver == "veth",
+        "ethernet": hardware == 1,
+    }
+    return next((name for name, is_it in marks.items() if is_it), "other")
+
+
+def _request(name: str, number: int) -> Optional[bytes]:
+    """What an ioctl for an interface answers, after its name; None where it cannot be asked."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return fcntl.ioctl(probe.fileno(), number, struct.pack("16s240x", name.encode()[:15]))[16:]
+        except OSError:
+            return None
+
+
+def _mtu(name: str) -> Optional[int]:
+    answer = _request(name, 0x8921)  # SIOCGIFMTU
+    return int(struct.unpack_from("i", answer)[0]) if answer else None
+
+
+def _flags(name: str) -> Optional[int]:
+    answer = _request(name, 0x8913)  # SIOCGIFFLAGS
+    return int(struct.unpack_from("H", answer)[0]) if answer else None
+
+
+def _driver(name: str) -> Optional[str]:
+    """The driver as ethtool would say it, which virtual interfaces have no other place for."""
+    info = ctypes.create_string_buffer(struct.pack("I252x", 3), 256)  # ETHTOOL_GDRVINFO
+    words = struct.pack("16sP232x", name.encode()[:15], ctypes.addressof(info))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            fcntl.ioctl(probe.fileno(), 0x8946, words)  # SIOCETHTOOL
+        except OSError:
+            return None
+    return info.raw[4:36].partition(b"\0")[0].decode(errors="replace") or None
+
+
+def _text(path: Path) -> Optional[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()[:4096]
+    except OSError:  # also where the driver does not know: speed of an interface that is down
+        return None
+
+
+def _number(path: Path) -> Optional[int]:
+    try:
+        return int(_text(path) or "")
+    except ValueError:
+        return None
+
+
+def _known(text: Optional[str]) -> Optional[str]:
+    return None if text in {None, "", "unknown"} else text
+
+
+def _link_name(path: Path) -> Optional[str]:
+    try:
+        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - Path.readlink is of Python 3.9
+    except OSError:
+        return None
+
+
+# What the tries between hosts need to know of this host's interfaces. Read only.
+
+
+ARP = Path("/proc/net/arp")
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+COMPLETE = 2
+SIOCGIFMTU, SIOCGIFHWADDR = 0x8921, 0x8927
+ETHERNET = 1
+NO_MAC = "00:00:00:00:00:00"
+
+
+def owners() -> dict[str, str]:
+    """Address -> the interface that has it."""
+    return {text.partition("/")[0]: name for name, held in addresses().items() for text in held}
+
+
+def data_address(interface: str | None) -> str | None:
+    """The address of an interface that gloo and NCCL take: an IPv4 one where there is one."""
+    own = [address for address, name in owners().items() if name == interface]
+    return min(own, key=lambda address: (":" in address, address.startswith("fe80:")), default=None)
+
+
+def mtu_of(interface: str) -> int | None:
+    """The size of packets on an interface."""
+    try:
+        return int(struct.unpack_from("i", _asked(interface, SIOCGIFMTU))[0])
+    except OSError:
+        return None
+
+
+def macs() -> list[str]:
+    """The hardware addresses of all interfaces."""
+    found = set()
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):
+            kind, raw = struct.unpack_from("H6s", _asked(name, SIOCGIFHWADDR))
+            if kind == ETHERNET:
+                found.add(":".join(f"{byte:02x}" for byte in raw))
+    return sorted(found - {NO_MAC})
+
+
+def neighbour(address: str) -> str | None:
+    """The MAC from which an IPv4 address of the same network last answered; None where that is not known."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in ARP.read_text(encoding="ascii").splitlines()[1:]:
+            ip, _, flags, mac = line.split()[:4]
+            if ip == address and int(flags, 16) & COMPLETE:
+                return mac.lower()
+    return None
+
+
+def ephemeral_range() -> list[int]:
+    """The ports that the kernel gives to who asks for any."""
+    try:
+        low, high = EPHEMERAL.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return [32768, 60999]
+    return [int(low), int(high)]
+
+
+def _asked(interface: str, number: int) -> bytes:
+    """What an ioctl says of an interface, after its name; raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return fcntl.ioctl(probe.fileno(), number, struct.pack("16s240x", interface.encode()[:15]))[16:]
+
+
+# InfiniBand and RoCE, as sysfs shows them.
+
+
+RDMA_SYSFS = "/sys/class/infiniband"
+PEER_MODULES = {"nvidia_peermem", "nv_peer_mem"}
+NUM_PORTS = 64
+NUM_GIDS = 16
+NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+def rdma(_request: Dict[str, Any]) -> Dict[str, Any]:
+    """Every port of every adapter, and whether a program of ours may use them."""
+    doors = sorted(Path("/dev/infiniband").glob("uverbs*"))
+    return {
+        "ports": ports(Path(RDMA_SYSFS)),
+        "peer_memory": bool(PEER_MODULES & _modules()),
+        "may_open": all(os.access(door, os.R_OK | os.W_OK) for door in doors) if doors else None,
+    }
+
+
+def ports(root: Path) -> List[Dict[str, Any]]:
+    """The ports below a folder like /sys/class/infiniband."""
+    folders = sorted(root.glob("*/ports/*"), key=lambda path: (path.parts[-3], path.name.zfill(4)))
+    return [_port(folder) for folder in folders[:NUM_PORTS]]
+
+
+def _port(folder: Path) -> Dict[str, Any]:
+    device = folder.parents[1]
+    interfaces = sorted(path.name for path in device.glob("device/net/*"))
+    return {
+        "device": device.name,
+        "port": int(folder.name) if folder.name.isdigit() else None,
+        "state": _word(folder / "state"),
+        "physical_state": _word(folder / "phys_state"),
+        "link_layer": _rdma_text(folder / "link_layer"),
+        "rate_gbps": _rate(_rdma_text(folder / "rate")),
+        "interface": _rdma_text(folder / "gid_attrs/ndevs/0") or (interfaces[0] if interfaces else None),
+        "gids": _gids(folder),
+        "numa_node": _rdma_number(_rdma_text(device / "device/numa_node")),
+    }
+
+
+def _gids(folder: Path) -> List[str]:
+    texts = [_rdma_text(path) for path in sorted(folder.glob("gids/*"), key=lambda path: path.name.zfill(4))[:256]]
+    return [text for text in texts if text and text != NO_GID][:NUM_GIDS]
+
+
+def _word(path: Path) -> Optional[str]:
+    """The word of "4: ACTIVE"."""
+    text = _rdma_text(path)
+    return text.rpartition(":")[2].strip() if text else None
+
+
+def _rate(text: Optional[str]) -> Optional[float]:
+    """The number of "400 Gb/sec (4X NDR)"."""
+    words = (text or "").split()
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None
+
+
+def _rdma_number(text: Optional[str]) -> Optional[int]:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def _rdma_text(path: Path) -> Optional[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()[:1024]
+    except OSError:
+        return None
+
+
+def _modules() -> Set[str]:
+    """Loaded modules by both lists: containers and hardened kernels often have one of them only."""
+    text, folders = "", []
+    with contextlib.suppress(OSError):
+        text = Path("/proc/modules").read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError):
+        folders = list(Path("/sys/module").iterdir())
+    return {line.partition(" ")[0] for line in text.splitlines()} | {folder.name for folder in folders}

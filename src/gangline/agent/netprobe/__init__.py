@@ -1,0 +1,1 @@
+"""What this host can reach, and how fast."""

@@ -1,0 +1,159 @@
+"""`ports`: a port for the ranks to meet at.
+
+    gangline-agent ports free < {"address", "range": [low, high], "avoid": [...], "claims": folder or null, "hold_s": n}
+        -> {"port", "taken": [...], "ephemeral": [low, high], "may_be_given_away": bool}, or "port": null
+
+A free port is looked for below the range from which the kernel serves who asks for any port: in that range another
+program may be given it at any time between our look and the start of the ranks. What has been handed out is claimed for
+`hold_s` with a file in `claims`, because torch listens on it only seconds later, when it has been imported.
+
+Standard library only, Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Iterator, List, Sequence
+
+from gangline.agent.host_facts.interfaces import ephemeral_range
+from gangline.agent.netprobe import path as hello
+
+REQUEST_LIMIT_BYTES = 1 << 16
+
+
+def free(request: dict[str, Any]) -> dict[str, Any]:
+    """The first port of the range that nobody listens on and nobody has claimed."""
+    low, high = request["range"]
+    avoid, taken = set(request.get("avoid", ())), []
+    ephemeral = ephemeral_range()
+    with _claims(request.get("claims"), float(request.get("hold_s", 0))) as claims:
+        for port in range(low, high + 1):
+            if port in avoid or claims.holds(port):
+                continue
+            if not is_free(str(request["address"]), port):
+                taken.append(port)
+                continue
+            claims.take(port)
+            exposed = ephemeral[0] <= port <= ephemeral[1]
+            return {"port": port, "taken": taken, "ephemeral": ephemeral, "may_be_given_away": exposed}
+    return {"port": None, "taken": taken, "ephemeral": ephemeral, "may_be_given_away": False}
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether a server could listen there: torch's binds all addresses, so nobody may have the port on any."""
+    for where in ("", address):
+        door, target = hello.socket_for(where, port, socket.SOCK_STREAM)
+        with door:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                door.bind(target)
+                door.listen(1)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    return False
+    return True
+
+
+class RecentPorts:
+    """Ports that were handed out a short time ago: one empty file each, named after the port."""
+
+    def __init__(self, folder: Path | None, hold_s: float) -> None:
+        self._folder = folder
+        self._hold_s = hold_s
+
+    def holds(self, port: int) -> bool:
+        """Whether somebody is about to use it."""
+        if self._folder is None:
+            return False
+        try:
+            age = time.time() - (self._folder / str(port)).stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return -self._hold_s < age < self._hold_s
+
+    def take(self, port: int) -> None:
+        """Claim it."""
+        if self._folder is not None:
+            path = self._folder / str(port)
+            path.touch(mode=0o600)
+            os.utime(path)
+
+
+@contextlib.contextmanager
+def _claims(folder: str | None, hold_s: float) -> Iterator[RecentPorts]:
+    """The claims of a folder, while nobody else looks at them."""
+    if folder is None or hold_s <= 0:
+        yield RecentPorts(None, 0)
+        return
+    place = Path(folder)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (place / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield RecentPorts(place, hold_s)
+
+
+def ports_main(argv: list[str]) -> int:
+    """Entry point."""
+    if argv != ["free"]:
+        sys.stderr.write("usage: ports free, with a request as JSON on stdin\n")
+        return 2
+    request = json.loads(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES))
+    sys.stdout.write(json.dumps(free(request)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(ports_main(sys.argv[1:]))
+
+
+# `connect`: can this host open a TCP connection to an address and port? Says nothing there, and closes at once.
+
+
+TARGETS_LIMIT = 64
+SECONDS_LIMIT = 10.0
+NAMES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ETIMEDOUT: "timed out",
+    errno.EHOSTUNREACH: "no route",
+    errno.ENETUNREACH: "no route",
+}
+
+
+def outcome(address: str, port: int, timeout_s: float) -> str:
+    """How a connection goes."""
+    try:
+        socket.create_connection((address, port), timeout_s).close()
+    except socket.timeout:
+        return "timed out"
+    except OSError as error:
+        return NAMES.get(error.errno or 0, error.strerror or str(error))
+    return "open"
+
+
+def outcomes(targets: Sequence[Sequence[object]], timeout_s: float) -> List[str]:
+    """How connections to all targets go, tried at the same time."""
+    wanted = [(str(address), int(str(port))) for address, port in targets[:TARGETS_LIMIT]]
+    with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
+        return list(pool.map(lambda target: outcome(target[0], target[1], timeout_s), wanted))
+
+
+def connect_main(argv: List[str]) -> int:
+    """Entry point."""
+    del argv
+    asked = json.loads(sys.stdin.buffer.read())
+    timeout_s = min(float(asked.get("timeout_s", 3.0)), SECONDS_LIMIT)
+    sys.stdout.write(json.dumps({"outcomes": outcomes(asked["targets"], timeout_s)}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(connect_main(sys.argv[1:]))

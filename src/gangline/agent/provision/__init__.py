@@ -1,0 +1,1 @@
+"""Files and environments, put in place on this host."""

@@ -1,0 +1,70 @@
+"""`claim`: make folders for this user alone, and be sure that they are. JSON on stdin and stdout.
+
+Request: {"folders": [PATH, ...]}
+Answer:  {"kind": "result"}, or {"kind": "error", "what", "seen", "fix"} and exit code 1
+
+Where others may write, too (/tmp, a scratch disk), somebody could have put a folder or a link of his own in its place,
+and would then decide what we write where. So it is made first and looked at then: once it is ours, and no link of
+somebody else leads to it, nobody else can take its place any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from gangline.agent.host_facts.paths import is_borrowed, strangers
+
+TRIES = 5
+"""Somebody may take away what he has put there, just when we look."""
+FIX = "name a folder of your own: `workdir` of this host in cluster.yaml, or GANGLINE_HOME where you type"
+
+
+def main(_argv: List[str]) -> int:
+    """The verb."""
+    answers = [claim(str(path)) for path in json.load(sys.stdin)["folders"]]
+    answer = next((answer for answer in answers if answer["kind"] == "error"), {"kind": "result"})
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return int(answer["kind"] == "error")
+
+
+def claim(path: str) -> Dict[str, Any]:
+    """Make a folder, and those above it that are missing, mode 0700; the answer for it.
+
+    Each is made in one that was looked at before and that no stranger can replace, and looked at in turn.
+    """
+    try:
+        for place in reversed(Path(path, "x").parents):
+            if place == Path("/"):
+                continue
+            owner = _make(place, is_end=place == Path(path))
+            if owner is not None and not is_borrowed(str(place)):
+                return _error("{} is not yours alone".format(path), owner)
+    except OSError as error:
+        return _error("{} cannot be made".format(path), error.strerror or str(error))
+    return {"kind": "result"}
+
+
+def _make(place: Path, *, is_end: bool) -> Optional[str]:
+    """Make a folder if it is missing; who else decides what is there. Raises OSError."""
+    for _ in range(TRIES):
+        if not os.path.lexists(str(place)):
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+        found = strangers(str(place), is_end=is_end)
+        if found.is_folder or found.owner is not None:
+            return found.owner
+    raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+
+
+def _error(what: str, seen: str) -> Dict[str, Any]:
+    return {"kind": "error", "what": what, "seen": seen, "fix": FIX}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Requests of the controller: one connection, many requests at once."""

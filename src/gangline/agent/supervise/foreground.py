@@ -1,0 +1,224 @@
+"""The host agent below a launcher that starts one process on each host, such as mpirun; and that launcher itself.
+
+    foreground offer     < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: give them to the process
+                         below, and return once the agent stands; as `guard`, it says on stdout why it does not
+    foreground below FOLDER      what the launcher starts: be the agent of the part in that folder
+    foreground launch    < {"folder", "argv"}: start the launcher, in a session of its own; returns once it runs
+    foreground end       < {"folder"}: end the launcher
+
+The request and its secrets go through a named pipe, so they are on no disk and in no command line. The process that
+the launcher has started only waits. The agent is its child, in a session of its own: a launcher that ends takes the
+waiting process with it; the agent sees that, has its ranks save and leave, and ends after them.
+
+Standard library only, Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+from gangline.agent import layout_names
+from gangline.agent.supervise import host_agent, processes
+from gangline.agent.supervise.detach import detach, log_to, own
+from gangline.agent.supervise.json_files import read, write_whole
+from gangline.agent.supervise.leases import TAG
+
+PIPE = "request.pipe"
+REFUSED = "refused.json"
+WITHDRAWN = "withdrawn"
+"""A file that ends an offer: the launcher has failed."""
+OFFER_S = 55.0
+"""How long an offer waits for its agent: a little shorter than who asked for it."""
+TICK_S = 0.05
+ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+"""How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
+FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "MPI_")
+"""Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
+NOT_STARTED = {"what": "the host agent did not start", "fix": "look at the log of the launcher on the head"}
+
+
+def main(argv: List[str]) -> int:
+    """Entry point."""
+    os.umask(0o077)
+    if argv[0] == "below":
+        return _below(Path(argv[1]))
+    asked = json.loads(sys.stdin.buffer.read())
+    if argv[0] == "offer":
+        return _offer(asked)
+    folder = Path(asked["folder"])
+    if argv[0] == "end":
+        return _end(folder)
+    refused = detach(folder, lambda tell: _launch(folder, asked["argv"], tell))
+    return _refuse(refused) if refused else 0
+
+
+def _refuse(words: Dict[str, str]) -> int:
+    sys.stdout.write(json.dumps(words) + "\n")
+    return 1
+
+
+# --- the request, and who waits for it
+
+
+def _offer(asked: Dict[str, Any]) -> int:
+    """Give the request to the process below; 0 once the agent stands."""
+    folder, deadline = Path(asked["request"]["folder"]), time.monotonic() + OFFER_S
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / layout_names.AGENT_RECORD).exists():
+        return _refuse({"what": "this attempt was already started here", "seen": str(folder), "fix": ""})
+    pipe = folder / PIPE
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(str(pipe), 0o600)
+    try:
+        if not _give(pipe, json.dumps(asked).encode(), lambda: _is_over(folder, deadline)):
+            return _refuse(dict(NOT_STARTED, seen=f"nothing asked for its request within {OFFER_S:g} s"))
+        while not (folder / layout_names.AGENT_RECORD).exists():
+            if (folder / REFUSED).exists():
+                return _refuse(read(folder / REFUSED))
+            if _is_over(folder, deadline):
+                return _refuse(dict(NOT_STARTED, seen=f"it did not stand within {OFFER_S:g} s"))
+            time.sleep(TICK_S)
+        return 0
+    finally:
+        pipe.unlink()
+
+
+def _is_over(folder: Path, deadline: float) -> bool:
+    return time.monotonic() > deadline or (folder / WITHDRAWN).exists()
+
+
+def _give(pipe: Path, data: bytes, is_over: Callable[[], bool]) -> bool:
+    """Write to a pipe once somebody reads it; False if nobody does in time."""
+    while not is_over():
+        try:
+            descriptor = os.open(str(pipe), os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads it yet
+                raise
+            time.sleep(TICK_S)
+            continue
+        os.set_blocking(descriptor, True)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+        return True
+    return False
+
+
+def _take(folder: Path) -> Optional[Dict[str, Any]]:
+    """The request that is offered; None if nothing is in time."""
+    deadline = time.monotonic() + OFFER_S
+    while time.monotonic() < deadline:
+        try:
+            with (folder / PIPE).open("rb") as stream:
+                asked: Dict[str, Any] = json.loads(stream.read())
+                return asked
+        except (OSError, ValueError):
+            time.sleep(TICK_S)
+    return None
+
+
+# --- below the launcher
+
+
+def _below(folder: Path) -> int:
+    """Have the agent come up, and wait as long as it lives. Always 0: how it ended stands in its own files, and another
+    code would have the launcher end the agents of all hosts.
+    """
+    launcher = os.getppid()
+    for name in [name for name in os.environ if name.startswith(FOREIGN)]:
+        del os.environ[name]
+    asked = _take(folder)
+    if asked is None:
+        return 0
+    if own(folder) is None:
+        write_whole(folder / REFUSED, {"what": "this attempt was already started here", "seen": str(folder), "fix": ""})
+        return 0
+    request, waiting = asked["request"], os.getpid()
+    child = os.fork()
+    if child == 0:
+        _be_agent(folder, asked, waiting)
+    asked.clear()
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if os.getppid() != launcher:
+            return 0
+        time.sleep(TICK_S)
+    if not (folder / layout_names.EXIT).exists() and not (folder / REFUSED).exists():
+        host_agent.reap(request)  # it was killed
+    return 0
+
+
+def _be_agent(folder: Path, asked: Dict[str, Any], waiting: int) -> None:
+    """Never returns. waiting: the process that goes when the launcher goes."""
+
+    def tell(words: Optional[Dict[str, str]]) -> None:
+        if words is not None:
+            write_whole(folder / REFUSED, words)
+
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        log_to(folder)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        host_agent.stand(asked, tell, parent=waiting)
+    except BaseException as error:  # noqa: BLE001  (its end is ours, and the log keeps it)
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+# --- the launcher
+
+
+def _launch(folder: Path, argv: List[str], tell: Callable[[Optional[Dict[str, str]]], None]) -> None:
+    """Start it, and write down how it ends."""
+    env = {name: value for name, value in os.environ.items() if name != TAG and not name.startswith(FOREIGN)}
+    if os.geteuid() == 0:  # without both, OpenMPI refuses to run as root
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    try:
+        with (folder / "launcher.log").open("ab") as log:
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            )
+    except OSError as error:
+        tell(
+            {
+                "what": f"{argv[0]} cannot be started",
+                "seen": f"{argv[0]}: {error.strerror}",
+                "fix": "install it (Debian: apt install openmpi-bin), or write `backend: direct` in cluster.yaml",
+            }
+        )
+        return
+    process = processes.find(child.pid)
+    assert process is not None
+    write_whole(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
+    tell(None)
+    write_whole(folder / "ended.json", {"returncode": child.wait()})
+
+
+def _end(folder: Path) -> int:
+    """End the launcher, unless it leaves by itself."""
+    record = read(folder / "launcher.json")
+    for number, leave_s in ENDINGS:
+        process = processes.find(int(record["pid"])) if record else None
+        if process is None or process.start_ticks != record["start_ticks"]:
+            return 0
+        processes.send(process, number)
+        deadline = time.monotonic() + leave_s
+        while processes.is_alive(process.pid, process.start_ticks) and time.monotonic() < deadline:
+            time.sleep(TICK_S)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

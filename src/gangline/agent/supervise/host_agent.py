@@ -1,0 +1,383 @@
+"""The guard: owns what was started on one host for one attempt, and leaves nothing behind.
+
+    guard          < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: start; returns once it stands
+    guard reap     < {"request": HostRequest}: end what a guard that is gone has left
+
+It is detached (own session, no terminal), so that closing a laptop changes nothing. It ends ranks only on an order with
+a valid epoch (gangline.agent.supervise.part), once the command it started has ended, or if they have not joined in
+time; then
+every descendant is ended, found by parentage (the guard is their subreaper) and by the tag in their environment, never
+by name. Secrets go into the environment of the command and are written nowhere.
+
+Where processes stand by for ranks, it may rest once these have ended: it keeps the command and its slots, and takes
+over its host's part of the next attempt (gangline.agent.supervise.warm_pool). `guard` finds it; nothing is started
+then.
+
+If it does not stand, it says why in JSON on stdout: {"what", "seen", "fix"}.
+
+Standard library only, Python >= 3.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+
+from gangline.agent import layout_names
+from gangline.agent.supervise import processes, warm_pool
+from gangline.agent.supervise.detach import Revive, detach, log_to, own
+from gangline.agent.supervise.leases import TAG, Leases, Taken, forget
+from gangline.agent.supervise.memory_kills import MemoryKills
+from gangline.agent.supervise.part import HostPart
+from gangline.agent.supervise.warm_pool import PreforkedProcesses, stands_by
+
+# Starting what a guard owns: one command, in a session of its own, with what a run needs in its environment.
+
+
+SHIM = "rank_start.py"
+"""What stands in front of the ranks of a program that is not ours; the request's command names it in our folder."""
+OWN_PATH = "GANGLINE_OWN_PATH"
+"""Set where Python's path was set for gangline's own sake: the command shall not see it."""
+
+
+class StartFailed(Exception):
+    """The guard does not stand; the text is what went wrong."""
+
+    def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.words = {"what": what, "seen": seen, "fix": fix}
+
+
+def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors: List[int]) -> int:
+    """Start the command of a host's request; its pid. Raises StartFailed. secrets: more environment.
+
+    Its words go to console.log in the request's folder. descriptors: those that it inherits.
+    """
+    folder = Path(request["folder"])
+    env = {**_own_env(), **secrets, **request["env"], TAG: request["folder"]}
+    if request.get("program") == "command":
+        (folder / SHIM).write_bytes(pkgutil.get_data("gangline.agent.supervise", SHIM) or b"")
+    try:
+        with (folder / layout_names.CONSOLE_LOG).open("ab") as console:
+            child = subprocess.Popen(
+                list(request["argv"]),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=request.get("cwd") or folder,
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else request["argv"][0]
+        raise StartFailed("the guard did not start", seen=f"cannot start {name}: {error.strerror}") from error
+    child.returncode = 0  # waitpid(-1) takes its exit code; Popen shall not wait for it
+    return child.pid
+
+
+def _own_env() -> Dict[str, str]:
+    """Our environment without what is there for our own sake."""
+    env = dict(os.environ)
+    own = env.pop(OWN_PATH, None)
+    if own is not None and env.get("PYTHONPATH") == own:
+        del env["PYTHONPATH"]
+    return env
+
+
+# Waiting for time to pass, or for a signal: whichever comes first.
+
+
+class Wake:
+    """Wakes on `number`, and on every other signal that has a handler. One per process."""
+
+    def __init__(self, number: int) -> None:
+        self._reader, writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(number, lambda *_: None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so long, or less."""
+        select.select([self._reader], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+
+TICK_S = 0.1
+REST_TICK_S = 0.05
+SUPERVISOR_S = 1.0
+STANDING_S = 1.0
+"""How often a guard that rests looks whether all that it holds still runs."""
+LEAVE_S = 1.0
+"""How long processes that stood by may take to leave by themselves; they have nothing to save."""
+
+
+class Guard:
+    """One host's part of one attempt, and of later ones that it takes over."""
+
+    def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases, parent: Optional[int] = None) -> None:
+        self._parent = parent
+        """The process whose end means that the launcher above us has ended; None: nothing is above us."""
+        self.told: Optional[str] = None
+        """What a signal to this process asks for."""
+        self.exits: Dict[int, int] = {}
+        """Exit codes of our own children: the command, and orphans that came back to us."""
+        self._leases = leases
+        self._seats: Optional[PreforkedProcesses] = None
+        if stands_by(request):
+            self._seats = PreforkedProcesses(Path(request["folder"]), num_ranks=len(request["ranks"]))
+        self._kills = MemoryKills()
+        self.part = HostPart(request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log)
+        self._console = self.part.console
+        self._folders = [request["folder"]]
+        """Of the parts that it has had; the first is in the environment of all that it started."""
+        self._secrets: Dict[str, str] = {}
+        self._look_at = float("-inf")
+        """When it is looked next whether the run has a supervisor."""
+
+    def start(self, secrets: Dict[str, str]) -> None:
+        """Start the command, write guard.json and the first status; raises StartFailed."""
+        processes.become_subreaper()
+        self._prepare()
+        self._secrets = secrets
+        self._revive = self._reviver()
+        pid = start(self.part.request, secrets=secrets, descriptors=self._leases.descriptors)
+        command = processes.find(pid)
+        assert command is not None
+        self.command = command
+        self._stand()
+
+    def watch(self) -> None:
+        """Follow until nothing is left of what it owns: of its part, and of those that it takes over."""
+        self._wake = Wake(signal.SIGCHLD)
+        while True:
+            self._follow()
+            record = self._begin_rest()
+            if record is None:
+                return self._finish()
+            if not self._rest():
+                return self._end_rest(record)
+
+    def _prepare(self) -> None:
+        try:
+            if self._seats is not None:
+                self._seats.prepare(self.part.request)
+        except OSError as error:
+            raise StartFailed("the guard did not start", seen=str(error)) from error
+
+    def _stand(self) -> None:
+        me = processes.find(os.getpid())
+        assert me is not None
+        launcher = {"torchrun_pid": self.command.pid, "torchrun_start_ticks": self.command.start_ticks}
+        identity = {"pid": me.pid, "start_ticks": me.start_ticks, "tag": self._folders[0]}
+        self.part.stand(dict(identity, **launcher), slots=self._leases.slots)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the command has."""
+        return self.command.pid in self.exits
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for a moment, or until a child has ended; see to it that the run has a supervisor."""
+        self._wake.wait(seconds)
+        self.exits.update(processes.reap())
+        if self._parent is not None and os.getppid() != self._parent:
+            self._parent, self.told = None, "stop"
+            self.part.lose_launcher()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + SUPERVISOR_S
+            self._revive.look()
+
+    def _reviver(self) -> Revive:
+        return Revive(self.part.request.get("supervisor"), secrets=self._secrets, complain=_log)
+
+    def _follow(self) -> None:
+        """Until the command has ended, everything is to be killed, or nothing but what stands by is left."""
+        while not self._has_ended and self.part.leaving.order != "kill" and not self._is_spent:
+            self._pause(TICK_S)
+            self.part.look(self.command, told=self.told)
+
+    @property
+    def _is_spent(self) -> bool:
+        return self.part.is_spent(self.command)
+
+    def _finish(self) -> None:
+        is_spent = not self._has_ended and self.part.leaving.order != "kill"
+        self.part.look_last()
+        left = processes.end_all(self._belongings)
+        self.exits.update(processes.reap())
+        code = None if is_spent else self.exits.get(self.command.pid, -signal.SIGKILL)
+        record = self.part.record(code, exits=self._exits_of_ranks(), left=left)
+        if not left:
+            self._leases.end()
+        self.part.close(record)
+
+    def _begin_rest(self) -> Optional[Dict[str, Any]]:
+        """Say how the part ended, and rest; None where that cannot be."""
+        if self._has_ended or self.told or not self.part.may_rest or not self._all_stand():
+            return None
+        self.part.look_last()
+        ready = [self.command, *processes.descendants(self.command.pid)]
+        pids = {process.pid for process in ready}
+        if processes.end_all(lambda: [each for each in self._belongings() if each.pid not in pids]):
+            return None
+        record = self.part.record(None, exits=self._exits_of_ranks(), left=0)
+        try:
+            warm_pool.begin(self.part.request, tag=self._folders[0], holds=ready)
+        except OSError:
+            return None
+        self.part.close(record)
+        return record
+
+    def _rest(self) -> bool:
+        """Until the next part, of which it is the guard from then on; False once nothing is to be held any more."""
+        now = time.monotonic()
+        deadline, look_at = now + warm_pool.may_rest(self.part.request), now + STANDING_S
+        while not self._has_ended and self.told is None and now < deadline:
+            if self.part.orders.read() in ("stop", "kill"):
+                return False
+            following = warm_pool.taken(self.part.folder)
+            if following is not None:
+                return self._take_over(dict(following["request"], env=self.part.request["env"]), following["epoch"])
+            if now >= look_at:
+                look_at = now + STANDING_S
+                if not self._all_stand():
+                    return False
+            self._pause(REST_TICK_S)
+            now = time.monotonic()
+        return False
+
+    def _all_stand(self) -> bool:
+        return self._seats is not None and self._seats.all_stand(self.command)
+
+    def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
+        """Go on as the guard of this part; False where that cannot be, and then nothing has changed."""
+        folder = Path(request["folder"])
+        lock = own(folder) if self._all_stand() else None
+        if self._seats is None or lock is None:
+            return False
+        warm_pool.end(self.part.folder)
+        log_to(folder)
+        self._leases.pass_on(request, tag=self._folders[0])
+        self._folders.append(request["folder"])
+        self.part = HostPart(
+            request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log, words_of=self._console
+        )
+        self._revive = self._reviver()
+        self._stand()
+        os.close(lock)  # guard.json says the same from now on; one more for every attempt would be too many in the end
+        self._seats.give(request)
+        return True
+
+    def _end_rest(self, record: Dict[str, Any]) -> None:
+        """End all that was held ready, and say so."""
+        if self._seats is not None:
+            self._seats.leave()
+        deadline = time.monotonic() + LEAVE_S
+        while not self._has_ended and time.monotonic() < deadline:
+            self._pause(REST_TICK_S)
+        left = processes.end_all(self._belongings)
+        if not left:
+            self._leases.end()
+        with contextlib.suppress(OSError):  # it says the same already
+            self.part.close(dict(record, left=left))
+        warm_pool.end(self.part.folder)
+
+    def _exits_of_ranks(self) -> Dict[int, int]:
+        return {pid: code for pid, code in self.exits.items() if pid != self.command.pid}
+
+    def _belongings(self) -> List[processes.Process]:
+        return _belongings(self._folders)
+
+
+def main(argv: List[str]) -> int:
+    """Entry point; the exit code tells whether the guard stands."""
+    os.umask(0o077)
+    asked = json.loads(sys.stdin.buffer.read())
+    request = asked["request"]
+    if argv == ["reap"]:
+        return reap(request)
+    if warm_pool.hand_over(request, epoch=int(asked.get("epoch", 0))):
+        return 0
+    said = detach(Path(request["folder"]), lambda tell: stand(asked, tell))
+    return _refuse(said) if said else 0
+
+
+def _refuse(words: Dict[str, str]) -> int:
+    sys.stdout.write(json.dumps(words) + "\n")
+    return 1
+
+
+def stand(
+    asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None], *, parent: Optional[int] = None
+) -> None:
+    """Be the guard. parent: as for `Guard`."""
+    request = asked["request"]
+    folders = [request["folder"]]
+    try:
+        guard = Guard(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request), parent=parent)
+        # The machine shuts down: save and leave, as if ordered.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(guard, "told", "stop"))
+        guard.start(asked.pop("secrets", {}))
+        tell(None)
+        guard.watch()
+    except StartFailed as error:
+        tell(error.words)
+    except BaseException:
+        # Whatever it is, nothing may stay behind; the log keeps it.
+        processes.end_all(lambda: _belongings(folders))
+        raise
+
+
+def _claimed(request: Dict[str, Any]) -> Leases:
+    """The leases of all slots that the request needs; raises StartFailed that says who holds them."""
+    leases = Leases()
+    try:
+        leases.claim(request)
+    except Taken as taken:
+        raise StartFailed(**taken.words()) from None
+    except OSError as error:
+        raise StartFailed(f"slots cannot be claimed: {error}") from error
+    return leases
+
+
+def _log(words: str) -> None:
+    sys.stderr.write(time.strftime("%Y-%m-%d %H:%M:%S ") + words + "\n")
+    sys.stderr.flush()
+
+
+def _belongings(folders: Iterable[str]) -> List[processes.Process]:
+    """What was started for parts in these folders and still runs, other than ourselves."""
+    found = {process.pid: process for folder in folders for process in processes.tagged(f"{TAG}={folder}")}
+    found.update({process.pid: process for process in processes.descendants(os.getpid())})
+    return list(found.values())
+
+
+def reap(request: Dict[str, Any]) -> int:
+    """End what carries the tag of a part, unless it serves another one now; exit code 1 if something is left."""
+    folder = Path(request["folder"])
+    if warm_pool.is_handed(folder):
+        return 0
+    tags = {f"{TAG}={name}" for name in (request["folder"], warm_pool.tag_of(request))}
+    left = processes.end_all(lambda: [process for tag in tags for process in processes.tagged(tag)])
+    if left:
+        return _refuse({"what": f"{left} processes cannot be ended", "seen": str(folder), "fix": ""})
+    with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
+        forget(request)
+        warm_pool.end(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

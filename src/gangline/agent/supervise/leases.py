@@ -1,0 +1,277 @@
+"""Slot leases: a run's claim on a GPU or a CPU slot of this host, so that two runs never share one by accident.
+
+A lease is a file with a kernel lock (flock) on it. The guard takes the leases of all its slots or none, before anything
+starts, and what it starts inherits the locks: they are free once the last of it is gone, however it ended. The file
+tells who holds it. Guards of one run may share a slot (several ranks on one GPU), also one that rests and one that
+serves the next attempt (gangline.agent.supervise.warm_pool).
+
+GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+
+from gangline.agent.supervise import processes
+
+TAG = "GANGLINE_PART"
+"""Environment variable with the guard's folder, by which what it started is found after it is gone."""
+CLAIM_S = 20.0
+"""Claims are made one after the other, each in milliseconds."""
+DRIVER = Path("/proc/driver/nvidia/gpus")
+UNFIT = re.compile(r"[^A-Za-z0-9-]")
+"""What a file of ours is not called by."""
+
+
+class Taken(Exception):
+    """A slot is held by another run: `slot`, and `holder` as its lease says."""
+
+    def __init__(self, slot: str, holder: Mapping[str, Any]) -> None:
+        super().__init__(slot)
+        self.slot = slot
+        self.holder = holder
+
+    def words(self) -> Dict[str, str]:
+        """For the user: what, seen, fix."""
+        run, attempt = self.holder.get("run", "another run"), self.holder.get("attempt", "?")
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.holder.get("since", 0)))
+        return {
+            "what": f"{self.slot} is in use by {run}",
+            "seen": f"its attempt {attempt} holds it since {since} (process {self.holder.get('pid', '?')})",
+            "fix": f"wait for it, or end it: gangline stop {run}",
+        }
+
+
+class Leases:
+    """The leases of one guard."""
+
+    def __init__(self) -> None:
+        self.descriptors: List[int] = []
+        self.slots: List[str] = []
+        self._folder: Optional[Path] = None
+
+    def claim(self, request: Mapping[str, Any]) -> None:
+        """Take the slots of a host's request; raises Taken, and then none is held, or OSError."""
+        if request.get("leases") is None:
+            return None
+        gpus = _gpus(request)
+        own = Path(request["leases"])
+        if not gpus:
+            return self._claim_in(own, gpus, request)
+        try:
+            return self._claim_in(_gpu_folder(), gpus, request)
+        except OSError:  # a home folder that cannot be written, or knows no locks
+            return self._claim_in(own, gpus, request)
+
+    def _claim_in(self, folder: Path, gpus: Sequence[str], request: Mapping[str, Any]) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        with _one_at_a_time(folder):
+            if gpus:
+                self._take_all(folder, gpus, request)
+            else:
+                self._take_free(folder, request)
+
+    def _take_all(self, folder: Path, slots: Sequence[str], request: Mapping[str, Any]) -> None:
+        for slot in slots:
+            holder = self._take(folder, slot, request)
+            if holder is not None:
+                self.let_go()
+                raise Taken(slot, holder)
+
+    def _take_free(self, folder: Path, request: Mapping[str, Any]) -> None:
+        """As many of the host's CPU slots as it has ranks."""
+        num_ranks = len(request["ranks"])
+        refused: Dict[str, Mapping[str, Any]] = {}
+        for number in range(max(num_ranks, int(request["slots"]))):
+            if len(self.slots) == num_ranks:
+                return
+            holder = self._take(folder, f"cpu-{number}", request)
+            if holder is not None:
+                refused[f"cpu-{number}"] = holder
+        if len(self.slots) < num_ranks:
+            self.let_go()
+            slot, holder = next(iter(refused.items()))
+            raise Taken(slot, holder)
+
+    def _take(self, folder: Path, slot: str, request: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+        """Take one slot; who holds it if that is somebody else."""
+        descriptor = os.open(folder / slot, os.O_RDWR | os.O_CREAT, 0o600)
+        holder = _content(descriptor)
+        same = _is_brother(slot, holder, request)
+        if _lock(descriptor, fcntl.LOCK_EX):
+            if holder and not same and processes.tagged(f"{TAG}={holder.get('tag')}"):
+                os.close(descriptor)
+                return holder
+            _write(descriptor, _claim(request))
+            # Nobody can come between: claims are made one at a time.
+            _lock(descriptor, fcntl.LOCK_SH)
+        elif not (same and _lock(descriptor, fcntl.LOCK_SH)):
+            os.close(descriptor)
+            return holder
+        self.descriptors.append(descriptor)
+        self.slots.append(slot)
+        return None
+
+    def pass_on(self, request: Mapping[str, Any], *, tag: str) -> None:
+        """Say that they serve another part of the run from now on; raises OSError. tag: that of what is started."""
+        if self._folder is None:
+            return
+        with _one_at_a_time(self._folder):
+            for descriptor in self.descriptors:
+                _write(descriptor, dict(_claim(request), tag=tag))
+
+    def end(self) -> None:
+        """Say that nothing of the run is left here, and let go. A slot that a brother guard shares stays his."""
+        for descriptor in self.descriptors:
+            with contextlib.suppress(OSError):
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    os.ftruncate(descriptor, 0)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close them all."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors, self.slots = [], []
+
+
+def held(request: Mapping[str, Any]) -> List[str]:
+    """Leases that are locked for this very part of a run."""
+    found = []
+    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
+    for folder in folders:
+        for path in sorted(folder.glob("*-*")):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR)
+                try:
+                    mine = _content(descriptor).get("folder") == request["folder"]
+                    if mine and not _lock(descriptor, fcntl.LOCK_EX):
+                        found.append(path.name)
+                finally:
+                    os.close(descriptor)
+    return found
+
+
+def forget(request: Mapping[str, Any]) -> None:
+    """Clear leases that a part of a run has left behind, now that nothing of it runs; raises OSError."""
+    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        with _one_at_a_time(folder):
+            for path in sorted(folder.glob("*-*")):
+                descriptor = os.open(path, os.O_RDWR)
+                try:
+                    mine = _content(descriptor).get("folder") == request["folder"]
+                    if mine and _lock(descriptor, fcntl.LOCK_EX):
+                        os.ftruncate(descriptor, 0)
+                finally:
+                    os.close(descriptor)
+
+
+def _gpus(request: Mapping[str, Any]) -> List[str]:
+    """The leases of the GPUs that the ranks of a request use; [] if they run on CPUs."""
+    env = {**os.environ, **request["env"]}
+    visible = _visible(env.get("CUDA_VISIBLE_DEVICES"), _uuids())
+    if not visible:
+        return []
+    devices = request.get("devices") or [0]
+    return sorted({"gpu-" + UNFIT.sub("_", visible[device % len(visible)]) for device in devices})
+
+
+def _uuids() -> List[str]:
+    """UUIDs of the GPUs in the order of their bus addresses, as nvidia-smi lists them."""
+    found = []
+    for path in sorted(DRIVER.glob("*/information")):
+        with contextlib.suppress(OSError):
+            rows = [line.partition(":") for line in path.read_text(errors="replace").splitlines()]
+            found += [value.strip() for name, _, value in rows if name.strip() == "GPU UUID"]
+    return found
+
+
+def _visible(words: Optional[str], uuids: List[str]) -> List[str]:
+    """What CUDA_VISIBLE_DEVICES leaves of them; as CUDA does, up to the first word that means none."""
+    if words is None or not uuids:
+        return uuids
+    found: List[str] = []
+    for word in (each.strip() for each in words.split(",")):
+        if word.isdigit() and int(word) < len(uuids):
+            found.append(uuids[int(word)])
+        elif word.startswith("MIG-"):
+            found.append(word)
+        else:
+            matches = [uuid for uuid in uuids if word and uuid.startswith(word)]
+            if len(matches) != 1:
+                break
+            found += matches
+    return found
+
+
+def _gpu_folder() -> Path:
+    """One for all work folders of this user. Its files are named by UUID, so that hosts may share a home folder."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "gangline" / "leases"
+
+
+def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    """Whether a slot is held for the same attempt. Or, as a GPU may serve several hosts of a cluster file, for an
+    earlier one whose guards may rest: who starts an attempt has ended those before.
+    """
+    if holder.get("run") != request["run_id"]:
+        return False
+    if holder.get("attempt") == request["attempt"]:
+        return True
+    return slot.startswith("gpu-") and bool(holder.get("rests")) and bool(request.get("stand_by"))
+
+
+def _claim(request: Mapping[str, Any]) -> Dict[str, Any]:
+    me = processes.find(os.getpid())
+    assert me is not None
+    names = {"run": request["run_id"], "attempt": request["attempt"], "host": request["host"]}
+    folder, rests = request["folder"], bool(request.get("stand_by"))
+    process = {"pid": me.pid, "start_ticks": me.start_ticks, "since": time.time()}
+    return dict(names, folder=folder, tag=folder, rests=rests, **process)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / "claim.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + CLAIM_S
+    try:
+        while not _lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise OSError(f"{folder / 'claim.lock'} was held by others for {CLAIM_S:g} s")
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _content(descriptor: int) -> Dict[str, Any]:
+    try:
+        value = json.loads(os.pread(descriptor, 1 << 16, 0))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write(descriptor: int, value: Dict[str, Any]) -> None:
+    data = json.dumps(value).encode()
+    os.pwrite(descriptor, data, 0)  # over what is there: that needs no room on a full disk
+    os.ftruncate(descriptor, len(data))

@@ -1,0 +1,250 @@
+"""Guards that rest between two attempts, and how the next attempt's part is handed to one.
+
+In the folder of the part that has ended:
+
+    resting.json  its guard rests: who it is, what it holds ready, and which parts fit
+    next.json     a part that it is asked to take over; whoever wants to take that back removes the file first
+    handed.json   the same, once it was taken; the guard goes on in that part's folder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+
+from gangline.agent import layout_names
+from gangline.agent.supervise import processes
+from gangline.agent.supervise.json_files import read, write_whole
+from gangline.agent.supervise.leases import TAG, forget
+
+# The processes that stand by on a host, and what their guard tells them, by files.
+
+
+FOLDER = "stand-by"
+LOCAL_RANK = b"LOCAL_RANK="
+"""A variable that torchrun gives to each process that it starts as a rank."""
+
+
+def stands_by(request: Mapping[str, Any]) -> bool:
+    """Whether processes stand by for the ranks of this part."""
+    return bool(request.get("stand_by") and request.get("ranks"))
+
+
+class PreforkedProcesses:
+    """The processes of one launcher. part: the folder of the attempt in which it is started."""
+
+    def __init__(self, part: Path, *, num_ranks: int) -> None:
+        self._folder = part / FOLDER
+        self._num_ranks = num_ranks
+        self._num_given = 0
+
+    def prepare(self, request: Mapping[str, Any]) -> None:
+        """Make the folder, before the launcher starts; raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if request.get("alone"):
+            self.give(request)
+        else:
+            self._num_given = 1
+
+    def give(self, request: Mapping[str, Any]) -> None:
+        """Say who they are in the next attempt, which begins by that; raises OSError."""
+        seat = {
+            "words": list(request["stand_by"]["words"]),
+            "ranks": list(request["ranks"]),
+            "world_size": request["stand_by"]["world_size"],
+            "meet": list(request["meet"]),
+            "files": request["rank_files"],
+        }
+        self._num_given += 1
+        write_whole(self._folder / f"seat-{self._num_given}.json", seat)
+        # Not before: one whose rank has left well, and that finds neither, would leave.
+        self.release()
+
+    def hold(self) -> None:
+        """From now on ranks that leave well do not take their processes with them; on a full disk they do."""
+        with contextlib.suppress(OSError):
+            (self._folder / "hold").touch()
+
+    def release(self) -> None:
+        """Take that back."""
+        with contextlib.suppress(OSError):
+            (self._folder / "hold").unlink()
+
+    def leave(self) -> None:
+        """Let those that wait leave; on a full disk they stay, and are ended."""
+        self.release()
+        with contextlib.suppress(OSError):
+            (self._folder / "leave").touch()
+
+    def all_stand(self, launcher: processes.Process) -> bool:
+        """Whether every one of them runs; costs a scan of /proc."""
+        return _standing(launcher) >= {LOCAL_RANK + b"%d" % number for number in range(self._num_ranks)}
+
+    def any_stands(self, launcher: processes.Process) -> bool:
+        """Whether one of them runs; costs a scan of /proc."""
+        return bool(_standing(launcher))
+
+
+def _standing(launcher: processes.Process) -> Set[bytes]:
+    words = [word for process in processes.descendants(launcher.pid) for word in _environment(process.pid)]
+    return {word for word in words if word.startswith(LOCAL_RANK)}
+
+
+def _environment(pid: int) -> List[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has just left
+        return []
+
+
+TAKE_S = 10.0
+"""How long a guard may take to take a part over."""
+END_S = 20.0
+"""How long a guard that rests may take to end all that it holds."""
+LOOK_S = 0.02
+FITTING = ("host", "run_id", "slots", "leases", "env", "program", "devices", "cwd")
+"""What two parts must have in common, for the same processes to serve both."""
+
+
+def may_rest(request: Mapping[str, Any]) -> float:
+    """For how many seconds the guard of a part may rest; 0: not at all."""
+    return float(request["stand_by"]["rest_s"]) if stands_by(request) else 0.0
+
+
+def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Process]) -> None:
+    """Say that this process rests with what it holds; raises OSError. tag: what its processes carry."""
+    me = processes.find(os.getpid())
+    assert me is not None
+    record = {
+        "pid": me.pid,
+        "start_ticks": me.start_ticks,
+        "since": time.time(),
+        "tag": tag,
+        "fits": _fingerprint(request),
+        "holds": [[process.pid, process.start_ticks] for process in (me, *holds)],
+    }
+    write_whole(Path(request["folder"]) / layout_names.RESTING, record)
+
+
+def end(folder: Path) -> None:
+    """Say that nothing is held ready any more."""
+    with contextlib.suppress(FileNotFoundError):
+        (folder / layout_names.RESTING).unlink()
+
+
+def taken(folder: Path) -> Optional[Dict[str, Any]]:
+    """The next part that a guard which rests in `folder` shall take over: {"request", "epoch"}. Nobody else gets it."""
+    try:
+        (folder / layout_names.NEXT).rename(folder / layout_names.HANDED)
+    except OSError:  # there is none, or it was taken back
+        return None
+    return read(folder / layout_names.HANDED) or None
+
+
+def tag_of(request: Mapping[str, Any]) -> str:
+    """The part whose name is in the environment of what serves this one: the one for which it was started."""
+    return str(read(Path(request["folder"]) / layout_names.AGENT_RECORD).get("tag", request["folder"]))
+
+
+def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
+    """What a guard that rests in `folder` holds ready, itself included: pid and start. None: nobody rests there."""
+    record = read(folder / layout_names.RESTING)
+    if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
+        return None
+    return {(int(pid), int(start_ticks)) for pid, start_ticks in record["holds"]}
+
+
+def is_handed(folder: Path) -> bool:
+    """Whether the guard of the part in `folder` went on in another's, with all that it had."""
+    request = read(folder / layout_names.HANDED).get("request")
+    if not isinstance(request, dict):
+        return False
+    before, after = read(folder / layout_names.AGENT_RECORD), read(Path(request["folder"]) / layout_names.AGENT_RECORD)
+    return bool(before) and all(before.get(name) == after.get(name) for name in ("pid", "start_ticks"))
+
+
+def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
+    """Whether a guard that rests on this host has taken this part over. Others of the run that rest are ended: their
+    slots are needed.
+    """
+    folder = Path(request["folder"])
+    if (folder / layout_names.AGENT_RECORD).exists():
+        return False
+    was_taken = False
+    for resting in _resting(folder):
+        guard = read(resting / layout_names.RESTING)
+        if not guard:
+            continue
+        if not was_taken and _fits(request, guard) and _offer(request, resting, guard, epoch=epoch):
+            was_taken = True
+        else:
+            _end_guard(request, resting, guard)
+    return was_taken
+
+
+def _resting(folder: Path) -> List[Path]:
+    """Folders of this host's parts in other attempts in which somebody rests, or has rested until he was killed."""
+    found = (path.parent for path in sorted(folder.parent.parent.glob("*/{}/resting.json".format(folder.name))))
+    return [each for each in found if each != folder]
+
+
+def _fits(request: Mapping[str, Any], guard: Mapping[str, Any]) -> bool:
+    """Whether a guard that rests can serve a part: ranks of hosts that rested meet, their launchers do not."""
+    is_alive = processes.is_alive(guard["pid"], guard["start_ticks"])
+    return is_alive and bool(request.get("alone")) and guard["fits"] == _fingerprint(request)
+
+
+def _offer(request: Mapping[str, Any], resting: Path, guard: Mapping[str, Any], *, epoch: int) -> bool:
+    """Whether the guard that rests there has taken it."""
+    try:
+        # What the cluster file says of the environment may be private: it is the same, and the guard has it.
+        write_whole(resting / layout_names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
+    except OSError:
+        return False
+    if _is_taken(resting, guard):
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        (resting / layout_names.NEXT).unlink()
+        return False
+    return _is_taken(resting, guard)  # it has just begun to
+
+
+def _is_taken(resting: Path, guard: Mapping[str, Any]) -> bool:
+    return any(is_handed(resting) for _ in _moments(TAKE_S, guard))
+
+
+def _end_guard(request: Mapping[str, Any], resting: Path, guard: Mapping[str, Any]) -> None:
+    """End a guard that rests, and all that it holds; also what one that is gone has left."""
+    process = processes.Process(guard["pid"], guard["start_ticks"], 0, "S")
+    processes.send(process, signal.SIGTERM)
+    for _ in _moments(END_S, guard):
+        pass
+    processes.send(process, signal.SIGKILL)
+    processes.end_all(lambda: processes.tagged("{}={}".format(TAG, guard["tag"])))
+    with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
+        forget(dict(request, folder=str(resting)))
+    end(resting)
+
+
+def _moments(limit_s: float, guard: Mapping[str, Any]) -> Iterator[None]:
+    """Moments to look, as long as a guard lives, and one more."""
+    deadline = time.monotonic() + limit_s
+    while processes.is_alive(guard["pid"], guard["start_ticks"]) and time.monotonic() < deadline:
+        yield
+        time.sleep(LOOK_S)
+    yield
+
+
+def _fingerprint(request: Mapping[str, Any]) -> str:
+    """The same for parts that the same processes can serve. A digest: what it is made of may be private."""
+    argv = list(request["argv"])
+    launcher = argv[: argv.index("-m")] if "-m" in argv else argv[:1]
+    kept = {name: request.get(name) for name in FITTING}
+    whole = dict(kept, num_ranks=len(request.get("ranks", ())), launcher=launcher, stand_by=stands_by(request))
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()

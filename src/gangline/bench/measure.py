@@ -1,0 +1,158 @@
+"""What `bench` does: hosts on which ranks can start, then the measurement of their network, or of a job on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.bench.cluster_network import BenchHosts, measure_network
+from gangline.bench.compute import MeasuredSpeeds, Work, measure_compute
+from gangline.bench.scaling import Scaling, Task, measure_scaling
+from gangline.checks.judge import require
+from gangline.context import REAL, Console, Context, Dependencies, StartOptions, load, load_cluster, reached
+from gangline.control.equip import claim, equip
+from gangline.decide.forecast import Outlook, count_architecture, foresee_job, require_startable, training_of
+from gangline.decide.hosts import world_of
+from gangline.decide.inspect import InspectResult, Wish, look
+from gangline.errors import ModelError, UsageError
+from gangline.inventory.measured import Network
+from gangline.planner.architecture import Architecture
+from gangline.planner.calibration import shallow_config
+from gangline.planner.config import UnknownArchitecture, read_architecture
+from gangline.planner.machines import PlannedCluster
+from gangline.planner.plan import make_plan
+from gangline.runs.cluster import Cluster
+from gangline.runs.job import Job
+from gangline.strategies.table import plan_half
+
+ACCESS = Wish(only=("access",), own_worker=False)
+COMPUTE = Wish(only=("access", "versions", "gpus"), anew=False)
+
+
+def bench_network(
+    cluster_path: Path | None, *, home: Path, seconds: float, talk: Console, seams: Dependencies = REAL
+) -> Network:
+    """Measure the network of a cluster and keep it; raises HostUnreachable where a host does not answer."""
+    cluster = load_cluster(cluster_path, home)
+    with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
+        hosts = _hosts(look(cluster, ACCESS, means), cluster, means)
+        return measure_network(hosts, home=home, seconds=seconds, tell=talk.tick)
+
+
+def bench_compute(start: StartOptions, *, seconds: float, talk: Console, seams: Dependencies = REAL) -> MeasuredSpeeds:
+    """Measure how fast the ranks of a cluster compute a job's model, and keep it.
+
+    Raises HostUnreachable where a host does not answer, ModelError where nothing is known of the model's shape.
+    """
+    job, cluster = load(start)
+    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+        sight = look(cluster, COMPUTE, means)
+        work = _work(job, sight, means)
+        hosts = _hosts(sight, cluster, means, job=job)
+        return measure_compute(hosts, work, home=start.home, seconds=seconds, tell=talk.tick)
+
+
+def bench_scaling(start: StartOptions, *, seconds: float, talk: Console, seams: Dependencies = REAL) -> Scaling:
+    """Measure how fast the hosts of a cluster train a job alone, and together; nothing is kept.
+
+    Raises HostUnreachable where a host does not answer, DoesNotFit where the job has no room, UsageError where there is
+    nothing to compare, or not enough work for every rank.
+    """
+    job, cluster = load(start)
+    _require_several(cluster)
+    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+        sight = look(cluster, COMPUTE, means)
+        task = _task(job, sight, means)
+        hosts = _hosts(sight, cluster, means, job=job)
+        return measure_scaling(hosts, task, seconds=seconds, tell=talk.tick)
+
+
+def _require_several(cluster: Cluster) -> None:
+    if len(cluster.hosts) < 2:
+        raise UsageError(
+            "bench scaling compares several hosts with each alone",
+            seen=f"{cluster.name} has one host, {cluster.head.name}",
+            fix="name a cluster of several: gangline bench scaling JOB --cluster cluster.yaml; "
+            "for the speed of one: gangline bench compute JOB",
+        )
+
+
+def _task(job: Job, sight: InspectResult, means: Context) -> Task:
+    """The job with the ranks and shares that a run would have."""
+    outlook, _ = _foreseen(job, sight, means)
+    if outlook.runnable is None:
+        require_startable(job, outlook)
+    job = outlook.settled(job)
+    _require_work(job, sight.cluster)
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
+    plan = make_plan(job, sight.cluster, gpus, option=outlook.runnable)
+    _require_whole(plan.strategy)
+    assert outlook.config is not None
+    return Task(job=job, config=outlook.config, ranks=plan.gang("bench-scaling", 1))
+
+
+def _require_whole(strategy: str) -> None:
+    """Each host is measured alone, so each has to hold the model."""
+    why = plan_half(strategy).not_alone
+    if not why:
+        return
+    raise UsageError(
+        "bench scaling measures hosts that hold the model and exchange gradients in every step",
+        seen=f"strategy: {strategy}, {why}",
+        fix="write strategy: ddp to see what that would reach on this network, if the model fits",
+    )
+
+
+def _require_work(job: Job, cluster: Cluster) -> None:
+    count, num_ranks = job.batch // job.micro_batch, sum(host.slots for host in cluster.hosts)
+    if count < num_ranks:
+        raise UsageError(
+            f"a step of this job has too little work for {num_ranks} ranks",
+            seen=f"batch {job.batch} = {count} micro-batches of {job.micro_batch}",
+            fix=f"gangline bench scaling JOB batch={num_ranks * 4 * job.micro_batch}, or a smaller micro_batch",
+        )
+
+
+def _hosts(sight: InspectResult, cluster: Cluster, means: Context, *, job: Job | None = None) -> BenchHosts:
+    """Hosts with an environment in which ranks can start; raises where a check fails."""
+    require(sight.findings)
+    claim(cluster, means)
+    ready = equip(sight, means, job=job)
+    return BenchHosts(
+        cluster=ready.cluster, inventory=sight.inventory, transports=means.transports, networks=ready.networks
+    )
+
+
+def _work(job: Job, sight: InspectResult, means: Context) -> Work:
+    """What is measured: the job, with what it leaves open as a plan would decide it now, on two of its layers."""
+    outlook, world = _foreseen(job, sight, means)
+    assert outlook.verdict is not None
+    assert outlook.config is not None
+    job = outlook.settled(job)
+    config = shallow_config(outlook.config)
+    return Work(
+        job=job,
+        training=training_of(job, world),
+        whole=outlook.verdict.question.architecture,
+        copy=_shape(config, means),
+        copy_config=config,
+    )
+
+
+def _foreseen(job: Job, sight: InspectResult, means: Context) -> tuple[Outlook, PlannedCluster]:
+    """What a plan would decide, which needs the shape of the model; raises ModelError where that is not known."""
+    world = world_of(sight.cluster, sight.inventory, means.home)
+    outlook = foresee_job(job, world, means)
+    if outlook.verdict is None or outlook.config is None:
+        raise outlook.error or ModelError(
+            "nothing can be measured without the shape of the model",
+            seen=outlook.unknown,
+            fix="put the model's config.json into a folder, and name it: model: FOLDER",
+        )
+    return outlook, world
+
+
+def _shape(config: dict[str, object], means: Context) -> Architecture:
+    try:
+        return read_architecture(config)
+    except UnknownArchitecture:
+        return count_architecture(config, means)

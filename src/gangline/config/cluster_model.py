@@ -1,0 +1,124 @@
+"""The words of `cluster.yaml`: every key, its type, its default and what it is for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gangline.config.fields import (
+    ADDRESS,
+    DESTINATION,
+    HOST_KEY,
+    HOST_PATH,
+    LOADABLE,
+    PORTS,
+    ROOT_PATH,
+    Count,
+    Name,
+    NotNegative,
+    OneOrMore,
+    OrNone,
+    Section,
+    Shorthand,
+    Text,
+)
+
+NONE = OrNone()
+SSH_FIX = "write, for example, `ssh: alice@192.168.1.10`, or a name of your ssh_config; `port` is a key of its own"
+SHARED_FIX = "write the whole path, such as /mnt/nas"
+KEY_FIX = "delete the line, then gangline init --pin CLUSTER reads the key and writes it"
+KIND_FIX = "write `locked`, or a mapping with one of the keys lock, conda, modules, apptainer, python"
+
+
+class EnvironmentWords(Section):
+    """Where the Python of a host comes from: the bare word `locked`, or one of the keys below."""
+
+    kind: Annotated[Literal["locked"] | None, Field(json_schema_extra={"x-fix": KIND_FIX})] = None
+    """`locked`: a virtual environment that gangline builds on the host, from the lock that comes with it."""
+    lock: Annotated[Text | None, Field(examples=["./requirements.lock"])] = None
+    """The same from a lock of your own: a file on this computer."""
+    conda: Annotated[str | None, Field(pattern=HOST_PATH, examples=["/opt/conda/envs/train"])] = None
+    """Folder of a conda environment on the host."""
+    modules: Annotated[
+        Annotated[list[Annotated[str, Field(pattern=LOADABLE)]], Field(min_length=1), OneOrMore()] | None,
+        Field(examples=[["cuda/12.8", "python/3.12"]]),
+    ] = None
+    """What `module load` puts in place on the host, in this order."""
+    apptainer: Annotated[str | None, Field(pattern=HOST_PATH, examples=["/images/train.sif"])] = None
+    """An Apptainer image on the host."""
+    python: Text | None = None
+    """A Python on the host: alone, or the one behind `modules` or inside the image (left out: python3)."""
+
+
+class HostWords(Section):
+    """One machine. A bare name stands for `name`."""
+
+    name: Annotated[Name, Field(examples=["my-pc"])]
+    """What the host is called in plans, logs and folders. `localhost` and this computer's own name mean this one."""
+    transport: Literal["local", "ssh"] | None = None
+    """`local`: the host is this computer, whatever it is called; several hosts may be. Left out: `ssh`, but `local` for
+    a host that is named like this computer and has none of `ssh`, `port` and `host_key`."""
+    ssh: Annotated[str | None, Field(pattern=DESTINATION, json_schema_extra={"x-fix": SSH_FIX})] = None
+    """What `ssh` is told; left out: the name. Your ssh_config counts as it is."""
+    port: Annotated[int | None, Field(ge=1, le=65535, examples=[2222])] = None
+    """Port of its sshd; left out: as ssh_config says."""
+    host_key: Annotated[str | None, Field(pattern=HOST_KEY, json_schema_extra={"x-fix": KEY_FIX})] = None
+    """The one key of its sshd that is trusted. `gangline init` writes it."""
+    workdir: Text | None = None
+    """Folder on the host for everything that gangline writes there. Left out: `~/gangline` on a host over SSH,
+    `hosts/<name>` in gangline's home on this computer."""
+    python: Text | None = None
+    """A Python on the host that has gangline[train] installed, in place of `environment`. On this computer, where
+    neither is given: the one that runs gangline."""
+    environment: Annotated[
+        Annotated[EnvironmentWords, Shorthand("kind")] | None, Field(json_schema_extra={"x-fix": KIND_FIX})
+    ] = None
+    """Where its Python comes from; left out: what the cluster says, or `locked` on a host over SSH."""
+    address: Annotated[str | None, Field(pattern=ADDRESS, examples=["192.168.1.10"])] = None
+    """Where the other hosts reach this one: best an IP address. Left out: the IP address in `ssh` or `name`;
+    127.0.0.1 where all hosts are this computer."""
+    interface: Annotated[Name | None, NONE] = None
+    """Network interface for the traffic between ranks; `none`: found out at each start from the address."""
+    slots: Count = 1
+    """Ranks that run here: one for each GPU."""
+    share: Annotated[NotNegative | None, NONE] = None
+    """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1.
+    Give it for every host or for none. Where it is given, shares stay as they are; left out, they are measured at the
+    start and follow the machines. In a pipeline the work is layers (of several pipelines
+    micro-batches, too), which stay on their host in any case."""
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """For trials: ranks here take this many times as long."""
+    env: dict[Text, str | int | float | bool] = Field(default={})
+    """Environment variables of the ranks here. Never a secret: this file is copied into the run."""
+
+
+class ClusterWords(Section):
+    """The machines of a run."""
+
+    name: Name | None = None
+    """What the cluster is called; left out: the name of the file."""
+    hosts: Annotated[
+        list[Annotated[HostWords, Shorthand("name")]],
+        Field(min_length=1, examples=[[{"name": "my-pc", "transport": "local"}]]),
+    ]
+    """The hosts; the first is the head, which has rank 0."""
+    environment: Annotated[
+        Annotated[EnvironmentWords, Shorthand("kind")] | None, Field(json_schema_extra={"x-fix": KIND_FIX})
+    ] = None
+    """The same as at a host, for every host that has none of its own."""
+    shared: Annotated[
+        list[Annotated[str, Field(pattern=ROOT_PATH, json_schema_extra={"x-fix": SHARED_FIX})]],
+        OneOrMore(),
+        Field(examples=[["/mnt/nas"]]),
+    ] = Field(default=[])
+    """Folders that are one and the same on all hosts: what lies in them is used where it is, not copied."""
+    ports: Annotated[str | None, Field(pattern=PORTS, examples=["29500-29599"])] = None
+    """Range from which the port is taken where the ranks meet, for a firewall that lets only these through. Left out:
+    any free port."""
+    supervisor: Literal["auto", "head", "here"] = "auto"
+    """Where the process lives that looks after a run: on the head, or on this computer. `auto`: on the head, if it
+    reaches the other hosts by ssh."""
+    backend: Annotated[Name, Field(examples=["direct", "mpirun"])] = "direct"
+    """What starts gangline on the hosts. `direct`: one ssh connection per host. `mpirun`: one OpenMPI `mpirun` on the
+    head. Other packages may add more."""

@@ -1,0 +1,579 @@
+"""From the words of `job.yaml` to the resolved job: paths, defaults, and the rules between keys."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gangline.config.job_model import EvaluationSourceWords, JobWords, OptimizerWords, SourceWords, resolve_report
+from gangline.config.mistakes import (
+    KeyPath,
+    absolute,
+    find_files,
+    listed,
+    nearest,
+    quote,
+    what_is_there,
+    what_was_meant,
+)
+from gangline.config.strategy_model import check_strategy, resolve_strategy
+from gangline.config.validate import Checked
+from gangline.config.zero import resolve_deepspeed
+from gangline.exporters import EXPORTERS
+from gangline.formats import FORMATS
+from gangline.runs.gang import nearby, whole_counts
+from gangline.runs.job import (
+    CheckpointJob,
+    DataJob,
+    EvaluationJob,
+    FailureJob,
+    Job,
+    MethodJob,
+    ModelJob,
+    OptimizerJob,
+    ReportJob,
+    ScheduleJob,
+    SourceJob,
+)
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import STRATEGIES
+from gangline.units import format_duration, parse_duration
+
+# From the words of `failures:` to what is done when a part of the gang fails.
+
+
+LONGEST_WAIT_S = 86400.0
+
+
+def resolve_failures(checked: Checked[JobWords]) -> FailureJob:
+    """What the words mean; what is off is recorded in `checked`."""
+    words = checked.words.failures
+    wait_s = parse_duration(words.wait)
+    if wait_s > LONGEST_WAIT_S:
+        checked.report(
+            ("failures", "wait"),
+            seen=f"a wait of {format_duration(wait_s)}",
+            expected="24h at the most",
+            fix="write a shorter time, such as 10m: with take_back, a host that answers later joins again",
+        )
+    _check_restarts(checked)
+    if words.take_back and not words.without and "take_back" in words.model_fields_set:
+        checked.report(
+            ("failures", "take_back"),
+            seen="take_back, but the run never goes on without a host (without: false)",
+            expected="take_back with without: true only",
+            fix="delete it, or write `without: true`",
+            reads=(("failures", "without"),),
+        )
+    return FailureJob(
+        restarts=words.restarts,
+        wait_s=wait_s,
+        without=words.without,
+        take_back=words.take_back,
+        smaller_micro_batch=words.smaller_micro_batch,
+    )
+
+
+def _check_restarts(checked: Checked[JobWords]) -> None:
+    """Without restarts the other keys say nothing."""
+    words = checked.words.failures
+    for key in ("wait", "without", "take_back", "smaller_micro_batch"):
+        if words.restarts == 0 and key in words.model_fields_set:
+            checked.report(
+                ("failures", key),
+                seen=f"{key}, but the first failure ends the run (restarts: 0)",
+                expected=f"{key} with restarts of 1 or more",
+                fix=f"delete {key}, or write more restarts",
+                reads=(("failures", "restarts"),),
+            )
+
+
+# `data.train` and `data.eval`: from the user's words to files and hub data sets.
+
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_HUB = "hub:"
+_HUB_SHORT = re.compile(
+    r"hub:(?P<hub>[^/@#\s]+(/[^/@#\s]+)?)(/(?P<config>[^/@#\s]+))?(@(?P<revision>[^@#\s]+))?(#(?P<split>[^@#\s]+))?"
+)
+
+
+def resolve_source(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, folder: Path) -> SourceJob | None:
+    """Files found, or the hub data set taken apart; None, with mistakes recorded, where that cannot be done."""
+    if source.files is None and source.hub is None:
+        checked.report(
+            key,
+            seen="neither files nor a hub data set",
+            expected="one of the two",
+            fix=f"write, for example, `{key[-1]}: rows.jsonl` or `{key[-1]}: hub:owner/name`",
+        )
+        return None
+    if source.files is not None and source.hub is not None:
+        checked.report(
+            (*key, "hub"), seen="files and a hub data set", expected="one of the two", fix="delete one of the keys"
+        )
+        return None
+    files = source.files or []
+    if len(files) == 1 and files[0].startswith(_HUB):
+        short = _taken_apart(checked, key, files[0])
+        return _hub(checked, key, short) if short else None
+    return _hub(checked, key, source) if source.hub else _files(checked, key, source, folder=folder)
+
+
+def _taken_apart(checked: Checked[JobWords], key: KeyPath, text: str) -> SourceWords | None:
+    match = _HUB_SHORT.fullmatch(text)
+    if match:
+        return SourceWords.model_validate(match.groupdict())
+    checked.report(
+        (*key, "files"),
+        seen=quote(text),
+        expected="hub:owner/name[/config][@revision][#split]",
+        fix="write, for example, hub:openai/gsm8k/main@v1#train",
+    )
+    return None
+
+
+def _hub(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> SourceJob | None:
+    name = source.hub or ""
+    words = {"hub": name, "config": source.config, "split": source.split, "revision": source.revision}
+    good = True
+    for part, value in words.items():
+        pattern = HUB_NAME if part == "hub" else REVISION
+        if value is not None and not pattern.fullmatch(value):
+            good = False
+            checked.report(
+                (*key, part),
+                seen=quote(value),
+                expected="letters, digits, `.`, `_` and `-`, beginning with a letter or a digit",
+                fix="copy the name from the data set's page on the hub",
+            )
+    if key[-1] == "eval" and source.split is None:
+        good = False
+        checked.report(
+            key,
+            seen="a hub data set without its split",
+            expected="the split to evaluate on, so that it is not the one that is trained on",
+            fix="add the split, such as `hub:owner/name#test` or `split: test`",
+        )
+    if not good:
+        return None
+    return SourceJob(
+        hub=name, hub_config=source.config, split=source.split or "train", revision=source.revision, files=()
+    )
+
+
+def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, folder: Path) -> SourceJob | None:
+    good = _refuse_hub_keys(checked, key, source)
+    found: list[str] = []
+    for index, text in enumerate(source.files or ()):
+        place = checked.document.located((*key, "files", index))
+        base = Path.cwd() if checked.document.from_command_line(place) else folder
+        files = find_files(text, base) if not text.startswith(_HUB) else []
+        found += map(str, files)
+        if files:
+            continue
+        path = absolute(text, base)
+        if not (checked.needs_data or text.startswith(_HUB) or path.exists()):
+            found.append(str(path))
+            continue
+        good = False
+        if text.startswith(_HUB):
+            seen, fix = "a hub data set among files", "give a hub data set alone, or files alone"
+        else:
+            seen, fix = what_is_there(text, base), what_was_meant(text, base)
+        checked.report(place, seen=seen, expected="files to read", fix=fix)
+    return SourceJob(files=tuple(dict.fromkeys(found))) if good else None
+
+
+def _refuse_hub_keys(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> bool:
+    good = True
+    for part in ("config", "split", "revision"):
+        if getattr(source, part) is not None:
+            good = False
+            checked.report(
+                (*key, part), seen="a key for a hub data set beside files", expected="files alone", fix="delete it"
+            )
+    return good
+
+
+def resolve_evaluation(
+    checked: Checked[JobWords], source: EvaluationSourceWords | None, *, folder: Path
+) -> tuple[SourceJob | None, float]:
+    """The evaluation rows: a source of their own, or a fraction of the training rows."""
+    key: KeyPath = ("data", "eval")
+    if source is None:
+        return None, 0.0
+    if source.fraction is None:
+        return resolve_source(checked, key, source, folder=folder), 0.0
+    if source.files or source.hub:
+        checked.report(
+            (*key, "fraction"), seen="a fraction and a source", expected="one of the two", fix="delete one of the keys"
+        )
+    return None, source.fraction
+
+
+# Number formats that do not go together, whatever the machines are.
+
+
+def check_precision(checked: Checked[JobWords]) -> None:
+    """`precision.parameters` beside `precision.compute`; where that is `auto`, the plan finds out what it is."""
+    compute, parameters = checked.words.precision.compute, checked.words.precision.parameters
+    if (compute, parameters) == ("fp64", "fp32"):
+        checked.report(
+            ("precision", "parameters"),
+            seen="fp32 for trained weights (compute: fp64)",
+            expected="fp64, as `auto` takes it: products in fp64 of weights that are rounded to fp32 are pointless",
+            fix="delete it, or write `compute: fp32`",
+            reads=(("precision", "compute"),),
+        )
+    if (compute, parameters) == ("fp16", "compute"):
+        checked.report(
+            ("precision", "parameters"),
+            seen="fp16 for trained weights (compute: fp16)",
+            expected="fp32, as `auto` takes it: in fp16 updates smaller than 6e-8 vanish",
+            fix="delete it, or write `compute: bf16`",
+            reads=(("precision", "compute"),),
+        )
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) -> Job:
+    """The job that the words mean. Raises SpecError with all mistakes of the file.
+
+    folder: where relative paths of the file begin.
+    """
+    words = checked.words
+    _check_batch(checked)
+    _check_lengths(checked)
+    _check_method(checked)
+    check_strategy(checked)
+    check_precision(checked)
+    _check_exchange(checked)
+    _check_schedule(checked)
+    _check_evaluation(checked)
+    model = _model(checked, folder=folder)
+    data = _data(checked, folder=folder)
+    optimizer = _optimizer(checked)
+    failures = resolve_failures(checked)
+    report = resolve_report(checked)
+    strategy = resolve_strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
+    checked.document.mistakes.raise_if_any()
+    return Job(
+        name=words.name or default_name,
+        model=model,
+        data=data,
+        batch=words.batch.exact or words.batch.about or 1,
+        micro_batch=words.micro_batch or 1,
+        method=MethodJob(
+            kind=words.method.kind,
+            bits=words.method.bits,
+            rank=words.method.rank,
+            alpha=float(words.method.alpha),
+            dropout=float(words.method.dropout),
+            targets=tuple(words.method.targets),
+        ),
+        epochs=None if words.steps else float(words.epochs or 1),
+        steps=words.steps,
+        seed=words.seed,
+        precision=words.precision.compute,
+        parameters=words.precision.parameters,
+        activation_checkpointing=words.activation_checkpointing or False,
+        activation_offloading=words.activation_offloading,
+        strategy=strategy,
+        exchange="fp32" if words.exchange == "auto" else words.exchange,
+        optimizer=optimizer,
+        schedule=ScheduleJob(
+            kind=words.schedule.kind,
+            warmup_steps=words.schedule.warmup_steps,
+            final_ratio=float(words.schedule.final_ratio),
+        ),
+        evaluation=EvaluationJob(**words.evaluation.model_dump()),
+        checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
+        failures=failures,
+        report=report,
+        max_skipped_steps=words.max_skipped_steps,
+        open=_open(words),
+        plugins=_plugins(data, report, strategy.kind),
+    )
+
+
+def _plugins(data: DataJob, report: ReportJob, kind: str) -> dict[str, str]:
+    """The packages of all plug-ins that a job names, with their versions."""
+    strategy = None if kind == AUTO else STRATEGIES.plugin(kind)
+    named = [FORMATS.plugin(data.format), *map(EXPORTERS.plugin, report.exporters), strategy]
+    return {plugin.package: plugin.version for plugin in named if plugin is not None}
+
+
+def _check_batch(checked: Checked[JobWords]) -> None:
+    batch, micro_batch = checked.words.batch, checked.words.micro_batch or 1
+    low, high = nearby(batch.about or 1)
+    if batch.exact is not None and batch.about is not None:
+        checked.report(("batch",), seen="both exact and about", expected="one of them", fix="delete one")
+    elif batch.exact is not None:
+        _check_whole(checked, batch.exact, micro_batch)
+    elif batch.about is None:
+        checked.report(
+            ("batch",),
+            seen="neither exact nor about",
+            expected="one of them",
+            fix="write `batch: 32`, or `batch: {about: 32}`",
+        )
+    elif not whole_counts(batch.about, micro_batch):
+        checked.report(
+            ("batch", "about"),
+            seen=f"about {batch.about}, which is {low} to {high} samples",
+            expected=f"a whole number of micro-batches of {micro_batch} among these",
+            fix=f"write about: {micro_batch} or more, or a smaller micro_batch, or micro_batch: auto",
+            reads=(("micro_batch",),),
+        )
+
+
+def _check_whole(checked: Checked[JobWords], batch: int, micro_batch: int) -> None:
+    if remainder := batch % micro_batch:
+        below, above = batch - remainder, batch - remainder + micro_batch
+        near = f"{below} or {above}" if below else str(above)
+        checked.report(
+            ("batch", "exact"),
+            seen=f"{batch} samples, which is {batch / micro_batch:.3g} micro-batches",
+            expected=f"a whole number of micro-batches of {micro_batch}",
+            fix=f"write batch: {near}, or choose a micro_batch that divides {batch}, or micro_batch: auto",
+            reads=(("micro_batch",),),
+        )
+
+
+def _check_lengths(checked: Checked[JobWords]) -> None:
+    words = checked.words
+    if words.epochs is not None and words.steps is not None:
+        checked.report(
+            ("steps",), seen="both epochs and steps", expected="one of them", fix="delete one", reads=(("epochs",),)
+        )
+    if words.steps is not None and words.schedule.warmup_steps > words.steps:
+        checked.report(
+            ("schedule", "warmup_steps"),
+            seen=f"a warm-up of {words.schedule.warmup_steps} steps in a run of {words.steps}",
+            expected=f"{words.steps} at the most",
+            fix=f"write a shorter warm-up, such as {max(1, words.steps // 10)}, or more steps",
+            reads=(("steps",),),
+        )
+
+
+def _check_method(checked: Checked[JobWords]) -> None:
+    method = checked.words.method
+    if method.kind == "full":
+        kind_fix = "write `kind: full` as `kind: lora`" if checked.wrote("method", "kind") else "add `kind: lora`"
+        for key in ("rank", "alpha", "dropout", "targets"):
+            if key in method.model_fields_set:
+                checked.report(
+                    ("method", key),
+                    seen=f"{key}, but every weight is trained (kind: full)",
+                    expected=f"{key} with kind: lora or kind: qlora only",
+                    fix=f"{kind_fix}, or delete {key}",
+                    reads=(("method", "kind"),),
+                )
+    if "bits" in method.model_fields_set and method.kind != "qlora":
+        checked.report(
+            ("method", "bits"),
+            seen=f"bits, but frozen weights are as they are (kind: {method.kind})"
+            if method.kind == "lora"
+            else "bits, but every weight is trained (kind: full)",
+            expected="bits with kind: qlora only",
+            fix="write `kind: qlora`, or delete bits",
+            reads=(("method", "kind"),),
+        )
+    if "all-linear" in method.targets and len(method.targets) > 1:
+        checked.report(
+            ("method", "targets"),
+            seen="all-linear beside other names",
+            expected="all-linear alone, or names",
+            fix="write `targets: all-linear`, or delete all-linear from the list",
+        )
+
+
+def _open(words: JobWords) -> tuple[str, ...]:
+    found = ["batch"] if words.batch.about is not None else []
+    found += [key for key in ("micro_batch", "activation_checkpointing") if getattr(words, key) is None]
+    return (*found, "exchange") if words.exchange == "auto" else tuple(found)
+
+
+def _check_exchange(checked: Checked[JobWords]) -> None:
+    """`auto` is never wrong: the plan then finds that there is nothing to gain."""
+    words = checked.words
+    if words.exchange != "bf16":
+        return
+    seen, expected, read = "", "", ("precision", "compute")
+    if words.precision.compute == "fp64":
+        seen, expected = "gradients in bf16 in a run in fp64", "gradients as they are, or less exact weights"
+    elif words.precision.parameters == "compute" and words.precision.compute != "fp32":
+        seen, expected = "bf16 for gradients that are no wider", "bf16 with trained weights in fp32"
+        read = ("precision", "parameters")
+    if seen:
+        checked.report(("exchange",), seen=seen, expected=expected, fix="delete it", reads=(read,))
+
+
+def _check_schedule(checked: Checked[JobWords]) -> None:
+    schedule = checked.words.schedule
+    if schedule.kind == "constant" and "final_ratio" in schedule.model_fields_set:
+        checked.report(
+            ("schedule", "final_ratio"),
+            seen="a final rate in a constant schedule",
+            expected="final_ratio with kind: linear or kind: cosine",
+            fix="delete it, or choose another kind",
+            reads=(("schedule", "kind"),),
+        )
+
+
+def _check_evaluation(checked: Checked[JobWords]) -> None:
+    if checked.words.data.eval is not None:
+        return
+    for key in ("every_steps", "max_samples"):
+        if getattr(checked.words.evaluation, key) is not None:
+            checked.report(
+                ("evaluation", key),
+                seen="a rule for evaluation, but there are no rows to evaluate on",
+                expected="data.eval beside it",
+                fix="add `eval: 0.05` (or a file) under `data`, or delete this key",
+                reads=(("data", "eval"),),
+            )
+
+
+def _model(checked: Checked[JobWords], *, folder: Path) -> ModelJob:
+    words = checked.words.model
+    key: KeyPath = ("model", "path")
+    base = Path.cwd() if checked.document.from_command_line(key) else folder
+    path = absolute(words.path, base)
+    name = words.path
+    if path.is_dir():
+        name = str(path)
+        _check_folder_model(checked)
+    elif words.path.startswith((".", "/", "~")) or path.exists() or words.path.count("/") > 1:
+        is_file = path.exists()
+        checked.report(
+            key,
+            seen=f"{quote(words.path)} is a file" if is_file else f"there is no folder {quote(words.path)}",
+            expected="a folder with a model",
+            fix="name the folder that holds the model's config.json"
+            if is_file
+            else what_was_meant(words.path, base, folders=True),
+        )
+    else:
+        _check_hub_model(checked)
+    return ModelJob(
+        path=name,
+        revision=words.revision,
+        trust_remote_code=words.trust_remote_code,
+        start=words.start,
+        attention=words.attention,
+    )
+
+
+def _check_folder_model(checked: Checked[JobWords]) -> None:
+    if checked.words.model.revision is not None:
+        checked.report(
+            ("model", "revision"),
+            seen="a revision of a folder",
+            expected="a revision for a model of the hub only",
+            fix="delete it",
+            reads=(("model", "path"),),
+        )
+
+
+def _check_hub_model(checked: Checked[JobWords]) -> None:
+    words = checked.words.model
+    if not HUB_NAME.fullmatch(words.path):
+        checked.report(
+            ("model", "path"),
+            seen=quote(words.path),
+            expected="a folder, or owner/name of a model on the hub",
+            fix="write a path that begins with ./ for a folder, or copy the name from the model's page",
+        )
+    revision = words.revision
+    if revision is not None and not REVISION.fullmatch(revision):
+        checked.report(
+            ("model", "revision"),
+            seen=quote(revision),
+            expected="a branch, a tag or a commit",
+            fix="copy it from the model's page, under Files and versions",
+        )
+    elif words.trust_remote_code and not (revision and _COMMIT.fullmatch(revision)):
+        checked.report(
+            ("model", "trust_remote_code"),
+            seen=f"the revision {quote(revision)}" if revision else "no revision",
+            expected="a full commit (40 hexadecimal digits): code that you have not read may come with any other",
+            fix="read the model's code on the hub and write its commit as `revision`, or delete trust_remote_code",
+            reads=(("model", "path"), ("model", "revision")),
+        )
+
+
+def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
+    words = checked.words.data
+    train = resolve_source(checked, ("data", "train"), words.train, folder=folder)
+    evaluation, fraction = resolve_evaluation(checked, words.eval, folder=folder)
+    _check_fields(checked)
+    whole = FORMATS[words.format].whole
+    if not whole and words.overlong == "split":
+        checked.report(
+            ("data", "overlong"),
+            seen=f"split with format: {words.format}",
+            expected="truncate or fail: half an answer without its question teaches nothing",
+            fix="write `overlong: truncate` or `overlong: fail`",
+            reads=(("data", "format"),),
+        )
+    return DataJob(
+        train=train or SourceJob(),
+        evaluation=evaluation,
+        evaluation_fraction=float(fraction),
+        format=words.format,
+        fields=dict(words.fields),
+        sequence_length=words.sequence_length,
+        packing=words.packing,
+        overlong=words.overlong or ("split" if whole else "truncate"),
+        skip_bad_rows=words.skip_bad_rows,
+    )
+
+
+def _check_fields(checked: Checked[JobWords]) -> None:
+    words = checked.words.data
+    roles = FORMATS[words.format].roles
+    for role in words.fields:
+        if role in roles:
+            continue
+        owners = [name for name, known in FORMATS.built_in.items() if role in known.roles]
+        meant = nearest(role, roles)
+        fix = f"did you mean {quote(meant)}?" if meant else "write role: column, such as {" + roles[0] + ": my_column}"
+        if owners:
+            fix = f"{role} is a role of format: {owners[0]}; choose that format, or rename the role"
+        elif words.fields[role] in roles:
+            fix = f"turn it round: {words.fields[role]}: {role} (role: column)"
+        checked.report(
+            ("data", "fields", role),
+            seen=f"{quote(role)} is no role of format: {words.format}",
+            expected=f"roles out of {listed(roles)}" if len(roles) > 1 else f"the role {roles[0]}",
+            fix=fix,
+            reads=(("data", "format"),),
+        )
+
+
+def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
+    words: OptimizerWords = checked.words.optimizer
+    beta1, beta2 = words.betas or (words.beta1, words.beta2)
+    for key in ("beta1", "beta2"):
+        if words.betas and key in words.model_fields_set:
+            checked.report(
+                ("optimizer", key),
+                seen=f"both betas and {key}",
+                expected="betas, or beta1 and beta2",
+                fix=f"delete {key}",
+                reads=(("optimizer", "betas"),),
+            )
+    return OptimizerJob(
+        kind=words.kind,
+        learning_rate=float(words.learning_rate),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        epsilon=float(words.epsilon),
+        weight_decay=float(words.weight_decay),
+        clip_norm=None if words.clip_norm is None else float(words.clip_norm),
+    )

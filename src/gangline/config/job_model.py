@@ -1,0 +1,479 @@
+"""The words of `job.yaml`: every key, its type, its default and what it is for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, create_model
+
+from gangline.config.fields import (
+    DURATION,
+    Count,
+    ModuleName,
+    Name,
+    NotNegative,
+    OneOrMore,
+    OrNone,
+    OrWord,
+    Positive,
+    RowOf,
+    Section,
+    Shorthand,
+    Text,
+)
+from gangline.config.mistakes import listed, nearest, quote
+from gangline.config.validate import Checked, expected_words, fragment_at, seen_words
+from gangline.exporters import EXPORTERS, Exporter
+from gangline.formats import FORMATS
+from gangline.runs.job import ReportJob
+from gangline.strategies.base import AUTO as CHOOSE
+from gangline.strategies.table import ALONE, STRATEGIES
+
+# The words below `report`: every exporter of metrics by its name, checked by its own dataclass of options.
+
+
+@functools.cache
+def section_of(options: type) -> type[Section]:
+    """The words for a dataclass of options: its fields, with `help` and `pattern` of their metadata."""
+    hints = typing.get_type_hints(options)
+    fields: dict[str, Any] = {}
+    for each in dataclasses.fields(options):
+        default = ... if each.default is dataclasses.MISSING else each.default
+        if each.default_factory is not dataclasses.MISSING:
+            default = each.default_factory()
+        words = Field(
+            default,
+            description=each.metadata.get("help"),
+            pattern=each.metadata.get("pattern"),
+            examples=each.metadata.get("examples"),
+        )
+        fields[each.name] = (hints[each.name], words)
+    return create_model(options.__name__, __base__=Section, __doc__=options.__doc__, **fields)
+
+
+def _words(exporter: Exporter) -> tuple[Any, Any]:
+    """The type and the default of a built-in exporter's key: a switch, or its options and `none`."""
+    fields = dataclasses.fields(exporter.options)
+    if not fields:
+        return bool, Field(exporter.default, description=exporter.help)
+    section: Any = section_of(exporter.options)
+    options = Annotated[section, Shorthand(fields[0].name)]
+    examples = fields[0].metadata.get("examples")
+    return Annotated[options | None, OrNone(), Field(examples=examples)], Field(None, description=exporter.help)
+
+
+class _ReportWords(Section):
+    """Where figures go besides the run's own metrics.jsonl. The exporter of a plug-in is a key here, too: `true`, or a
+    mapping of its options.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+
+if TYPE_CHECKING:
+    ReportWords = _ReportWords
+else:
+    ReportWords = create_model(
+        "ReportWords",
+        __base__=_ReportWords,
+        __doc__=_ReportWords.__doc__,
+        **{name: _words(exporter) for name, exporter in EXPORTERS.built_in.items()},
+    )
+
+
+def resolve_report(checked: Checked[Any]) -> ReportJob:
+    """The exporters of a job with their options. Mistakes in a plug-in's options are recorded; raises PluginError."""
+    words: Section = checked.words.report
+    found: dict[str, dict[str, Any]] = {}
+    for name in EXPORTERS.built_in:
+        value = getattr(words, name)
+        if value not in (None, False):
+            found[name] = {} if value is True else value.model_dump()
+    for name, value in (words.model_extra or {}).items():
+        if name not in EXPORTERS:
+            _report_unknown(checked, name)
+        elif value not in (None, False, "none"):
+            found[name] = _options(checked, name, value)
+    return ReportJob(exporters=found)
+
+
+def _report_unknown(checked: Checked[Any], name: str) -> None:
+    near = nearest(name, EXPORTERS)
+    fix = f"did you mean {quote(near)}?" if near else "delete it, or install the package that brings it"
+    expected = f"one of {listed(list(EXPORTERS))}"
+    checked.report(("report", name), seen="there is no such exporter", expected=expected, fix=fix)
+
+
+def _options(checked: Checked[Any], name: str, value: Any) -> dict[str, Any]:
+    options = EXPORTERS[name].options
+    kind, names = section_of(options), [each.name for each in dataclasses.fields(options)]
+    given = {} if value is True else value if isinstance(value, dict) else {(names or ["value"])[0]: value}
+    try:
+        return kind.model_validate(given).model_dump()
+    except ValidationError as error:
+        schema = kind.model_json_schema()
+        for detail in error.errors(include_url=False):
+            path, fragment = detail["loc"], fragment_at(schema, detail["loc"]) or {}
+            seen, expected = seen_words(detail["input"]), expected_words(schema, fragment, value=detail["input"])
+            fix = f"write a value of that kind; `gangline plugins` names the package that brings {name}"
+            if detail["type"] == "missing":
+                seen, fix = "this key is missing", f"add it: `{path[-1]}: ...` below {name}"
+                expected = expected_words(schema, fragment)
+            elif detail["type"] == "extra_forbidden":
+                near = nearest(str(path[-1]), names)
+                seen, expected = "there is no such key", f"an option of {name}: {listed(names) or 'it has none'}"
+                fix = f"did you mean {quote(near)}?" if near else "delete it"
+            checked.report(("report", name, *path), seen=seen, expected=expected, fix=fix)
+        return {}
+
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+PrecisionName = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
+NONE = OrNone()
+AUTO = OrNone("auto")
+WAIT_FIX = "write a number and its unit, such as `wait: 30s` or `wait: 5m`"
+
+
+class ModelWords(Section):
+    """Which model, and how it may be loaded. `model: ./path` is short for `model: {path: ./path}`."""
+
+    path: Annotated[Text, Field(examples=["./llama"])]
+    """A folder, or the name of a model on the Hugging Face hub (`owner/name`)."""
+    revision: Annotated[Text | None, NONE] = None
+    """Branch, tag or commit of a hub model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. A hub model then needs `revision` to be a full commit."""
+    start: Literal["pretrained", "random"] = "pretrained"
+    """`random` takes the configuration and the tokenizer of the model and fresh weights, seeded by `seed`."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    """How attention is computed; `auto` leaves it to transformers, which takes sdpa where the model has it."""
+
+
+class MethodWords(Section):
+    """What is trained. `method: lora` is short for `method: {kind: lora}`."""
+
+    kind: Literal["full", "lora", "qlora"] = "full"
+    """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 or 8 bits (`qlora`,
+    for a model whose weights alone would fill the card)."""
+    bits: Literal[4, 8] = 4
+    """Of the frozen weights (qlora). 4: NF4 with scales that are quantised in their turn, by bitsandbytes; 8: whole
+    numbers with one scale for each row, twice the memory and a tenth of the rounding."""
+    rank: Count = 16
+    """Rank of the adapters (lora, qlora)."""
+    alpha: Positive = 32.0
+    """The output of an adapter is scaled by alpha / rank (lora, qlora)."""
+    dropout: Probability = 0.0
+    """Dropout before an adapter (lora, qlora)."""
+    targets: Annotated[Annotated[list[ModuleName], Field(min_length=1)], OneOrMore()] = Field(default=["all-linear"])
+    """Names of the modules that get an adapter (lora, qlora); `all-linear` is every linear layer but the output
+    head."""
+
+
+class SourceWords(Section):
+    """Where rows come from: files, or a data set of the hub. A bare path or list of paths stands for `files`."""
+
+    files: Annotated[Annotated[list[Text], Field(min_length=1)], OneOrMore()] | None = None
+    """Paths and globs (`data/*.jsonl`). A file that is named twice is read once.
+    `hub:owner/name[/config][@revision][#split]` is short for the keys below."""
+    hub: Annotated[Text | None, NONE] = None
+    """Name of a data set on the Hugging Face hub (`owner/name`)."""
+    config: Annotated[Text | None, NONE] = None
+    """Configuration of the hub data set."""
+    split: Annotated[Text | None, NONE] = None
+    """Split of the hub data set; `train` for training rows, to be named for evaluation rows."""
+    revision: Annotated[Text | None, NONE] = None
+    """Branch, tag or commit of the hub data set."""
+
+
+class EvaluationSourceWords(SourceWords):
+    """Rows set apart for evaluation. A bare number stands for `fraction`."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """This part of the training rows, chosen by content, is evaluated on and never trained on."""
+
+
+class DataWords(Section):
+    """What the model reads, and on which tokens it is trained."""
+
+    train: Annotated[SourceWords, Shorthand("files"), Field(examples=["train.jsonl"])]
+    """Rows to train on: a path, paths and globs, or `hub:owner/name[/config][@revision][#split]`."""
+    eval: Annotated[
+        Annotated[EvaluationSourceWords, Shorthand("files", number_key="fraction")] | None,
+        NONE,
+        Field(examples=[0.05]),
+    ] = None
+    """Rows to evaluate on, written like `train`; a fraction of the training rows, such as 0.05; or `none`."""
+    format: Annotated[str, RowOf(FORMATS)] = "text"
+    """`text`: loss on every token. `instruction` (instruction, input, output), `completion` (prompt, completion)
+    and `chat` (messages, through the tokenizer's template): loss on the answers only."""
+    fields: Annotated[dict[Text, Text], Field(examples=[{"prompt": "question"}])] = Field(default={})
+    """Names of the columns, where they are not called like the format's roles: `{prompt: question}`."""
+    sequence_length: Annotated[int, Field(ge=2, le=10**9)] = 1024
+    """Tokens in a sample at the most."""
+    packing: bool = True
+    """Fill a sample with several rows, which cannot see each other."""
+    overlong: Literal["split", "truncate", "fail"] | None = None
+    """What to do with a row that is longer than a sample; `split` is for text only.
+    Left out: `split` for text, `truncate` for the other formats."""
+    skip_bad_rows: bool = False
+    """Go on without rows that cannot be read (they are counted) instead of stopping."""
+
+
+class BatchWords(Section):
+    """Samples in one optimizer step, over all machines together. `batch: 32` is short for `batch: {exact: 32}`."""
+
+    exact: Annotated[Count | None, Field(examples=[32])] = None
+    """So many, whatever the machines are."""
+    about: Annotated[Count | None, Field(examples=[32])] = None
+    """Between 3/4 and 4/3 of so many: the batch that the machines compute at the most samples per second, and of those
+    that are less than 1 % apart the one that is nearest. It stays that of the run."""
+
+
+class OuterWords(Section):
+    """What moves all hosts together at the end of a round of local SGD: SGD with Nesterov momentum."""
+
+    learning_rate: Positive = 1.0
+    """1 with a momentum of 0 is the plain mean of hosts."""
+    momentum: Probability = 0.6
+    """Decay of the mean of changes: 0.9 for hundreds of rounds, less for fewer."""
+
+
+class StrategyWords(Section):
+    """How machines train together. `strategy: local-sgd` is short for `strategy: {kind: local-sgd}`."""
+
+    kind: Annotated[str, RowOf(STRATEGIES, words=(CHOOSE,), without=(ALONE,))] = CHOOSE
+    """How the devices share the work: see [strategies](strategies.md). `auto`: what the plan finds best of those that
+    compute what one big machine would."""
+    replicas: Annotated[Count | None, AUTO] = None
+    """How many pipelines the devices make side by side, each with all layers, for its part of the batch; `auto`: what
+    is fastest of that for which memory suffices (pipeline)."""
+    inner_steps: Count = 50
+    """Optimizer steps between two exchanges (local-sgd)."""
+    payload: Literal["int8", "bf16", "fp32"] = "int8"
+    """What changes of weights are rounded to on the wire (local-sgd)."""
+    outer: OuterWords = OuterWords()
+    """What becomes of the mean change of all hosts (local-sgd)."""
+    offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
+    """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
+    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3). fsdp, hsdp: both together, with gradients;
+    of LoRA and QLoRA the frozen `parameters` alone."""
+    offload_to: Annotated[Text | None, NONE, Field(examples=["/scratch"])] = None
+    """A folder on a fast disk of every host, such as an NVMe: the `optimizer`'s states lie there, not in the machine's
+    memory, and come and go in every step (zero-3). It takes libaio and a compiler on every host."""
+    deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
+    """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
+    job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
+
+
+class OptimizerWords(Section):
+    """AdamW and its numbers. `optimizer: adamw-8bit` is short for `optimizer: {kind: adamw-8bit}`."""
+
+    kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
+    """`adamw`: its two moments have the format of the trained weights. `adamw-8bit`: they have 8 bits, by bitsandbytes:
+    2 bytes for each trained number in place of 8, and less exact; not for every weight in parts (`fsdp`, `hsdp` with
+    `method: full`). `paged-adamw-8bit`: the same, and large tensors of them leave the GPU while it is short of memory
+    (on CPUs, as `adamw-8bit`)."""
+    learning_rate: Positive = 2e-4
+    """The full learning rate, after the warm-up."""
+    betas: Annotated[
+        Annotated[list[Probability], Field(min_length=2, max_length=2)] | None, Field(examples=[[0.9, 0.999]])
+    ] = None
+    """`[0.9, 0.999]` is short for `beta1: 0.9` and `beta2: 0.999`."""
+    beta1: Probability = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Probability = 0.999
+    """Decay of the mean of squared gradients."""
+    epsilon: Positive = 1e-8
+    """Added to the denominator of the update."""
+    weight_decay: NotNegative = 0.0
+    """Decoupled weight decay."""
+    clip_norm: Annotated[Positive | None, NONE] = 1.0
+    """Norm of the whole gradient at the most; `none`: no clipping."""
+
+
+class ScheduleWords(Section):
+    """The learning rate over optimizer steps. `schedule: linear` is short for `schedule: {kind: linear}`."""
+
+    kind: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the rate falls after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Optimizer steps from 0 to the full rate."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where linear and cosine fall to, over the full rate."""
+
+
+class PrecisionWords(Section):
+    """Number formats. `precision: bf16` is short for `precision: {compute: bf16}`."""
+
+    compute: PrecisionName = "auto"
+    """Number format of the computation in the whole run; `auto` is what every device of the run can do well."""
+    parameters: Literal["auto", "compute", "fp32"] = "auto"
+    """Number format of the trained weights and of the optimizer's states. `auto` is fp32;
+    `compute` takes the one of the computation: less memory, less exact."""
+
+
+class EvaluationWords(Section):
+    """When the evaluation rows are read."""
+
+    every_steps: Annotated[Count | None, NONE] = None
+    """Evaluate every so many optimizer steps; `none`: at the start and at the end only."""
+    at_start: bool = True
+    """Evaluate before the first step, too."""
+    max_samples: Annotated[Count | None, NONE] = None
+    """Samples to evaluate at the most; `none`: all."""
+
+
+class CheckpointWords(Section):
+    """When the state is saved, and how much is kept."""
+
+    every_steps: Annotated[Count | None, NONE] = None
+    """Save every so many optimizer steps."""
+    every_minutes: Annotated[Positive | Literal["auto"] | None, NONE] = "auto"
+    """Save after so many minutes; `auto`: 1 to 30, by what a save is seen to cost; `none`: by steps only, or at the end
+    only."""
+    keep_last: Count = 2
+    """Checkpoints that are kept, newest first."""
+    keep_best: bool = True
+    """Keep the one with the lowest evaluation loss, too."""
+    asynchronous: bool = True
+    """Go on training while a checkpoint is written."""
+    each_host: Literal["whole", "part"] = "whole"
+    """What every host writes: the `whole` trained state, so that one disk that survives is enough, or the `part` that
+    its ranks hold (fsdp with `method: full`, pipeline): less memory, disk and network, and it takes every disk to go
+    on. Where a host holds all of it (ddp, hsdp, adapters under fsdp) its part is the whole."""
+    on_failure: Literal["stop", "continue"] = "stop"
+    """What a save that fails, such as on a full disk, does to the run."""
+
+
+class FailureWords(Section):
+    """What is done when a rank, a host or a link fails, without anybody being asked. `failures: stop` is short for
+    `failures: {restarts: 0}`.
+    """
+
+    restarts: Annotated[int, Field(ge=0, le=10**9), OrWord("stop", 0)] = 5
+    """Attempts in a row that may fail without getting beyond the step they went on from, before the run ends; the same
+    cause twice in a row without a step between ends it, too. `stop`, or 0: the first failure does."""
+    wait: Annotated[str, Field(pattern=DURATION, json_schema_extra={"x-fix": WAIT_FIX})] = "30s"
+    """How long a host that does not answer is waited for: from `0s` to `24h`."""
+    without: bool = True
+    """Then go on without that host: the others share its work, and batch, samples and their order stay the same.
+    `false`: the run ends then."""
+    take_back: bool = True
+    """A host that was lost and answers again joins once more, as soon as the others have saved."""
+    smaller_micro_batch: bool = False
+    """Where memory does not suffice, go on with a smaller `micro_batch` by itself: more of them make up the same batch,
+    with the same samples in the same order."""
+
+
+class JobWords(Section):
+    """A training job. Only `model`, `data.train` and `batch` are required."""
+
+    name: Name | None = None
+    """What the job is called; left out: the name of the file."""
+    model: Annotated[ModelWords, Shorthand("path"), Field(examples=["./llama"])]
+    """The model: a folder, a hub name, or the keys below."""
+    method: Annotated[MethodWords, Shorthand("kind")] = MethodWords()
+    """What is trained: `full`, `lora`, or the keys below."""
+    data: Annotated[DataWords, Field(examples=[{"train": "train.jsonl"}])]
+    """What the model reads."""
+    batch: Annotated[BatchWords, Shorthand("exact"), Field(examples=[32])]
+    """Samples in one optimizer step, over all machines together: a number, or `{about: 32}` for one near it among
+    which the machines divide the work best."""
+    micro_batch: Annotated[Count | None, AUTO] = 1
+    """Samples that one device computes at once; divides `batch`. More is faster and takes more memory. `auto`: what
+    the plan finds fastest among those that fit."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """How often the training rows are read; 1 where neither `epochs` nor `steps` is given."""
+    steps: Count | None = None
+    """Optimizer steps in all, in place of `epochs`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides the order of samples, dropout and fresh weights."""
+    precision: Annotated[PrecisionWords, Shorthand("compute")] = PrecisionWords()
+    """Number formats: `bf16` and the like, or the keys below."""
+    activation_checkpointing: Annotated[bool | None, AUTO] = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
+    plan finds it faster, or nothing fits without."""
+    activation_offloading: bool = False
+    """Keep in the machine's memory what `activation_checkpointing` keeps of each layer, and fetch it for backward: long
+    samples and large micro-batches then fit on a card, at the price of copies to and from it."""
+    strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
+    """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
+    keys below."""
+    exchange: Literal["fp32", "bf16", "auto"] = "fp32"
+    """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
+    their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
+    optimizer: Annotated[OptimizerWords, Shorthand("kind")] = OptimizerWords()
+    """AdamW: its kind, or the keys below."""
+    schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
+    """The learning rate over optimizer steps: `cosine` and the like, or the keys below."""
+    evaluation: EvaluationWords = EvaluationWords()
+    """When the evaluation rows are read."""
+    checkpoint: CheckpointWords = CheckpointWords()
+    """When the state is saved, and how much is kept."""
+    failures: Annotated[FailureWords, Shorthand("restarts")] = FailureWords()
+    """What is done when something fails: `stop`, a number of restarts, or the keys below."""
+    report: ReportWords = ReportWords()
+    """Where figures go."""
+    max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3
+    """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
+
+
+FOREIGN = {
+    "adam_beta1": "optimizer.beta1",
+    "adam_beta2": "optimizer.beta2",
+    "adam_epsilon": "optimizer.epsilon",
+    "adapter": "method",
+    "base_model": "model",
+    "bf16": "precision",
+    "datasets": "data.train",
+    "dataset": "data.train",
+    "dtype": "precision",
+    "eval_dataset": "data.eval",
+    "eval_steps": "evaluation.every_steps",
+    "fault_tolerance": "failures",
+    "fp16": "precision",
+    "global_batch_size": "batch",
+    "gradient_accumulation_steps": "batch",
+    "enable_activation_offloading": "activation_offloading",
+    "gradient_checkpointing": "activation_checkpointing",
+    "learning_rate": "optimizer.learning_rate",
+    "logging_steps": "report",
+    "lora": "method",
+    "lora_alpha": "method.alpha",
+    "lora_dropout": "method.dropout",
+    "lora_r": "method.rank",
+    "lora_rank": "method.rank",
+    "lora_target_modules": "method.targets",
+    "lr": "optimizer.learning_rate",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "max_failures": "failures.restarts",
+    "max_grad_norm": "optimizer.clip_norm",
+    "max_length": "data.sequence_length",
+    "max_restarts": "failures.restarts",
+    "max_retries": "failures.restarts",
+    "max_seq_length": "data.sequence_length",
+    "max_steps": "steps",
+    "micro_batch_size": "micro_batch",
+    "mixed_precision": "precision",
+    "model_name_or_path": "model",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "output_dir": "name",
+    "per_device_train_batch_size": "micro_batch",
+    "retries": "failures.restarts",
+    "sample_packing": "data.packing",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep_last",
+    "sequence_len": "data.sequence_length",
+    "test": "data.eval",
+    "train_batch_size": "batch",
+    "validation": "data.eval",
+    "wandb_project": "report.wandb",
+    "warmup": "schedule.warmup_steps",
+}
+"""What a key is called in other trainers, and what to write here."""

@@ -1,0 +1,260 @@
+"""`strategy.deepspeed`: what a configuration file of DeepSpeed says beside the job.
+
+gangline sets what its job says. A key of the file that says the same, or `auto` as transformers writes it, is fine; one
+that says something else is refused by its name, and so is what gangline does in another way. The rest is passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.config.job_model import JobWords
+from gangline.config.mistakes import absolute, quote, what_is_there, what_was_meant
+from gangline.config.strategy_model import keys_of
+from gangline.config.validate import Checked
+from gangline.strategies.table import plan_half
+
+KEY = ("strategy", "deepspeed")
+STAGES = {"states": 1, "gradients": 2, "weights": 3}
+"""What lies in parts -> DeepSpeed's number for it."""
+AUTO = "auto"
+FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+"""Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
+SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+ELSEWHERE = {
+    "activation_checkpointing": "write `activation_checkpointing: true` in the job",
+    "amp": "write `precision: bf16` in the job",
+    "autotuning": "delete it, and write `micro_batch: auto` in the job",
+    "bf16_master_weights_and_grads": "delete it: weights that are moved are in fp32",
+    "checkpoint": "delete it: checkpoints are gangline's (`checkpoint` in the job)",
+    "compression_training": "delete it",
+    "csv_monitor": "delete it: figures are in metrics.jsonl",
+    "curriculum_learning": "delete it: the order of samples is gangline's",
+    "data_efficiency": "delete it: the order of samples is gangline's",
+    "data_parallel_size": "delete it: it is the number of ranks",
+    "data_types": "delete it: gradients are summed in fp32",
+    "elasticity": "delete it: a run goes on with other hosts by itself",
+    "gradient_accumulation_steps": 'delete it, or write "auto": it follows from batch, micro_batch and the ranks',
+    "gradient_allreduce_op": "delete it: gradients are summed, divided by the tokens of the step",
+    "gradient_predivide_factor": "delete it: gradients are summed, divided by the tokens of the step",
+    "hybrid_engine": "delete it",
+    "managed_gradient_accumulation": "delete it: gangline says which micro-batch is the last",
+    "pipeline": "delete it; `strategy: pipeline` is gangline's own",
+    "prescale_gradients": "delete it: gradients are summed, divided by the tokens of the step",
+    "progressive_layer_drop": "delete it",
+    "sequence_parallel_size": "delete it",
+    "sparse_gradients": "delete it",
+    "tensor_parallel": "delete it",
+    "tensorboard": "write `report: {tensorboard: true}` in the job",
+    "torch_autocast": "write `precision: bf16` in the job",
+    "wandb": "write `report: {wandb: PROJECT}` in the job",
+}
+"""Keys of the file whose work gangline does in another way, or not at all: what to do instead."""
+
+
+def resolve_deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, Any]:
+    """What of the file is passed on to DeepSpeed; {}, with mistakes recorded, where it cannot be read."""
+    text = checked.words.strategy.deepspeed
+    if text is None or KEY[1] not in keys_of(checked.words.strategy.kind):
+        return {}
+    base = Path.cwd() if checked.document.from_command_line(KEY) else folder
+    path = absolute(text, base)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        seen, fix = what_is_there(text, base), what_was_meant(text, base)
+        checked.report(KEY, seen=seen, expected="a configuration file of DeepSpeed", fix=fix)
+        return {}
+    except ValueError as error:
+        checked.report(KEY, seen=f"{quote(text)}: {error}", expected="a file of JSON", fix="look at that place in it")
+        return {}
+    if not isinstance(found, dict):
+        checked.report(
+            KEY, seen=f"{quote(text)} holds no mapping", expected="keys of DeepSpeed", fix="look at the file"
+        )
+        return {}
+    reader = _Reader(checked, text)
+    return reader.passed_on(found)
+
+
+class _Reader:
+    """Compares one file with the job."""
+
+    def __init__(self, checked: Checked[JobWords], name: str) -> None:
+        self._checked = checked
+        self._words = checked.words
+        self._name = name
+
+    def passed_on(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """What is neither the job's nor refused."""
+        ours: dict[str, Callable[[Any], None]] = {
+            "train_batch_size": lambda value: self._agree("train_batch_size", value, self._words.batch.exact, "batch"),
+            "train_micro_batch_size_per_gpu": lambda value: self._agree(
+                "train_micro_batch_size_per_gpu", value, self._words.micro_batch, "micro_batch"
+            ),
+            "gradient_clipping": lambda value: self._agree(
+                "gradient_clipping", value or 0, self._words.optimizer.clip_norm or 0, "optimizer.clip_norm"
+            ),
+            "optimizer": self._optimizer,
+            "scheduler": self._scheduler,
+            "fp16": self._fp16,
+            "bf16": self._bf16,
+            "bfloat16": self._bf16,
+            "communication_data_type": lambda value: self._agree(
+                "communication_data_type", value, self._words.exchange, "exchange"
+            ),
+            "zero_allow_untested_optimizer": lambda value: self._only("zero_allow_untested_optimizer", value, True),
+            "zero_force_ds_cpu_optimizer": lambda value: self._only("zero_force_ds_cpu_optimizer", value, False),
+        }
+        passed: dict[str, Any] = {}
+        for key, value in found.items():
+            if key in ours:
+                ours[key](value)
+            elif key == "aio" and self._words.strategy.offload_to is None:
+                self._refuse(key, value, "nothing there", "delete it, or write `offload_to` in the job")
+            elif key in ELSEWHERE:
+                if value != AUTO or key != "gradient_accumulation_steps":
+                    self._refuse(key, value, "nothing there", ELSEWHERE[key])
+            elif key == "zero_optimization" and isinstance(value, dict):
+                passed[key] = self._zero(value)
+            elif value == AUTO:
+                self._refuse(key, value, "a value: the job says nothing of it", "write a value, or delete it")
+            else:
+                passed[key] = value
+        return passed
+
+    def _zero(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        passed: dict[str, Any] = {}
+        stage = STAGES[plan_half(self._words.strategy.kind).parts]
+        for key, value in found.items():
+            name = f"zero_optimization.{key}"
+            if key == "stage":
+                self._agree(name, value, stage, "strategy.kind")
+            elif key in ("offload_optimizer", "offload_param") and isinstance(value, dict):
+                passed[key] = self._offload(name, value, "optimizer" if key == "offload_optimizer" else "parameters")
+            elif key in ("zenflow", "cpu_offload", "cpu_offload_param"):
+                self._refuse(name, value, "strategy.offload", "delete it, and write `offload: optimizer` in the job")
+            elif value == AUTO and key not in FILLED:
+                self._refuse(name, value, "a value: the job says nothing of it", "write a value, or delete it")
+            else:
+                passed[key] = value
+        return {key: value for key, value in passed.items() if value != {}}
+
+    def _offload(self, name: str, found: Mapping[str, Any], what: str) -> dict[str, Any]:
+        device = found.get("device", "none") or "none"
+        folder = self._words.strategy.offload_to
+        lies = "none" if what not in self._words.strategy.offload else "cpu" if folder is None else "nvme"
+        if device not in (AUTO, lies):
+            fixes = {
+                "cpu": f"add {what} to `offload` in the job",
+                "nvme": "write `offload: optimizer` and `offload_to`, with its folder, in the job"
+                if what == "optimizer"
+                else 'write "cpu": weights on NVMe are not done',
+            }
+            fix = fixes.get(device, f"delete {what} from `offload` in the job")
+            self._refuse(f"{name}.device", device, f"{quote(lies)}, as strategy.offload says", fix)
+        if lies == "none":
+            return {}
+        for key in ("super_offload", "ratio", "cpuadam_cores_perc"):
+            if key in found:
+                self._refuse(f"{name}.{key}", found[key], "nothing there", "delete it: the update is torch's AdamW")
+        if lies == "nvme":
+            self._on_disk(name, found)
+        if found.get("nvme_path") is not None:
+            self._agree(f"{name}.nvme_path", found["nvme_path"], folder, "strategy.offload_to")
+        kept = (
+            "pin_memory",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "pipeline_read",
+            "pipeline_write",
+            "fast_init",
+        )
+        return {key: value for key, value in found.items() if key in kept and value != AUTO}
+
+    def _on_disk(self, name: str, found: Mapping[str, Any]) -> None:
+        for key in ("pipeline_read", "pipeline_write", "fast_init"):
+            if found.get(key):
+                self._refuse(f"{name}.{key}", found[key], "nothing there", "delete it: states come and go in turn")
+        count = found.get("buffer_count", 4)
+        if count != AUTO and count < 4:
+            self._refuse(f"{name}.buffer_count", count, "4: a weight, its gradient, two moments", "delete it")
+
+    def _optimizer(self, found: Any) -> None:
+        kind, numbers = self._typed("optimizer", found)
+        if kind not in ("AdamW", "Adam"):
+            self._refuse("optimizer.type", kind, "AdamW, which is what gangline trains with", 'write "AdamW"')
+            return
+        words = self._words.optimizer
+        betas = words.betas or [words.beta1, words.beta2]
+        ours = {
+            "lr": (words.learning_rate, "optimizer.learning_rate"),
+            "betas": (list(betas), "optimizer.betas"),
+            "eps": (words.epsilon, "optimizer.epsilon"),
+            "weight_decay": (words.weight_decay, "optimizer.weight_decay"),
+            "torch_adam": (True, "torch's AdamW"),
+            "adam_w_mode": (True, "AdamW"),
+        }
+        self._agree_all("optimizer.params", numbers, ours)
+
+    def _scheduler(self, found: Any) -> None:
+        kind, numbers = self._typed("scheduler", found)
+        words = self._words.schedule
+        if SCHEDULES.get(kind) != words.kind:
+            known = next(name for name, meaning in SCHEDULES.items() if meaning == words.kind)
+            fix = f"delete it, or write {quote(known)}" + (
+                f", or `schedule: {SCHEDULES[kind]}` in the job" if kind in SCHEDULES else ""
+            )
+            self._refuse("scheduler.type", kind, f"{known}, as schedule.kind: {words.kind} is called there", fix)
+            return
+        ours: dict[str, tuple[Any, str]] = {
+            "warmup_min_lr": (0, "0, where every warm-up begins"),
+            "warmup_max_lr": (self._words.optimizer.learning_rate, "optimizer.learning_rate"),
+            "warmup_num_steps": (words.warmup_steps, "schedule.warmup_steps"),
+            "warmup_type": ("linear", "linear"),
+            "total_num_steps": (self._words.steps, "steps"),
+            "cos_min_ratio": (words.final_ratio, "schedule.final_ratio"),
+        }
+        self._agree_all("scheduler.params", numbers, ours)
+
+    def _typed(self, name: str, found: Any) -> tuple[str, Mapping[str, Any]]:
+        found = found if isinstance(found, dict) else {}
+        numbers = found.get("params") or {}
+        return str(found.get("type", "")), numbers if isinstance(numbers, dict) else {name: numbers}
+
+    def _agree_all(self, name: str, found: Mapping[str, Any], ours: Mapping[str, tuple[Any, str]]) -> None:
+        for key, value in found.items():
+            if key not in ours:
+                self._refuse(f"{name}.{key}", value, "nothing there", "delete it")
+            else:
+                self._agree(f"{name}.{key}", value, *ours[key])
+
+    def _fp16(self, found: Any) -> None:
+        enabled = found.get("enabled") if isinstance(found, dict) else found
+        if enabled not in (False, None, AUTO):
+            self._refuse("fp16.enabled", enabled, "false: products are in fp32 or bf16", 'write false, or "auto"')
+
+    def _bf16(self, found: Any) -> None:
+        enabled = found.get("enabled", False) if isinstance(found, dict) else found
+        self._agree("bf16.enabled", enabled, self._words.precision.compute == "bf16", "precision")
+        for key, value in (found if isinstance(found, dict) else {}).items():
+            if key != "enabled":
+                self._refuse(f"bf16.{key}", value, "nothing there", "delete it")
+
+    def _only(self, name: str, value: Any, wanted: bool) -> None:
+        if value != wanted:
+            self._refuse(name, value, "the update is torch's AdamW, wherever the states lie", "delete it")
+
+    def _agree(self, name: str, value: Any, wanted: Any, key: str) -> None:
+        if value in (AUTO, wanted):
+            return
+        shown = "none" if wanted is None else json.dumps(wanted)
+        self._refuse(name, value, f"{shown}, as the job says ({key})", 'write "auto", or change one of the two')
+
+    def _refuse(self, name: str, value: Any, expected: str, fix: str) -> None:
+        seen = f"{name} is {json.dumps(value)[:80]} in {quote(self._name)}"
+        self._checked.report(KEY, seen=seen, expected=expected, fix=fix, reads=(("strategy", "kind"),))

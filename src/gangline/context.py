@@ -1,0 +1,256 @@
+"""What the main path needs of the world, and what tests put in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gangline.errors import HostUnreachable, UsageError
+from gangline.launch.backend import Backend
+from gangline.launch.backends import BACKENDS, Backends, backend
+from gangline.launch.poll import free_port
+from gangline.provision.environment import wrapped
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import load_record
+from gangline.supervise.detached import (
+    cannot_supervise,
+    is_alive,
+    leave_run,
+    spawn,
+    spawn_there,
+    stop_run,
+    unfinished,
+)
+from gangline.transport.connect import connect_all
+from gangline.transport.transport import Transport, below_home
+
+Transports = dict[str, Transport]
+
+SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+"""Variables of the user's shell that ranks on other hosts get."""
+
+
+class Console(Protocol):
+    """Where the path tells what it does."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        ...
+
+    def tick(self, line: str) -> None:
+        """How a long step is getting on; the next line takes its place."""
+        ...
+
+
+class StopRun(Protocol):
+    """See `gangline.supervise.detached.stop_run`."""
+
+    def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
+        """Order a run to end, and return."""
+        ...
+
+
+class LeaveRun(Protocol):
+    """See `gangline.supervise.detached.leave_run`."""
+
+    def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequence[str]) -> None:
+        """Ask a run to go on without some of its hosts, and return."""
+        ...
+
+
+class Spawn(Protocol):
+    """See `gangline.supervise.detached.spawn`."""
+
+    def __call__(self, run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
+        """Have a detached supervisor on this computer start an attempt."""
+        ...
+
+
+class SpawnThere(Protocol):
+    """See `gangline.supervise.detached.spawn_there`."""
+
+    def __call__(
+        self, head: Host, keeper: Transport, there: RunLayout, attempt: int, *, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        """Have a detached supervisor on the head start an attempt."""
+        ...
+
+
+class FreePort(Protocol):
+    """See `gangline.launch.poll.free_port`."""
+
+    def __call__(self, cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
+        """A port of the head for the ranks to meet at."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependencies:
+    """What touches the world; tests put fakes here."""
+
+    connect: Callable[[Cluster], Transports] = connect_all
+    backend: Callable[[], Backend] = Backends
+    spawn: Spawn = spawn
+    spawn_there: SpawnThere = spawn_there
+    cannot_supervise: Callable[[Cluster, Transport], list[str]] = cannot_supervise
+    is_alive: Callable[[RunLayout, Transport | None], bool] = is_alive
+    unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
+    stop_run: StopRun = stop_run
+    leave_run: LeaveRun = leave_run
+    free_port: FreePort = free_port
+    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+REAL = Dependencies()
+"""Real hosts, real processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What every step of a verb works with."""
+
+    transports: Transports
+    home: Path
+    talk: Console
+    seams: Dependencies
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """Tokens of this shell that ranks get, by way of stdin and memory only."""
+        variables = self.seams.variables
+        return {name: variables[name] for name in SECRETS if variables.get(name)}
+
+
+def default_home() -> Path:
+    """Where the controller keeps its runs: $GANGLINE_HOME, or the user's state folder."""
+    if named := os.environ.get("GANGLINE_HOME"):
+        return Path(named).expanduser().absolute()
+    # 30 ms that a set variable saves
+    import platformdirs
+
+    return platformdirs.user_state_path("gangline")
+
+
+# From files to a cluster whose hosts can be talked with.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """What the user asked to be started."""
+
+    home: Path
+    job: Path
+    overrides: tuple[str, ...] = ()
+    cluster: Path | None = None
+    """None: this computer alone."""
+    force: bool = False
+    """Whether what the plan calls slow is started all the same."""
+
+
+def load(start: StartOptions) -> tuple[Job, Cluster]:
+    """The user's words as a job and a cluster; raises SpecError with every mistake."""
+    # pydantic costs 0.2 s, which only verbs that read the user's files pay
+    from gangline.config.load import load_job
+
+    return load_job(start.job, start.overrides), load_cluster(start.cluster, start.home)
+
+
+def read_cluster(layout: RunLayout) -> Cluster:
+    """The cluster of a run that exists already; raises UsageError where its file is gone or damaged."""
+    try:
+        return load_record(layout.cluster, Cluster)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{layout.run_id} cannot be used",
+            seen=f"{layout.cluster}: {error}",
+            fix="it was interrupted before it began; start a new run: gangline train",
+        ) from error
+
+
+def cluster_file(named: Path | None) -> Path | None:
+    """The file that describes the cluster: the one that was named, else cluster.yaml in the current folder, if any."""
+    from gangline.config.load import default_cluster
+
+    return named or default_cluster(Path.cwd())
+
+
+def load_cluster(path: Path | None, home: Path) -> Cluster:
+    """The cluster of a file; None: this computer."""
+    from gangline.config.load import load_cluster as from_file
+
+    return from_file(path, home=home, backends=BACKENDS)
+
+
+@contextlib.contextmanager
+def reach(cluster: Cluster, seams: Dependencies) -> Iterator[Transports]:
+    """Transports to all hosts, closed at the end."""
+    transports = seams.connect(cluster)
+    try:
+        yield transports
+    finally:
+        with ThreadPoolExecutor(max_workers=max(1, len(transports))) as pool:
+            list(pool.map(lambda transport: transport.close(), transports.values()))
+
+
+@contextlib.contextmanager
+def reached(cluster: Cluster, *, home: Path, talk: Console, seams: Dependencies) -> Iterator[tuple[Cluster, Context]]:
+    """The cluster with the folders that are meant on each host, and what the steps work with."""
+    with reach(cluster, seams) as transports:
+        means = Context(transports=transports, home=home, talk=talk, seams=seams)
+        if broken := backend(cluster.backend).promises.broken():
+            talk.say(f"backend    {cluster.backend}: {'; '.join(broken)}")
+        yield located(cluster, transports), means
+
+
+@contextlib.contextmanager
+def starting(cluster: Cluster, *, home: Path, talk: Console, seams: Dependencies) -> Iterator[tuple[Cluster, Context]]:
+    """As `reached`, for verbs that start something: on the hosts that the backend gives. Raises UsageError where it
+    cannot start anything.
+    """
+    cluster = seams.backend().hosts(cluster, seams.variables)
+    with reached(cluster, home=home, talk=talk, seams=seams) as found:
+        yield found
+
+
+def located(cluster: Cluster, transports: Transports) -> Cluster:
+    """The cluster with every `~/` of a host's paths replaced by the home folder of the user there.
+
+    A host that does not answer keeps its words: the checks will tell.
+    """
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return dataclasses.replace(
+            cluster, hosts=tuple(pool.map(lambda host: _located(host, transports[host.name]), cluster.hosts))
+        )
+
+
+def _located(host: Host, transport: Transport) -> Host:
+    """A Python that is there already is known by its words alone; one from a lock is chosen once facts are known."""
+    host = _expanded_paths(host, transport)
+    return host if host.environment.kind == "locked" else wrapped(host)
+
+
+def _expanded_paths(host: Host, transport: Transport) -> Host:
+    place = host.environment.path or ""
+    if not any(path.startswith("~/") for path in (host.workdir, host.python, place)):
+        return host
+    try:
+        home = transport.home()
+    except HostUnreachable:
+        return host
+    environment = host.environment
+    if environment.kind != "locked" and place:  # a lock is a file of this computer
+        environment = dataclasses.replace(environment, path=below_home(place, home))
+    return dataclasses.replace(
+        host,
+        workdir=below_home(host.workdir, home),
+        python=below_home(host.python, home),
+        environment=environment,
+    )

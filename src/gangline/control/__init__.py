@@ -1,0 +1,1 @@
+"""What does a verb do to a run? Start, stop, resume, list."""

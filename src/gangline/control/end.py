@@ -1,0 +1,160 @@
+"""`gangline stop`: the end of a run, or of the part of some hosts in it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from gangline.context import Dependencies
+from gangline.control.supervision import RunHandle, kill_without_keeper
+from gangline.control.user_command import CommandRecord
+from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
+from gangline.launch.backend import LaunchRequest
+from gangline.report.commands import leave_orders, orders
+from gangline.runs.record_versions import decode_record, load_if_there
+from gangline.runs.registry import RunRecord
+from gangline.transport.ssh_options import understood
+
+
+def end(run: RunHandle, *, now: bool, seams: Dependencies) -> bool:
+    """Order a run to end and return at once; False where it had ended already. `now`: without saving."""
+    record = run.record()
+    _require_started(run, record)
+    try:
+        if not (_is_between(record) or seams.is_alive(run.kept, run.keeper) or seams.unfinished(run.kept, run.keeper)):
+            return False
+        seams.stop_run(run.kept, run.keeper, now=now)
+    except HostKeyRefused:
+        raise
+    except HostUnreachable as error:
+        if not now or run.keeper is None:
+            raise
+        kill_without_keeper(run, error, seams)
+    return True
+
+
+def rehearse_end(run: RunHandle, *, now: bool, seams: Dependencies) -> list[str]:
+    """What `end` would order, host by host."""
+    record = run.record()
+    _require_started(run, record)
+    if not (_is_between(record) or seams.is_alive(run.kept, run.keeper)):
+        return [f"nothing: {run.layout.run_id} has ended"]
+    return orders(started_request(run, record), now=now)
+
+
+def leave(run: RunHandle, hosts: Sequence[str], *, seams: Dependencies) -> None:
+    """Ask a run to go on without some of its hosts, and return at once; raises UsageError where it cannot."""
+    require_leavable(run, hosts)
+    seams.leave_run(run.kept, run.keeper, hosts=hosts)
+
+
+def rehearse_leave(run: RunHandle, hosts: Sequence[str]) -> list[str]:
+    """What would become of every host."""
+    return leave_orders(require_leavable(run, hosts), hosts)
+
+
+def require_leavable(run: RunHandle, hosts: Sequence[str]) -> LaunchRequest:
+    """What runs now; raises UsageError where the run cannot go on without these hosts."""
+    name, record = run.layout.run_id, run.record()
+    _require_started(run, record)
+    if record.silent is not None:
+        raise HostUnreachable(
+            f"{name} cannot be asked: who looks after it does not answer",
+            seen=record.silent,
+            fix="bring that host back",
+        )
+    if record.phase == "lost":
+        raise UsageError(
+            f"nobody looks after {name}, so it cannot go on without {', '.join(hosts)}",
+            seen="its supervisor is gone",
+            fix=f"gangline stop {name} saves and ends what runs; then: gangline resume {name} --cluster FILE",
+        )
+    if record.phase not in {"running", "restarting"}:
+        word = "is ending" if record.phase == "stopping" else "has ended"
+        raise UsageError(
+            f"{name} {word}",
+            seen=f"expected a run that goes on, found one that is {record.phase}",
+            fix=f"go on with the other hosts in a FILE of their own: gangline resume {name} --cluster FILE",
+        )
+    _require_ours(run)
+    request = started_request(run, record)
+    _require_known(name, hosts, request.names)
+    _require_others(run, hosts, request.names)
+    return request
+
+
+def started_request(run: RunHandle, record: RunRecord) -> LaunchRequest:
+    """What was started last. Who keeps the run begins attempts of its own, of which this computer has no copy."""
+    last = record.state.attempt if record.state else 1
+    for number in range(last, 0, -1):
+        request = load_if_there(run.layout.request(number), LaunchRequest)
+        if request is not None:
+            return request
+        if run.keeper is None:
+            continue
+        path = run.kept.request(number)
+        with understood(run.keeper.host, f"what it has started of {run.layout.run_id}"):
+            try:
+                return decode_record(run.keeper.read(path), path, LaunchRequest, host=run.keeper.host)
+            except FileNotFoundError:
+                continue
+    raise UsageError(
+        f"nothing of {run.layout.run_id} was started",
+        seen=f"no {run.layout.request(last).name} in {run.layout.folder}",
+        fix="it was interrupted before it began, or damaged; start a new run: gangline train",
+    )
+
+
+def _require_started(run: RunHandle, record: RunRecord) -> None:
+    record.require_state()
+    if record.phase == "preparing":
+        raise UsageError(
+            f"{run.layout.run_id} is being prepared",
+            seen="nothing of it runs yet but the command that prepares it",
+            fix="press Ctrl-C where it was started",
+        )
+
+
+def _is_between(record: RunRecord) -> bool:
+    """Whether the next attempt is about to begin, or would be if the supervisor were not gone."""
+    return record.state is not None and record.state.phase == "restarting"
+
+
+def _require_ours(run: RunHandle) -> None:
+    if (own := CommandRecord.load(run.layout)) is None:
+        return
+    name, can_resume = run.layout.run_id, own.resume_words is not None
+    again = f"gangline resume {name} --cluster FILE" if can_resume else "gangline run --cluster FILE -- CMD"
+    raise UsageError(
+        f"{name} runs a command of yours, and only that knows whether it can go on with fewer ranks",
+        seen="gangline does not save its state",
+        fix=f"gangline stop {name}, then start it with the other hosts in FILE: {again}",
+    )
+
+
+def _require_known(name: str, hosts: Sequence[str], known: Sequence[str]) -> None:
+    for host in hosts:
+        if host in known:
+            continue
+        near = difflib.get_close_matches(host, known, n=1)
+        raise UsageError(
+            f"{host!r} has no part in {name}",
+            seen=f"it runs on {', '.join(known)}",
+            fix=f"did you mean {near[0]}?" if near else "name one of these hosts",
+        )
+
+
+def _require_others(run: RunHandle, hosts: Sequence[str], known: Sequence[str]) -> None:
+    name = run.layout.run_id
+    if set(known) <= set(hosts):
+        raise UsageError(
+            f"{name} runs on {', '.join(known)} only",
+            seen="without that, nothing of it is left",
+            fix=f"to end it: gangline stop {name}",
+        )
+    if run.keeping.host in hosts:
+        raise UsageError(
+            f"{run.keeping.host} looks after {name}, and cannot leave it",
+            seen=f"the supervisor of {name} runs there",
+            fix=f"gangline stop {name}, then go on with the other hosts in FILE: gangline resume {name} --cluster FILE",
+        )

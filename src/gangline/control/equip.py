@@ -1,0 +1,125 @@
+"""Code and environment on every host: what its ranks run with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gangline.context import Context
+from gangline.control.supervision import Keeping, ask_who_keeps, who_keeps
+from gangline.decide.inspect import InspectResult
+from gangline.errors import UsageError
+from gangline.inventory.facts import Inventory
+from gangline.launch.backends import BACKENDS
+from gangline.planner.plan import Plan
+from gangline.plugins import package_version
+from gangline.provision.code import foresee_code, place_code
+from gangline.provision.environment import compare_environments, foresee_environments, place_environments, require_equal
+from gangline.provision.own_folders import claim_folders
+from gangline.provision.requirements import load_lock
+from gangline.provision.tell import Report
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Hosts on which ranks can be started."""
+
+    cluster: Cluster
+    """Every host with its Python and the folder of our code."""
+    networks: Mapping[str, Mapping[str, str]]
+    """Variables that name each host's network interfaces."""
+    keeping: Callable[[], Keeping]
+    """Says who looks after the run; raises RunFailed."""
+
+
+def packages_of(cluster: Cluster, job: Job | None, tell: Report) -> tuple[str, ...]:
+    """The packages of the plug-ins that a cluster and a job use. Raises PluginError where one is not installed.
+
+    Tells where another version is installed than the run began with.
+    """
+    versions = job.plugins if job is not None else {}
+    for package, version in versions.items():
+        now = package_version(package)
+        if now != version:
+            tell.say(f"plug-in    {package} is {now} now; the run began with {version}")
+    launcher = BACKENDS.plugin(cluster.backend)
+    return tuple({*versions, *([launcher.package] if launcher is not None else [])})
+
+
+def claim(cluster: Cluster, means: Context) -> None:
+    """Make the folders that are written to, and be sure that they are this user's alone; raises RunFailed."""
+    claim_folders(means.home, cluster, means.transports)
+
+
+def equip(sight: InspectResult, means: Context, *, job: Job | None = None) -> Ready:
+    """Bring gangline's code, the plug-ins that the job uses, and the environment to every host that lacks them.
+
+    Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
+    """
+    transports, tell = means.transports, means.talk
+    cluster = place_code(sight.cluster, transports, packages=packages_of(sight.cluster, job, tell), tell=tell)
+    keeping = ask_who_keeps(cluster, means)
+    cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
+    if not cluster.is_one_machine:
+        differences = compare_environments(cluster, transports)
+        require_equal(differences)
+        if differences:
+            tell.say(f"environments differ, harmlessly: {'; '.join(each.line for each in differences[:3])}")
+    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=keeping)
+
+
+def foresee(sight: InspectResult, means: Context, *, job: Job | None = None) -> Ready:
+    """What `equip` would give; changes nothing."""
+    cluster = foresee_code(sight.cluster, packages=packages_of(sight.cluster, job, means.talk))
+    cluster = foresee_environments(cluster, sight.inventory, means.transports)
+    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=lambda: who_keeps(cluster, means))
+
+
+# The package that does a strategy, such as DeepSpeed: it has to be in the environment of every host before a start.
+
+
+def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
+    """Raise UsageError, naming every host whose ranks would not find what does the plan's strategy."""
+    package = plan.half.capabilities.package
+    if not package:
+        return
+    locked = [
+        host.name for host in cluster.hosts if host.environment.kind == "locked" and not _is_pinned(host, package)
+    ]
+    bare = [
+        host.name for host in cluster.hosts if host.environment.kind != "locked" and not _has(host, inventory, package)
+    ]
+    if locked:
+        raise _lacking(
+            plan.strategy,
+            package,
+            locked,
+            seen=f"their environment is built from a lock without {package}: it comes as source alone, and gangline "
+            "carries wheels",
+            fix=f"pip wheel --no-deps {package}, and a lock of yours with that folder as --find-links and its version; "
+            f"or an environment of your own with pip install 'gangline[{package}]'; or write strategy: fsdp",
+        )
+    if bare:
+        raise _lacking(
+            plan.strategy,
+            package,
+            bare,
+            seen=f"{package} is not among the packages of their Python",
+            fix=f"pip install 'gangline[{package}]' into it on each, or write strategy: fsdp",
+        )
+
+
+def _lacking(kind: str, package: str, hosts: Sequence[str], *, seen: str, fix: str) -> UsageError:
+    return UsageError(f"strategy: {kind} needs {package}, which {' '.join(hosts)} would not have", seen=seen, fix=fix)
+
+
+def _is_pinned(host: Host, package: str) -> bool:
+    return any(pin.name == package for pin in load_lock(host.environment.path).pins)
+
+
+def _has(host: Host, inventory: Inventory, package: str) -> bool:
+    facts = inventory.of(host.name)
+    # of a Python that could not be asked nothing is known, and a rank says so
+    return facts is None or facts.python_reason is not None or bool(facts.packages.get(package))

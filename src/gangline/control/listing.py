@@ -1,0 +1,157 @@
+"""The runs of a home as they are listed: where each stands, its last step, and the record that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gangline.context import Dependencies
+from gangline.control.supervision import Keeping, opened
+from gangline.control.user_command import CommandRecord
+from gangline.errors import GanglineError, HostKeyRefused, RecordError, UsageError
+from gangline.inventory.facts import Inventory
+from gangline.launch.backend import LaunchRequest
+from gangline.launch.program import Again
+from gangline.planner.outcome import Comparison, TimeReport
+from gangline.planner.plan import Plan
+from gangline.report.follow import checked_board
+from gangline.report.tail import last_step
+from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import damaged, load_if_there, write_record
+from gangline.runs.registry import RunRecord, read_record, run_ids
+from gangline.runs.state import AttemptOutcome, RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A run as it is listed."""
+
+    record: RunRecord
+    last: dict[str, Any] | None
+    """The step that was written last, where it is known."""
+    damage: RecordError | None = None
+    """The first record of it that cannot be used."""
+
+
+def all_records(home: Path, seams: Dependencies) -> list[Listed]:
+    """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
+    layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        listed = list(pool.map(lambda layout: _listed(layout, seams), layouts))
+    return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
+
+
+def _listed(layout: RunLayout, seams: Dependencies) -> Listed:
+    here = read_record(layout, is_alive=lambda _process: True)
+    damage = first_damage(layout, attempt=here.state.attempt if here.state else None)
+    if damage is not None:
+        return Listed(record=here, last=None, damage=damage)
+    known = _remembered(layout, here)
+    if known is not None:
+        return Listed(record=here, last=known)
+    last: dict[str, Any] | None = None
+    record = _in_doubt(layout, here)
+    try:
+        with opened(layout.run_id, home=layout.root, seams=seams) as run:
+            record = run.record()
+            view = run.view()
+            last = last_step(view.head, view.head_layout.metrics)
+            if record.ended and last is not None and record.state is not None:
+                write_record(layout.last_step, {"attempt": record.state.attempt, "last": last})
+    except HostKeyRefused as error:  # the other runs are listed all the same
+        record = replace(record, silent=error.what, refused=error)
+    except UsageError:
+        pass  # it has no hosts yet, or none that can be read
+    except GanglineError as error:
+        record = record if record.ended else replace(record, silent=error.what)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
+    return Listed(record=record, last=last)
+
+
+def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:
+    """What is believed of a run if nobody can be asked: a supervisor elsewhere is not taken for lost."""
+    return here if Keeping.load(layout).host is not None else read_record(layout)
+
+
+def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
+    """The last step of a run that has ended, as it was read then."""
+    if not here.ended or here.state is None:
+        return None
+    kept = load_if_there(layout.last_step, dict) or {}
+    last = kept.get("last")
+    return last if kept.get("attempt") == here.state.attempt and isinstance(last, dict) else None
+
+
+OF_RUN: tuple[tuple[Callable[[RunLayout], Path], Any], ...] = (
+    (lambda layout: layout.state, RunState),
+    (lambda layout: layout.cluster, Cluster),
+    (lambda layout: layout.keeper, Keeping),
+    (lambda layout: layout.job, Job),
+    (lambda layout: layout.command, CommandRecord),
+    (lambda layout: layout.plan, Plan),
+    (lambda layout: layout.inputs, dict),
+    (lambda layout: layout.inventory, Inventory),
+    (lambda layout: layout.findings, dict),
+    (lambda layout: layout.chosen_networks, dict),
+    (lambda layout: layout.comparison, Comparison),
+    (lambda layout: layout.last_step, dict),
+    (lambda layout: layout.order, dict),
+    (lambda layout: layout.leave, dict),
+)
+"""The records of a run, most important first, and what each is."""
+OF_ATTEMPT: tuple[tuple[Callable[[RunLayout, int], Path], Any], ...] = (
+    (RunLayout.request, LaunchRequest),
+    (RunLayout.gang, Gang),
+    (RunLayout.attempt_cluster, Cluster),
+    (RunLayout.networks, dict),
+    (RunLayout.base, dict),
+    (RunLayout.again, Again),
+    (RunLayout.board, checked_board),
+    (RunLayout.outcome, AttemptOutcome),
+    (RunLayout.times, TimeReport),
+)
+
+
+def first_damage(layout: RunLayout, *, attempt: int | None) -> RecordError | None:
+    """The first record of a run, and of its last attempt, that is damaged or too new; None: all can be used."""
+    for path, kind in _records(layout, attempt):
+        try:
+            load_if_there(path, kind)
+        except RecordError as error:
+            return error
+    found = map(_not_regular, _lines(layout, attempt))
+    return next((each for each in found if each is not None), None)
+
+
+def _records(layout: RunLayout, attempt: int | None) -> Iterator[tuple[Path, Any]]:
+    yield from ((path(layout), kind) for path, kind in OF_RUN)
+    if attempt is not None:
+        yield from ((path(layout, attempt), kind) for path, kind in OF_ATTEMPT)
+
+
+def _lines(layout: RunLayout, attempt: int | None) -> Iterator[Path]:
+    """Files whose lines are read one by one: a line that is damaged is passed over."""
+    yield from (layout.metrics, layout.events)
+    if attempt is not None:
+        yield layout.supervisor_log(attempt)
+
+
+def _not_regular(path: Path) -> RecordError | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return damaged(str(path), str(error.strerror))
+    if not stat.S_ISREG(status.st_mode):
+        return damaged(str(path), "expected a regular file, found a folder, pipe, socket or device")
+    return None if os.access(path, os.R_OK) else damaged(str(path), os.strerror(13))

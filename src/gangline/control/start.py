@@ -1,0 +1,373 @@
+"""The start of an attempt: what will be started is written down, and somebody who looks after it starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gangline.context import Console, Context, Dependencies
+from gangline.control.equip import Ready
+from gangline.control.supervision import Keeping, RunHandle, copy_records, hand_over, seen_from_head
+from gangline.decide.decide import Decision
+from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
+from gangline.launch.backend import LaunchRequest
+from gangline.launch.program import Again, Program
+from gangline.planner.plan import DataCount, Plan
+from gangline.planner.report import length
+from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
+from gangline.provision.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
+from gangline.provision.trees import carry_history, host_layout, place_documents, place_gang, spot_on, write_documents
+from gangline.runs.checkpoints import CheckpointChoice
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import write_atomic
+from gangline.runs.gang import Gang
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import load_if_there
+from gangline.runs.registry import read_record
+from gangline.runs.state import ProcessId, RunState
+from gangline.supervise.next_attempt import REST_S
+from gangline.units import format_bytes
+
+
+def render(
+    ready: Ready, gang: Gang, means: Context, *, program: Program | None = None, claim: bool = False
+) -> LaunchRequest:
+    """Exactly what would be started; the head says which port is free there. claim: keep it, for it will be used."""
+    cluster, seams = ready.cluster, means.seams
+    port = seams.free_port(cluster, means.transports[cluster.head.name], claim=claim)
+    return seams.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
+
+
+def worker_program(job: Job) -> Program:
+    """How our own worker is started: where a failure does not end the run, processes stand by for what follows."""
+    return Program(rest_s=REST_S if job.failures.restarts else 0.0)
+
+
+def start_attempt(
+    layout: RunLayout,
+    ready: Ready,
+    gang: Gang,
+    means: Context,
+    *,
+    program: Program | None = None,
+    again: Again | None = None,
+) -> None:
+    """Write down what will be started, and have a detached supervisor start it.
+
+    again: how a program of the user's own follows it by itself; for a job, that is in job.json.
+    The hosts are written down with the attempt; they become those of the run once the gang has been started.
+    """
+    cluster, number = ready.cluster, gang.attempt
+    place_gang(cluster, means.transports, gang)
+    layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
+    request = render(ready, gang, means, program=program, claim=True)
+    documents = {
+        "request": request.to_json(),
+        "cluster": cluster.to_json(),
+        "gang": gang.to_json(),
+        "networks": {host: dict(variables) for host, variables in ready.networks.items()},
+    }
+    if again is not None:
+        documents["again"] = again.to_json()
+    write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
+    keeping = ready.keeping()
+    if keeping.why_not:
+        means.talk.say(f"unattended: no, this computer has to look after the run: {'; '.join(keeping.why_not)}")
+    elif keeping.unattended:
+        means.talk.say(f"unattended: yes, {keeping.host} looks after the run; this computer may be turned off")
+    try:
+        if keeping.host is None:
+            keeping.save(layout)
+            with _in_doubt(layout):
+                means.seams.spawn(layout.folder, number, secrets=means.secrets)
+        else:
+            _spawn_there(layout, cluster, number, keeping, means)
+    except RunFailed:
+        state = RunState.load(layout)
+        if state.phase == "failed" and state.error:
+            raise GanglineError.from_json(state.error) from None  # its own words say more
+        raise
+
+
+def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keeping, means: Context) -> None:
+    """Give the records to the head, as it sees the hosts, and have the supervisor come up there."""
+    head = cluster.head
+    keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
+    seen = seen_from_head(cluster).to_json()
+    documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
+    # the plan: not of a command of the user's own
+    copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
+    documents |= _documents(copied)
+    hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
+    with _kept_by(layout, cluster, keeping):
+        try:
+            with _in_doubt(layout):
+                means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
+        except HostUnreachable:
+            raise
+        except GanglineError:
+            with contextlib.suppress(GanglineError):
+                copy_records(layout, there, keeper)  # its own words say more
+            raise
+    try:
+        copy_records(layout, there, keeper)
+    except GanglineError:  # it runs, and is asked again by who follows it
+        _believe_running(layout)
+
+
+@contextlib.contextmanager
+def _in_doubt(layout: RunLayout) -> Iterator[None]:
+    """Around the start of a supervisor. If it is broken off, nobody here knows whether it has come up: from now on it
+    counts what the supervisor says, or that there is none. Who shows another key has heard nothing.
+    """
+    try:
+        yield
+    except HostKeyRefused:
+        raise
+    except HostUnreachable as error:
+        _believe_running(layout)
+        name = layout.run_id
+        raise HostUnreachable(
+            f"{error.what}: it is not known whether {name} has started",
+            seen=error.seen,
+            fix=f"{error.fix or 'bring that host back'}; then gangline ps says whether {name} is running: if so, "
+            f"gangline attach {name}; if it is lost, gangline resume {name}",
+            reason=error.reason,
+        ) from error
+    except KeyboardInterrupt:
+        _believe_running(layout)
+        raise
+
+
+def _believe_running(layout: RunLayout) -> None:
+    """Until its supervisor is asked; where there is none, the run counts as lost."""
+    state = RunState.load(layout)
+    if state.phase == "preparing":
+        replace(state, phase="running").save(layout)
+
+
+@contextlib.contextmanager
+def _kept_by(layout: RunLayout, cluster: Cluster, keeping: Keeping) -> Iterator[None]:
+    """Write down who keeps the run, and which hosts are meant; if it does not come up there, all is as it was."""
+    before = Keeping.load(layout), layout.cluster.read_bytes()
+    write_documents(layout, {"cluster": cluster.to_json()})
+    keeping.save(layout)
+    try:
+        yield
+    except BaseException as error:
+        may_be_up = isinstance(error, HostUnreachable | KeyboardInterrupt) and not isinstance(error, HostKeyRefused)
+        if not may_be_up:
+            write_atomic(layout.cluster, before[1])
+            before[0].save(layout)
+        raise
+
+
+def _documents(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Records that are there, by path."""
+    found = {path: load_if_there(path, dict) for path in paths}
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def _earlier(layout: RunLayout, number: int) -> dict[Path, dict[str, Any]]:
+    """What earlier attempts have left unfinished is finished by the host that keeps the run now."""
+    found: dict[Path, dict[str, Any]] = {}
+    for each in range(1, number):
+        cluster = load_if_there(layout.attempt_cluster(each), Cluster)
+        if cluster is None or not layout.request(each).exists():
+            continue
+        found[layout.attempt_cluster(each)] = seen_from_head(cluster).to_json()
+        found |= _documents((layout.request(each), layout.outcome(each)))
+    return found
+
+
+# What is written down and brought to the hosts before anything starts.
+
+
+@contextlib.contextmanager
+def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = None) -> Iterator[None]:
+    """Keep state.json true while the run is prepared. What ends that is written down before it is raised; a run that
+    only failed to be resumed stays what it was `before`.
+    """
+    state.save(layout)
+    try:
+        yield
+    except BaseException as error:
+        if RunState.load(layout).phase == "preparing":  # else its supervisor has said how it ended
+            (before or _unprepared(state, error)).save(layout)
+        raise
+
+
+@contextlib.contextmanager
+def told_if_kept(layout: RunLayout, talk: Console) -> Iterator[None]:
+    """Say which run is kept if it could not be started, and how it can be."""
+    try:
+        yield
+    except BaseException:
+        if layout.job.exists() and layout.cluster.exists():
+            talk.say(_kept(layout.run_id, read_record(layout).phase))
+        raise
+
+
+def _kept(name: str, phase: str) -> str:
+    if phase in {"running", "stopping", "finished", "lost"}:  # it was broken off while its supervisor came up
+        return (
+            f"kept as {name}, which may be running: gangline ps asks; if it is running, gangline attach {name} follows "
+            f"it and gangline stop {name} ends it; if it is lost, gangline resume {name} starts it"
+        )
+    return (
+        f"kept as {name}, which is {phase}: gangline resume {name} once the cause is gone; for a mistake in the job, "
+        "correct it and start anew: gangline train"
+    )
+
+
+def _unprepared(state: RunState, error: BaseException) -> RunState:
+    if isinstance(error, KeyboardInterrupt):
+        return dataclasses.replace(state, phase="stopped", supervisor=None)
+    known = error if isinstance(error, GanglineError) else GanglineError(f"{type(error).__name__}: {error}")
+    return dataclasses.replace(state, phase="failed", supervisor=None, error=known.to_json())
+
+
+def bring_inputs(
+    layout: RunLayout, decision: Decision, ready: Ready, means: Context, *, before: Inputs | None = None
+) -> tuple[Plan, Ready]:
+    """Bring the job and what it reads to the hosts, tokenised once, on the head; the plan now that samples are counted,
+    and the hosts, which see what is read.
+
+    before: what the run has read so far, which it must go on to read.
+    """
+    run_id, cluster, talk = layout.run_id, ready.cluster, means.talk
+    reads = bring_reads(decision.job, cluster, means.transports, home=means.home, tell=talk)
+    cluster = reads.seen_from(cluster, decision.job)
+    for host in cluster.hosts:
+        alone = dataclasses.replace(cluster, hosts=(host,))
+        job = reads.localised(decision.job, host)
+        place_documents(alone, means.transports, run_id, {"job": job.to_json()})
+    secrets = means.secrets if cluster.head.transport == "ssh" else None
+    talk.tick(f"getting ready to tokenise on {cluster.head.name}")  # torch is imported there
+    inputs = prepare_inputs(
+        cluster,
+        means.transports,
+        run_id,
+        secrets=secrets,
+        on_progress=lambda record: talk.tick(_tokenising(record)),
+    )
+    if before is not None:
+        require_same(run_id, before, inputs)
+    distribute(cluster, means.transports, inputs, scratch=means.home, tell=talk)
+    place_documents(cluster, means.transports, run_id, {"inputs": inputs.record})
+    return _settled(layout, decision, inputs, talk), dataclasses.replace(ready, cluster=cluster)
+
+
+def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, talk: Console) -> Plan:
+    """The plan now that the samples are counted."""
+    counts = inputs.record["counts"]["train"]
+    settled = decision.plan.with_data(
+        decision.job, DataCount(num_samples=counts["samples"], num_tokens=counts.get("tokens"))
+    )
+    write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
+    if counts.get("skipped_rows"):
+        talk.say(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
+    talk.say(f"data       {length(settled)}")
+    return settled
+
+
+def inputs_before(layout: RunLayout) -> Inputs | None:
+    """What the run has read so far; None where it failed before its data was tokenised."""
+    return load_if_there(layout.inputs, Inputs.from_json)
+
+
+def _tokenising(record: dict[str, Any]) -> str:
+    done, total = record.get("done_bytes", 0), record.get("total_bytes", 0)
+    if not total:
+        return f"tokenising: {record.get('rows', 0)} rows"
+    return f"tokenising: {100 * done // total} % of {format_bytes(total)}, {record.get('rows', 0)} rows"
+
+
+# What `resume` needs: a run that has ended, and the checkpoint to go on from.
+
+
+def resumable(run: RunHandle, seams: Dependencies) -> RunState:
+    """The state of a run that has ended and can go on; raises UsageError or CheckpointError for any other."""
+    layout = run.layout
+    name, record = layout.run_id, run.record()
+    if record.silent is not None:
+        raise HostUnreachable(
+            f"{name} may be running: who looks after it does not answer",
+            seen=record.silent,
+            fix="bring that host back; only it knows whether the run has ended",
+        )
+    record.require_state()
+    try:
+        state = RunState.load(layout)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
+        ) from error
+    if record.phase == "preparing" or seams.is_alive(run.kept, run.keeper):
+        raise UsageError(
+            f"{name} is running",
+            seen=f"expected a run that has ended, found one that is {state.phase}",
+            fix=f"follow it: gangline attach {name}, or end it first: gangline stop {name}",
+        )
+    if state.phase == "finished":
+        raise UsageError(
+            f"{name} has finished",
+            seen="expected a run that was stopped or has failed",
+            fix=f"use it: gangline export {name}, or start a new run: gangline train",
+        )
+    return state
+
+
+def next_state(ended: RunState) -> RunState:
+    """The state while the next attempt is prepared by this process."""
+    return dataclasses.replace(
+        ended,
+        attempt=ended.attempt + 1,
+        phase="preparing",
+        error=None,
+        quiet_since=None,
+        supervisor=ProcessId.current(),
+    )
+
+
+def places_of(run: RunHandle, ready: Ready, means: Context) -> dict[str, CheckpointHost]:
+    """Every place where checkpoints may lie; hosts of the new cluster under their own names."""
+    hosts = ready.cluster.hosts
+    places = {host.name: CheckpointHost(host=host, transport=means.transports[host.name]) for host in hosts}
+    theirs = {_spot(host) for host in hosts}
+    for host in run.cluster.hosts:
+        if _spot(host) not in theirs:
+            label = host.name if host.name not in places else f"{host.name} (before)"
+            places[label] = CheckpointHost(host=host, transport=run.transports[host.name])
+    return places
+
+
+def carry_on(run: RunHandle, ready: Ready, means: Context) -> None:
+    """Bring what the old head wrote of the run to the new one."""
+    before, now = run.cluster.head, ready.cluster.head
+    old = spot_on(before, run.transports, before.workdir)
+    if not carry_history(old, spot_on(now, means.transports, now.workdir), run.layout.run_id):
+        means.talk.say(f"{before.name}, the head before, does not answer: its figures are missing from now on")
+
+
+def _spot(host: Host) -> tuple[str, ...]:
+    """What is the same for two hosts that have one folder: equal paths of two machines are two places."""
+    return (host.workdir,) if host.transport == "local" else (host.workdir, host.ssh or host.name, str(host.ssh_port))
+
+
+def choose_checkpoint(places: dict[str, CheckpointHost], run_id: str, *, talk: Console) -> CheckpointChoice:
+    """The checkpoint to go on from; what was passed over is told with the reason."""
+    talk.tick("looking for checkpoints")
+    choice = find_checkpoint(places, run_id)
+    for rejection in choice.rejected:
+        talk.say(f"passed over: {rejection}")
+    if choice.step is None and choice.rejected:
+        raise rejected_error(run_id, choice)
+    start = "from the beginning: no checkpoint was saved" if choice.step is None else f"from step {choice.step}"
+    talk.say(f"resuming {run_id} {start}")
+    return choice

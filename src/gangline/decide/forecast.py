@@ -1,0 +1,615 @@
+"""What a job would need and take on the machines: the question put to `planning`, from files and facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.catalog.models import known_config, suggest_models
+from gangline.context import Context
+from gangline.decide.hosts import SpeedTable
+from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
+from gangline.inventory.facts import Inventory
+from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
+from gangline.planner.decision import Suggestion, Verdict, decide, ways_out
+from gangline.planner.machines import PlannedCluster
+from gangline.planner.option import Option, Question, builds_method, lacking
+from gangline.planner.report import fastest_of_fewer, ways_lines
+from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
+from gangline.runs.cluster import Host
+from gangline.runs.files import read_json, write_json
+from gangline.runs.gang import whole_count
+from gangline.runs.job import Job
+from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation
+from gangline.strategies.table import plan_half
+from gangline.transport.local import LocalTransport
+from gangline.units import format_bytes
+
+# The shape of a job's model, read from its config.json; weights are not needed.
+
+
+CONFIG_BYTES = 4 << 20
+"""More is no config.json."""
+
+
+def find_config(job: Job, variables: Mapping[str, str]) -> tuple[dict[str, Any], str] | None:
+    """The contents of the model's config.json, and where they are from; None where this computer has none.
+
+    A folder's own file; for a name of the hub what an earlier download left in its cache, else the catalogue. Raises
+    ModelError for a file that cannot be read.
+    """
+    folder = Path(job.model.path)
+    if folder.is_absolute():
+        return read_config(folder / "config.json"), str(folder / "config.json")
+    for path in _cached(job, variables):
+        return read_config(path), str(path)
+    known = known_config(job.model.path)
+    return None if known is None else (known, "catalogue")
+
+
+def shape_unknown(name: str) -> str:
+    """Why nothing is known of a model of the hub, and what to do."""
+    near = ", ".join(suggest_models(name))
+    return (
+        f"neither the hub's cache on this computer nor the catalogue has {name}{f' (near: {near})' if near else ''}; "
+        "its config.json in a folder is enough: gangline plan --model FOLDER"
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config.json as plain data; raises ModelError."""
+    try:
+        if path.stat().st_size > CONFIG_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise TypeError(f"expected an object, found {type(data).__name__}")
+    except (OSError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"model.path: {path} cannot be read",
+            seen=f"expected the model's config.json; {error}",
+            fix="copy it again from the model's page",
+        ) from error
+    return data
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """A name for a configuration by its content: what was counted or measured of it is kept under that."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _cached(job: Job, variables: Mapping[str, str]) -> list[Path]:
+    """Files of the hub's cache: the revision that is meant, else any, newest first."""
+    home = Path(variables.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(variables.get("HF_HUB_CACHE") or home / "hub")
+    folder = cache / f"models--{job.model.path.replace('/', '--')}"
+    revision = job.model.revision or "main"
+    try:
+        meant = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        meant = revision
+    exact = folder / "snapshots" / meant / "config.json"
+    if exact.is_file() or job.model.revision is not None:
+        return [exact] if exact.is_file() else []
+    found = list((folder / "snapshots").glob("*/config.json"))
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+# Whether there is what a job wants to move off its cards, and room for it in the machines' memory.
+
+
+MOST = 0.9
+"""Of what programs can get of a machine's memory: the rest is for the processes themselves."""
+
+
+def require_cards(job: Job, world: PlannedCluster) -> None:
+    """Raise UsageError where an offload would move nothing: there is no card (fsdp, hsdp)."""
+    asked = bool(job.strategy.offload) and job.strategy.kind != AUTO
+    parts = asked and plan_half(job.strategy.kind).sharded_by == "fsdp2"
+    if not parts and not job.activation_offloading:
+        return
+    key = "strategy.offload" if parts else "activation_offloading"
+    if all(seat.gpu is None for seat in world.seats):
+        raise UsageError(
+            f"{key}: there is nothing to move to the machines' memory",
+            seen="no rank has a GPU, so all of it is there already",
+            fix=f"delete {key}",
+        )
+
+
+def require_ram(option: Option | None) -> None:
+    """Raise UsageError where what is moved does not fit into the memory of a machine."""
+    if option is None:
+        return
+    wanted: dict[str, int] = {}
+    free = {need.seat.host: need.seat.ram_bytes for need in option.needs}
+    for need in option.needs:
+        wanted[need.seat.host] = wanted.get(need.seat.host, 0) + need.memory.offloaded_bytes
+    for host, num_bytes in wanted.items():
+        room = free[host]
+        if num_bytes and room is not None and num_bytes > MOST * room:
+            raise UsageError(
+                f"{host} has no memory for what is moved off its cards",
+                seen=f"{format_bytes(num_bytes)} of weights, states and activations; {format_bytes(room)} available",
+                fix="move less (strategy.offload, activation_offloading), or let more hosts share the model",
+            )
+
+
+# Models that no closed form knows: built without weights by a worker process, and counted there.
+
+
+LIMIT_S = 120.0
+"""Building a model without weights takes seconds, a trace half a minute on a slow machine."""
+_ATTENTION = ("q", "k", "v", "o", "qkv", "attn", "query", "key", "value", "wqkv", "out")
+"""Beginnings of names of the matrices around attention."""
+
+
+def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, means: Context) -> Any:
+    """What `python -m gangline.worker.trace` answers on this computer, where torch has to be.
+
+    Raises ModelError where there is none, and the worker's own error.
+    """
+    host = Host(name="this computer", workdir=str(means.home), python=sys.executable)
+    argv = host.argv("-m", "gangline.worker.trace", *words)
+    env = {**host.code_env, "OMP_NUM_THREADS": "1"}
+    try:
+        result = LocalTransport(host).run(argv, stdin=json.dumps(order).encode(), env=env, timeout_s=LIMIT_S)
+    except TimeoutError as error:
+        fix = "try again while less runs on this computer"
+        raise ModelError("the model cannot be built in time", seen=str(error), fix=fix) from error
+    try:
+        answer = json.loads(result.stdout)
+    except ValueError:
+        raise ModelError(
+            "the model cannot be built on this computer",
+            seen=(result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1],
+            fix="install what the trainer needs beside gangline: pip install 'gangline[train]'",
+        ) from None
+    first = answer if isinstance(answer, dict) else next((one for one in answer if one.get("kind") == "error"), {})
+    if first.get("kind") == "error":
+        raise GanglineError.from_json({**first, "kind": first.get("error_kind")})
+    return answer
+
+
+def count_architecture(config: Mapping[str, Any], means: Context) -> Architecture:
+    """The shape of a model of any kind that transformers knows; kept by the content of its configuration.
+
+    Raises ModelError where it cannot be built, or where its layers are not of one shape.
+    """
+    kept = means.home / "models" / f"{config_digest(config)}.json"
+    try:
+        record = read_json(kept)
+    except (OSError, ValueError):
+        means.talk.tick("counting the model's parameters")
+        try:
+            record = ask_trace({"config": dict(config)}, "count", means=means)
+        except ModelError:
+            raise
+        except GanglineError as error:  # of the worker's own: it would be the same the next time
+            record = {**error.to_json(), "kind": "error"}
+        _keep(kept, record)
+    if record.get("kind") == "error":
+        raise ModelError(str(record.get("what", "")), seen=str(record.get("seen", "")), fix=str(record.get("fix", "")))
+    try:
+        return counted(config, record)
+    except (KeyError, TypeError, ValueError) as error:
+        missing = f"config.json has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(
+            f"no closed form holds for models of the kind {config.get('model_type')}",
+            seen=missing,
+            fix="plan with a model of the same size of a kind that is known",
+        ) from error
+
+
+def _keep(path: Path, record: Any) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(path, record)
+
+
+def counted(config: Mapping[str, Any], record: Mapping[str, Any]) -> Architecture:
+    """The architecture that was counted; raises KeyError or ValueError where it does not say enough."""
+    text = config.get("text_config") or config
+    depth = int(record["layers"])
+    linears = tuple(_linear(shape, depth) for shape in record["shapes"])
+    hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+    head_dim = int(text.get("head_dim") or hidden // heads)
+    inside = sum(linear.num_weights for linear in linears) * depth
+    biases = sum(linear.num_biases for linear in linears) * depth
+    experts = int(record["experts"])
+    top_k = int(text.get("num_experts_per_tok") or 0)
+    num_experts = int(text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0)
+    if inside != record["linears"] or experts % depth:
+        raise ValueError("matrices or experts do not divide by the number of layers")
+    layer = Layer(
+        count=depth,
+        linears=linears,
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=head_dim,
+        value_dim=head_dim,
+        width=int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 4 * hidden) * max(1, top_k),
+        experts=num_experts,
+        top_k=top_k,
+        fused_weights=experts // depth,
+        fused_active=experts // depth * top_k // num_experts if num_experts else experts // depth,
+    )
+    vocabulary = int(text["vocab_size"])
+    return Architecture(
+        model_type=str(config.get("model_type", "model")),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        tied=bool(record["tied"]),
+        layers=(layer,),
+        extra_embeddings=max(0, int(record["embeddings"]) - hidden * vocabulary),
+        vectors=max(0, int(record["others"]) - biases),
+        source="counted",
+    )
+
+
+def _linear(shape: Mapping[str, Any], depth: int) -> Linear:
+    if int(shape["count"]) % depth:
+        raise ValueError(f"{shape['count']} matrices called {shape['name']} in {depth} layers")
+    name = str(shape["name"])
+    return Linear(
+        name=name,
+        inputs=int(shape["columns"]),
+        outputs=int(shape["rows"]),
+        part="attention" if name.lower().split("_")[0] in _ATTENTION else "mlp",
+        bias=bool(shape["bias"]),
+        number=int(shape["count"]) // depth,
+    )
+
+
+GUESSED = 0.5
+"""A link that may be so far from what is assumed is no ground to refuse a start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is foreseen, or why nothing is."""
+
+    verdict: Verdict | None = None
+    config: dict[str, Any] | None = None
+    config_from: str = ""
+    unknown: str = ""
+    """Why there is no verdict, in words."""
+    speeds: SpeedTable | None = None
+    """What is known of how fast the machines compute."""
+    error: ModelError | None = None
+    """What is wrong with the model's configuration. A start goes on without a forecast: the trainer has the say."""
+    num_ranks: int = 1
+    """On how many it is to run."""
+
+    @property
+    def runnable(self) -> Option | None:
+        """What gangline's own trainer would do."""
+        return None if self.verdict is None else self.verdict.runnable
+
+    @property
+    def divides(self) -> str:
+        """Why this batch, or what is bad about it, in words; empty where there is nothing to say."""
+        dividing = None if self.verdict is None else self.verdict.dividing
+        return "" if dividing is None else dividing.words
+
+    def dated(self, inventory: Inventory) -> list[str]:
+        """What was measured under another driver or torch than hosts have now, of what the forecast rests on."""
+        option = self.runnable or (None if self.verdict is None else self.verdict.best)
+        if option is None or self.speeds is None:
+            return []
+        return self.speeds.dated([need.seat for need in option.needs], option.training, inventory)
+
+    def settled(self, job: Job) -> Job:
+        """The job with everything decided that it leaves open."""
+        option = None if self.verdict is None else self.verdict.runnable or self.verdict.best
+        job = self.with_batch(job)
+        if option is None or not job.open:
+            return dataclasses.replace(job, open=())
+        return dataclasses.replace(
+            job,
+            micro_batch=option.training.micro_batch,
+            activation_checkpointing=option.training.checkpointing,
+            exchange="bf16" if option.training.exchange == "bf16" else "fp32",
+            open=(),
+        )
+
+    def with_batch(self, job: Job) -> Job:
+        """The job with the batch that was chosen; where nothing is foreseen, with the one that it wishes for."""
+        if "batch" not in job.open:
+            return job
+        wished = job.micro_batch * whole_count(job.batch, job.micro_batch)
+        batch = wished if self.verdict is None else self.verdict.question.batch
+        return dataclasses.replace(job, batch=batch, open=tuple(key for key in job.open if key != "batch"))
+
+
+def foresee_job(job: Job, world: PlannedCluster, means: Context, *, stack: SoftwareStack = GANGLINE) -> Outlook:
+    """Weigh every way to run the job on these machines.
+
+    Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, for tp on
+    hosts with unlike numbers of ranks, where ranks share a GPU for what wants one for each, for weights that would be
+    trained in fp16, and as `require_cards` and `require_ram` do.
+    """
+    _require_formats(job, world)
+    _require_ranks(job, world)
+    require_cards(job, world)
+    outlook = dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
+    require_ram(outlook.runnable)
+    return outlook
+
+
+def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: SoftwareStack) -> Outlook:
+    try:
+        found = find_config(job, means.seams.variables)
+    except ModelError as error:
+        return _unknown(error)
+    if found is None:
+        return Outlook(unknown=f"memory and time are not known: {shape_unknown(job.model.path)}")
+    config, where = found
+    try:
+        architecture = _architecture(config, means)
+    except ModelError as error:
+        return _unknown(error)
+    _require_layers(job, architecture.num_layers, num_ranks=len(world.seats))
+    speeds = SpeedTable(architecture=architecture, home=means.home)
+    question = Question(
+        architecture=architecture,
+        training=training_of(job, world, stack=stack),
+        batch=job.batch,
+        compute=speeds.of,
+        open=job.open,
+        strategy=job.strategy,
+    )
+    try:
+        verdict = decide(question, world)
+    except ModelError as error:  # adapters that find no place, by the names that the closed form knows
+        return _unknown(error)
+    return Outlook(verdict=verdict, config=config, config_from=where, speeds=speeds)
+
+
+def _unknown(error: ModelError) -> Outlook:
+    return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+
+
+def _require_formats(job: Job, world: PlannedCluster) -> None:
+    """Only here it is known that `precision: auto` is fp16."""
+    if job.parameters != "compute" or _compute(job, world) != "fp16":
+        return
+    cards = dict.fromkeys(seat.label for seat in world.seats if seat.spec is not None and not seat.spec.bf16)
+    why = f"{', '.join(cards)} cannot compute in bf16, so all cards compute in fp16"
+    raise UsageError(
+        "precision.parameters: fp16 weights cannot be trained",
+        seen=f"parameters: compute, and {why if job.precision == 'auto' else 'compute: fp16'}; updates smaller than "
+        "6e-8 vanish",
+        fix="delete precision.parameters (trained weights are then in fp32), or write precision.compute: fp32",
+    )
+
+
+def _require_ranks(job: Job, world: PlannedCluster) -> None:
+    """The strategy that the job asks for can be done by these ranks."""
+    half = _half_of(job)
+    if half is None:
+        return
+    ranks = {host: len(world.seats_of(host)) for host in world.hosts}
+    asked = Asked(method=job.method.kind, offload=job.strategy.offload, replicas=job.strategy.replicas)
+    _refuse(next(half.machine_violations(asked, Machines(ranks=ranks, sharing=world.crowded)), None))
+
+
+def _require_layers(job: Job, num_layers: int | None, *, num_ranks: int, unknown: str = "") -> None:
+    """There are layers for all ranks; unknown: why nobody knows how many there are."""
+    half = _half_of(job)
+    if half is not None:
+        found = half.layer_violation(num_layers, replicas=job.strategy.replicas, num_ranks=num_ranks)
+        _refuse(found, seen=unknown)
+
+
+def _half_of(job: Job) -> PlanHalf | None:
+    return None if job.strategy.kind == AUTO else plan_half(job.strategy.kind)
+
+
+def _refuse(violation: Violation | None, *, seen: str = "") -> None:
+    if violation is not None:
+        raise UsageError(violation.what, seen=seen or violation.seen, fix=violation.fix)
+
+
+def _architecture(config: dict[str, Any], means: Context) -> Architecture:
+    try:
+        return read_architecture(config)
+    except UnknownArchitecture:
+        return count_architecture(config, means)
+
+
+def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGLINE) -> Training:
+    """What a rank computes, as the job says."""
+    compute = _compute(job, world)
+    trained: Number = compute if compute == "fp64" or job.parameters == "compute" else "fp32"
+    if stack == GANGLINE and any(seat.gpu is None for seat in world.seats):
+        stack = GANGLINE_CPU
+    attention = "eager" if job.model.attention == "eager" else stack.attention
+    return Training(
+        method=job.method.kind,
+        bits=job.method.bits,
+        micro_batch=job.micro_batch,
+        sequence_length=job.data.sequence_length,
+        compute=compute,
+        parameters=trained,
+        rank=job.method.rank,
+        targets=job.method.targets,
+        dropout=job.method.dropout,
+        checkpointing=job.activation_checkpointing,
+        offloading=job.activation_offloading,
+        packed=job.data.packing,
+        optimizer=job.optimizer.kind,
+        exchange="bf16" if job.exchange == "bf16" and trained == "fp32" else None,
+        stack=dataclasses.replace(stack, attention=attention),
+    )
+
+
+def _compute(job: Job, world: PlannedCluster) -> Number:
+    """As the ranks will agree on: what the least able of them can do well."""
+    if job.precision != "auto":
+        return job.precision
+    if any(seat.gpu is None for seat in world.seats):
+        return "fp32"
+    return "bf16" if all(seat.spec is None or seat.spec.bf16 for seat in world.seats) else "fp16"
+
+
+def ways_of(outlook: Outlook) -> list[Suggestion]:
+    """What would make it fit; empty where it fits."""
+    verdict = outlook.verdict
+    if verdict is None or verdict.best is not None:
+        return []
+    return ways_out(verdict.question, verdict.world)
+
+
+DEAR = 0.5
+"""Of a step that waits for weights of other machines: more is taken only where the job asks for it."""
+
+
+def require_startable(job: Job, outlook: Outlook, *, force: bool = False) -> None:
+    """Raise where gangline's own trainer cannot do the job, or has no room for it.
+
+    UsageError for what is not built yet, DoesNotFit where memory is short, one machine alone is faster, or most of a
+    step would be waiting for weights. force: start what is only slow.
+    """
+    verdict = outlook.verdict
+    if verdict is None:
+        _require_layers(job, None, num_ranks=outlook.num_ranks, unknown=outlook.unknown)
+        return
+    _require_method(verdict.question)
+    _require_bf16(verdict)
+    if verdict.runnable is None:
+        _require_way(verdict)
+        _refuse_size(verdict)
+    if force:
+        return
+    if all(seat.weight is None for seat in verdict.world.seats):
+        _refuse_slowness(verdict)
+    if job.strategy.kind == AUTO:
+        _refuse_price(verdict)
+
+
+def _require_way(verdict: Verdict) -> None:
+    """The strategy that the job asks for goes with what else it asks for."""
+    asked, option = verdict.question.strategy.kind, next(iter(verdict.by_kind), None)
+    if asked == AUTO or option is None or any(each.is_built for each in verdict.by_kind):
+        return
+    missing = lacking(option.strategy, option.training, option.architecture)
+    assert missing is not None  # the job asks for it
+    raise UsageError(f"strategy: gangline train cannot do {missing.what}", seen=missing.seen, fix=missing.fix)
+
+
+def _require_method(question: Question) -> None:
+    if builds_method(question.training, question.architecture):
+        return
+    experts, total = question.architecture.expert_weights, question.architecture.num_parameters
+    if not experts:
+        raise UsageError(
+            f"method: gangline train cannot do {question.training.method} with this model",
+            seen=f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type}), which "
+            "would stay as they are",
+            fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+        )
+    raise UsageError(
+        f"method: gangline train cannot do {question.training.method} with a mixture of experts",
+        seen=f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights, which would "
+        "stay as they are",
+        fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+    )
+
+
+def _require_bf16(verdict: Verdict) -> None:
+    """A job that names bf16 gets no other format; of cards that the catalogue does not have ranks find it out."""
+    seats = [seat for seat in verdict.world.seats if seat.spec is not None and not seat.spec.bf16]
+    if verdict.question.training.compute != "bf16" or not seats:
+        return
+    raise UsageError(
+        f"precision.compute: {', '.join(dict.fromkeys(seat.label for seat in seats))} cannot compute in bf16",
+        seen=f"compute: bf16, and such a card in {', '.join(list(dict.fromkeys(seat.host for seat in seats))[:8])}",
+        fix="write precision: auto (all cards then use fp16 with a loss scale) or fp32",
+    )
+
+
+def _refuse_size(verdict: Verdict) -> None:
+    built = next((option for option in verdict.by_kind if option.is_built), None)
+    if built is None:
+        return
+    need = built.tightest
+    cut = built.strategy.half.layers == "staged"  # for this memory: without an option nobody knows how
+    if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
+        return  # what a process shares with others, and what may be swapped, is not known well enough
+    better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do"
+    if better and verdict.best is not None and (package := verdict.best.strategy.half.capabilities.package):
+        better = f"; strategy: {verdict.best.strategy.kind} would fit, by {package}"
+    elif better:
+        kind = verdict.question.training.optimizer
+        better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
+    raise DoesNotFit(
+        f"the job does not fit on {need.seat.host}",
+        seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
+        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free{better}",
+        fix=_listed([*_fewer_ranks(verdict.world), *_ways(verdict)]),
+    )
+
+
+def _fewer_ranks(world: PlannedCluster) -> list[str]:
+    """Each rank that shares a card has a part of its memory, and of what divides a model nothing is done there."""
+    return [f"set slots of {', '.join(world.crowded[:8])} to the number of its GPUs"] if world.crowded else []
+
+
+def _refuse_slowness(verdict: Verdict) -> None:
+    """Only where the best case of all machines is worse than the worst case of fewer, on a network that is known."""
+    whole, fewer = verdict.runnable, fastest_of_fewer(verdict, runnable=True)
+    if whole is None or whole.time is None or fewer is None or fewer.time is None:
+        return
+    if verdict.world.wire.spread >= GUESSED or fewer.time.high_s >= whole.time.low_s:
+        return
+    raise DoesNotFit(
+        f"{', '.join(fewer.world.hosts)} alone would be faster than all machines together",
+        seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
+        "further machines bring",
+        fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
+        f"--force starts it as it is{_apart(verdict, fewer)}",
+    )
+
+
+def _refuse_price(verdict: Verdict) -> None:
+    """Weights that travel for every micro-batch may cost most of a step: whoever wants that has to say so."""
+    option = verdict.runnable
+    if option is None or option.time is None or not option.strategy.half.lockstep:
+        return
+    waiting = option.time.exposed_s / option.time.total_s
+    if waiting <= DEAR:
+        return
+    raise DoesNotFit(
+        f"with the model in parts {100 * waiting:.0f} % of every step is waiting for the network",
+        seen=f"no device holds it whole; {option.strategy.kind} takes {option.time.total_s:.3g} s a step here, of "
+        f"which {option.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
+        fix=_listed([f"write strategy: {option.strategy.kind}, or add --force, to start it as it is", *_ways(verdict)]),
+    )
+
+
+def _ways(verdict: Verdict) -> list[str]:
+    return [line.removeprefix("instead").strip() for line in ways_lines(ways_out(verdict.question, verdict.world))]
+
+
+def _listed(lines: list[str]) -> str:
+    """One below the other, where an error says what to do."""
+    return "\n        ".join(lines)
+
+
+def _apart(verdict: Verdict, fewer: Option) -> str:
+    """What all machines would do in rounds, where the job did not ask for them and that is faster."""
+    for option in verdict.by_kind:
+        if not option.is_exact and not option.is_built and option.may_fit and option.seconds < fewer.seconds:
+            return (
+                f"; strategy: {option.strategy.kind} would take about {option.seconds:.3g} s a step on all of them, "
+                "with other numbers than one big machine"
+            )
+    return ""

@@ -1,0 +1,161 @@
+"""Look at the hosts of a cluster and say what is good and what is not. Changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.checks.judge import FAMILIES, judge, prefixes, skipped
+from gangline.checks.rules import Finding
+from gangline.context import Console, Context, Transports
+from gangline.inventory.facts import BuildFacts, Inventory
+from gangline.inventory.folders import compare, probe_disks, probe_shared
+from gangline.inventory.gather import gather, probe_building
+from gangline.inventory.measured import age_s, forget_pairs, keep_pairs, recent_pairs
+from gangline.inventory.pairs import Pairs, Skipped, Tier
+from gangline.inventory.probe import probe_pairs
+from gangline.inventory.rank_interface import NetworkChoice, rank_network
+from gangline.provision.requirements import load_lock
+from gangline.runs.cluster import Cluster, Host
+
+# What the hosts have to build their environments with.
+
+
+def with_building(cluster: Cluster, inventory: Inventory, transports: Transports) -> Inventory:
+    """Ask the hosts whose environment gangline builds; raises UsageError for a lock that cannot be read."""
+    wanted = {host.name: (host, _by_lock(host)) for host in cluster.hosts if host.environment.kind == "locked"}
+    return probe_building(inventory, wanted, transports)
+
+
+def _by_lock(host: Host) -> BuildFacts:
+    lock = load_lock(host.environment.path)
+    return BuildFacts(lock=lock.hash, torch=next((pin.version for pin in lock.pins if pin.name == "torch"), None))
+
+
+TRAFFIC = ("network", "clocks", "security")
+"""Families that need traffic between the hosts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How closely to look."""
+
+    tier: Tier = "quick"
+    only: tuple[str, ...] = ()
+    """Names of families, or beginnings of ids; empty: everything."""
+    own_worker: bool = True
+    """Whether gangline's trainer will run, which needs packages."""
+    paths: tuple[str, ...] = ()
+    """Models or data that should be the same on every host."""
+    anew: bool = True
+    """Whether the network has to be tried now; False: what was found to be good minutes ago is good enough."""
+
+    def wants(self, *families: str) -> bool:
+        """Whether anything of these families is asked for."""
+        wanted = prefixes(self.only)
+        ours = [prefix for family in families for prefix in FAMILIES[family].prefixes]
+        return any(one.startswith(other) or other.startswith(one) for one in ours for other in wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectResult:
+    """What was seen of a cluster, and what it means."""
+
+    cluster: Cluster
+    inventory: Inventory
+    findings: tuple[Finding, ...]
+    skipped: tuple[Skipped, ...]
+    """What was not checked, and why."""
+    networks: Mapping[str, NetworkChoice]
+    """Which interface each host's ranks use, and the variables that say so."""
+    seconds: float
+    """How long it took to look."""
+
+    @property
+    def rank_variables(self) -> dict[str, dict[str, str]]:
+        """The variables alone, by host."""
+        return {host: dict(choice.env) for host, choice in self.networks.items()}
+
+    def documents(self) -> dict[str, Any]:
+        """The files of the run directory that say so."""
+        return {
+            "inventory": self.inventory.to_json(),
+            "findings": {"findings": [finding.to_json() for finding in self.findings]},
+            "networks": {host: dataclasses.asdict(choice) for host, choice in self.networks.items()},
+        }
+
+
+START = Wish(anew=False)
+"""For a start of our trainer."""
+OWN_PROGRAM = Wish(own_worker=False, anew=False)
+"""For a start of the user's own command."""
+
+
+def look(cluster: Cluster, wish: Wish, means: Context, *, silent: bool = False) -> InspectResult:
+    """Read every host, try what lies between them, judge, and tell what is not as it should be; `silent`: do not."""
+    begun, transports, talk = time.monotonic(), means.transports, means.talk
+    talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
+    inventory = gather(cluster, transports)
+    if wish.wants("versions", "storage"):
+        inventory = with_building(cluster, inventory, transports)
+    recent = None
+    if wish.wants(*TRAFFIC) and not cluster.is_one_machine:
+        recent = None if wish.anew else recent_pairs(means.home, cluster, inventory)
+        pairs = recent or _try_network(cluster, inventory, wish, means)
+        inventory = dataclasses.replace(inventory, pairs=pairs)
+    inventory = _with_disks(cluster, inventory, transports, wish, talk=talk)
+    sight = InspectResult(
+        cluster=cluster,
+        inventory=inventory,
+        findings=judge(inventory, cluster, only=wish.only, own_worker=wish.own_worker),
+        skipped=skipped(inventory, cluster, only=wish.only),
+        networks=rank_network(cluster, inventory),
+        seconds=time.monotonic() - begun,
+    )
+    if recent is not None:
+        talk.say(f"network    as tried {max(1, round(age_s(recent) / 60))} min ago; gangline check tries it anew")
+    elif not wish.only:
+        _keep(sight, means)
+    for line in () if silent else (line for finding in sight.findings for line in finding.lines()):
+        talk.say(line)
+    return sight
+
+
+def _try_network(cluster: Cluster, inventory: Inventory, wish: Wish, means: Context) -> Pairs:
+    means.talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
+    return probe_pairs(cluster, inventory, means.transports, tier=wish.tier)
+
+
+def _keep(sight: InspectResult, means: Context) -> None:
+    """Keep what was tried, if all is well: a start in the next minutes need not try it."""
+    if any(finding.severity == "fail" for finding in sight.findings):
+        forget_pairs(means.home, sight.cluster)
+    elif sight.inventory.pairs is not None:
+        keep_pairs(means.home, sight.cluster, sight.inventory)
+
+
+def _with_disks(
+    cluster: Cluster, inventory: Inventory, transports: Transports, wish: Wish, *, talk: Console
+) -> Inventory:
+    """What is only known by writing and by reading everything."""
+    known = {facts.host: transports[facts.host] for facts in inventory.hosts}
+    if wish.wants("storage"):
+        if cluster.shared and known:
+            probed = _each(cluster.shared, lambda folder: probe_shared(folder, known))
+            inventory = dataclasses.replace(inventory, shared=tuple(probed))
+        if wish.tier != "quick":
+            inventory = dataclasses.replace(inventory, writes=probe_disks(cluster, transports))
+    if wish.paths and wish.wants("data"):
+        talk.tick("comparing models and data")
+        compared = [compare(path, dict.fromkeys(known, path), known) for path in wish.paths]
+        inventory = dataclasses.replace(inventory, data=tuple(compared))
+    return inventory
+
+
+def _each(folders: Sequence[str], act: Any) -> list[Any]:
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return list(pool.map(act, folders))

@@ -1,0 +1,346 @@
+"""What `gangline plan` answers: for the machines as they are, or as somebody thinks of having them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline.context import Console, Context, Dependencies, StartOptions, load, reached
+from gangline.decide.decide import Decision, decide
+from gangline.decide.forecast import Outlook, ask_trace, foresee_job, ways_of
+from gangline.decide.hosts import disk_rate
+from gangline.errors import DoesNotFit, ModelError, UsageError
+from gangline.inventory.measured import load_network, network_line
+from gangline.planner.decision import Suggestion, Verdict
+from gangline.planner.machines import PlannedCluster, assumed_link, bus_of, imagine, link, with_hosts, without_hosts
+from gangline.planner.option import Option, builds_method
+from gangline.planner.report import Length, change_line, explain, name, report, terms, verdict_json, ways_lines
+from gangline.planner.saves import Saving, save_cost
+from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
+from gangline.runs.gang import total_steps
+from gangline.runs.job import Job
+from gangline.units import format_bytes
+
+# How long a run will be before its data is tokenised: a guess from the size of its files.
+
+
+BYTES_PER_TOKEN = 4.0
+"""Of English text and today's vocabularies of 32,000 to 256,000 tokens; code and other languages have fewer."""
+
+
+def estimated_steps(job: Job) -> tuple[int, str] | None:
+    """Optimizer steps, and in words where the number is from; None where nothing can be said.
+
+    Samples are taken to be full, as packing makes them; without it there are as many as rows, and rows are not counted.
+    """
+    if job.steps is not None:
+        return job.steps, f"{job.steps} steps"
+    if not job.data.packing or not job.data.train.files:
+        return None
+    try:
+        num_bytes = sum(Path(file).stat().st_size for file in job.data.train.files)
+    except OSError:
+        return None
+    tokens = num_bytes * (1 - job.data.evaluation_fraction) / BYTES_PER_TOKEN
+    samples = max(1, round(tokens / job.data.sequence_length))
+    steps = total_steps(samples, job.batch, epochs=job.epochs, steps=None)
+    return steps, f"about {steps} steps = {job.epochs or 1:g} x {samples} samples, guessed from the size of the files"
+
+
+def length_unknown(job: Job) -> str:
+    """Why `estimated_steps` says nothing of a job, for people."""
+    source = job.data.train
+    gone = [Path(file).name for file in source.files if not Path(file).exists()]
+    if gone:
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        return f"{gone[0]}{more} of data.train is not on this computer, so that nobody knows how many samples there are"
+    if not source.files:
+        return "data.train is on the hub, and how many samples it has is known once it is there"
+    return "samples are not packed: there are as many as rows, and rows are counted when the data is prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """In what the machines of the question differ from those that are there."""
+
+    hosts: str | None = None
+    """These machines, and nobody is asked; see `planning.world.imagine`."""
+    add: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    link: str | None = None
+    stack: str = GANGLINE.name
+
+    @property
+    def changes_machines(self) -> bool:
+        """Whether the answer is for machines that are not there."""
+        return bool(self.hosts or self.add or self.without or self.link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """The answer."""
+
+    job: Job
+    world: PlannedCluster
+    outlook: Outlook
+    decision: Decision | None
+    """What `train` would decide; None where nobody was asked."""
+    before: Verdict | None = None
+    """What it would be without the change that somebody thinks of."""
+    ways: tuple[Suggestion, ...] = field(default=())
+    """What would make it fit, where it does not."""
+
+    @property
+    def can_start(self) -> bool:
+        """Whether `train` would get as far as starting something."""
+        if self.decision is None or any(each.severity == "fail" for each in self.decision.findings):
+            return False
+        return self.outlook.verdict is None or self.outlook.runnable is not None
+
+    @property
+    def length(self) -> Length:
+        """How long the run is, as far as that is known or can be guessed, and how it saves."""
+        known, words = estimated_steps(self.job), self.job.checkpoint
+        inventory = None if self.decision is None else self.decision.inventory
+        saving = Saving(
+            every_steps=words.every_steps,
+            every_minutes=words.every_minutes,
+            waits=not words.asynchronous,
+            disk=disk_rate(self.world, inventory),
+            by_host=words.each_host == "part",
+        )
+        return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
+
+
+def foretell(start: StartOptions, what_if: WhatIf, *, talk: Console, seams: Dependencies) -> Foretold:
+    """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
+    stack = _stack(what_if.stack)
+    if what_if.hosts is not None:
+        job = _job_without_data(start)
+        means = Context(transports={}, home=start.home, talk=talk, seams=seams)
+        before = changed(_imagined(what_if), WhatIf(link=what_if.link))
+        world = changed(before, dataclasses.replace(what_if, link=None))
+        return _foretold(job, world, None, means, stack=stack, before=before)
+    job, cluster = load(start)
+    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
+        decision = decide(job, cluster, means)
+        stopped = any(each.severity == "fail" for each in decision.findings)
+        if decision.outlook.error is not None and not stopped:  # else what stops the start is said first
+            raise decision.outlook.error
+        world = changed(decision.world, what_if)
+        if world == decision.world and stack == GANGLINE:
+            ways = tuple(ways_of(decision.outlook))
+            return Foretold(job=decision.job, world=world, outlook=decision.outlook, decision=decision, ways=ways)
+        return _foretold(job, world, decision, means, stack=stack, before=decision.world)
+
+
+def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
+    """The world with what somebody thinks of changing."""
+    for text in what_if.add:
+        world = with_hosts(world, text)
+    if what_if.without:
+        world = without_hosts(world, what_if.without)
+    if what_if.link is not None:
+        world = dataclasses.replace(world, wire=link(what_if.link))
+    return world
+
+
+def _foretold(
+    job: Job,
+    world: PlannedCluster,
+    decision: Decision | None,
+    means: Context,
+    *,
+    stack: SoftwareStack,
+    before: PlannedCluster,
+) -> Foretold:
+    outlook = foresee_job(job, world, means, stack=stack)
+    if outlook.error is not None:
+        raise outlook.error
+    if outlook.verdict is None and decision is None:
+        raise ModelError("nothing can be foreseen", seen=outlook.unknown, fix="name a model whose config.json is here")
+    same = outlook.with_batch(job)
+    earlier = None if before == world else foresee_job(same, before, means, stack=stack).verdict
+    ways = tuple(ways_of(outlook))
+    return Foretold(
+        job=outlook.settled(job), world=world, outlook=outlook, decision=decision, before=earlier, ways=ways
+    )
+
+
+def _job_without_data(start: StartOptions) -> Job:
+    """The job; on machines that nobody has, what it trains on need not be there either."""
+    from gangline.config.load import load_job
+
+    return load_job(start.job, start.overrides, needs_data=False)
+
+
+def _stack(name: str) -> SoftwareStack:
+    if name not in STACKS:
+        raise UsageError(f"there is no stack {name!r}", seen=f"expected one of {', '.join(STACKS)}", fix="name one")
+    return STACKS[name]
+
+
+def _imagined(what_if: WhatIf) -> PlannedCluster:
+    assert what_if.hosts is not None
+    seats = imagine(what_if.hosts)
+    return PlannedCluster(seats=seats, wire=assumed_link(), inside=bus_of(seats), asked=False)
+
+
+# `plan --trace`: the trainer's own code on tensors without data, for the ways that are left at the end.
+
+
+BUILT_STACK = "gangline"
+ON_A_PROCESSOR = {"attention_kernel": "cpu", "rounding_bytes": 1}
+"""Where a rank computes without a GPU: its own kernels and exact bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What one way of running the job really allocates, as far as a computer without the card can say."""
+
+    option: Option
+    answer: dict[str, Any]
+    """See `worker.trace.line.TraceResult`."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """At the worst instant, for the model's full depth."""
+        return int(self.answer["peak_bytes"])
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        formula = self.option.needs[0].memory.allocated_bytes
+        text = f"{self.option.strategy.kind}, micro-batch {self.option.training.micro_batch}"
+        text += ", activations computed twice" if self.option.training.checkpointing else ""
+        return (
+            f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
+            f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
+            f"{self.answer['versions']['torch']}" + "".join(f"; {note}" for note in self.answer["notes"])
+        )
+
+
+def trace(foretold: Foretold, means: Context) -> list[Traced]:
+    """Trace what our trainer would run. Raises ModelError where it has no code for the job, or torch is not here."""
+    verdict, config = foretold.outlook.verdict, foretold.outlook.config
+    if verdict is None or config is None:
+        raise ModelError(
+            "nothing can be traced", seen=foretold.outlook.unknown, fix="name a model whose config.json is here"
+        )
+    finalists = _finalists(verdict.runnable, [option for option in verdict.by_kind if option.is_built])
+    ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
+    question = verdict.question
+    if not builds_method(question.training, question.architecture) or not ours:
+        raise ModelError(
+            "gangline's own trainer has no code for this job, so there is nothing to trace",
+            seen=f"method {foretold.job.method.kind}, stack {verdict.question.training.stack.name}",
+            fix="trace it with method=lora or method=full and --stack gangline",
+        )
+    if question.training.offloading:
+        raise ModelError(
+            "what lies in the machine's memory cannot be traced",
+            seen="activation_offloading: true; a trace has no cards that anything could be moved from",
+            fix="trace it with activation_offloading=false, or plan without --trace",
+        )
+    if any(option.strategy.half.layers != "all" for option in finalists):
+        raise ModelError(
+            f"a rank of {finalists[0].strategy.kind} cannot be traced",
+            seen=f"{name(finalists[0].strategy)}; a trace is of a rank with all layers, and all of each",
+            fix="trace it with strategy=ddp, or plan without --trace",
+        )
+    means.talk.tick("running the trainer's code on tensors without data")
+    answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], means=means)
+    return [Traced(option=option, answer=answer) for option, answer in zip(finalists, answers, strict=True)]
+
+
+def _finalists(winner: Option | None, built: list[Option]) -> list[Option]:
+    """The winner, else what came nearest to fitting."""
+    return [winner] if winner is not None else built[:1]
+
+
+def order_of(job: Job, option: Option, config: dict[str, Any]) -> dict[str, Any]:
+    """See `worker.trace.order.TraceOrder`."""
+    training = option.training
+    return {
+        "config": config,
+        "method": dataclasses.asdict(job.method),
+        "precision": training.compute,
+        "parameters": job.parameters,
+        "micro_batch": training.micro_batch,
+        "micro_batches": max(option.shares),
+        "sequence_length": training.sequence_length,
+        "packing": job.data.packing,
+        "activation_checkpointing": training.checkpointing,
+        "optimizer": dataclasses.asdict(job.optimizer),
+        "attention": job.model.attention,
+        "ranks": len(option.needs),
+        **({} if all(need.seat.gpu is not None for need in option.needs) else ON_A_PROCESSOR),
+    }
+
+
+# The answer of `gangline plan` as lines and as plain data.
+
+
+SAID = ("strategy", "shares", "divides", "memory", "step", "saves")
+"""Titles of the plan's lines that the report says better."""
+
+
+def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why: bool, width: int) -> list[str]:
+    """What people read, on a screen of that many columns."""
+    lines: list[str] = []
+    decision, verdict = foretold.decision, foretold.outlook.verdict
+    if verdict is None:
+        lines.append(f"note       {foretold.outlook.unknown}")
+    else:
+        lines += report(verdict, foretold.length, why=why, width=width)
+        lines += terms(verdict, width) if why else []
+        lines += change_line(foretold.before, verdict, width) if foretold.before is not None else []
+    lines += [f"traced     {each.line}" for each in traced]
+    if verdict is not None and verdict.best is None:
+        lines += ways_lines(foretold.ways, width)
+    if decision is not None and foretold.world != decision.world:
+        lines += [f"note       {note}" for note in foretold.outlook.dated(decision.inventory)]
+    if decision is not None and foretold.world == decision.world:
+        lines += explain(decision.plan, without=SAID if verdict is not None else ())
+        if (network := load_network(home, decision.sight.cluster)) is not None:
+            lines.append(network_line(network))
+    if decision is not None:
+        lines += [line for finding in decision.findings for line in finding.lines()]
+    return lines
+
+
+def plan_json(foretold: Foretold, traced: Sequence[Traced]) -> dict[str, Any]:
+    """What programs read."""
+    decision, verdict = foretold.decision, foretold.outlook.verdict
+    return {
+        "plan": None if decision is None else decision.plan.to_json(),
+        "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
+        "verdict": None if verdict is None else verdict_json(verdict, list(foretold.ways)),
+        "saves": None if verdict is None or verdict.best is None else _saves_json(verdict.best, foretold.length),
+        "unknown": foretold.outlook.unknown,
+        "traced": [{"strategy": each.option.strategy.kind, **each.answer} for each in traced],
+    }
+
+
+def _saves_json(best: Option, length: Length) -> dict[str, Any]:
+    """What checkpoints cost; seconds are the least, what is likely, and the most."""
+    cost = save_cost(best, length.saving)
+    return {**dataclasses.asdict(cost), "share": cost.share}
+
+
+def require_fit(foretold: Foretold) -> None:
+    """Raise DoesNotFit, with exit code 6, where nothing that was weighed fits."""
+    verdict = foretold.outlook.verdict
+    if verdict is None or verdict.best is not None:
+        return
+    nearest = max(verdict.by_kind, key=lambda option: (option.chance, -option.tightest.shortage_bytes))
+    need = nearest.tightest
+    raise DoesNotFit(
+        f"the job does not fit on {need.seat.host}",
+        seen=f"of all ways the nearest is {nearest.strategy.kind}, which needs about "
+        f"{need.memory.process.likely / 2**30:.1f} GiB there; {(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
+        fix="see above, under instead" if foretold.ways else "take a smaller model, or more machines",
+    )

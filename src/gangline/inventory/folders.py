@@ -1,0 +1,274 @@
+"""Do all hosts hold the same model and the same data? Compared by content."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import HostUnreachable
+from gangline.runs.cluster import Cluster, Host
+from gangline.transport.transport import AGENT, Transport
+
+# Words of a host, before anybody shows them.
+
+
+def plain(text: str) -> str:
+    """A text of a host without what could steer a terminal."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
+TIMEOUT_S = 3600.0
+"""A disk reads 300 GB in that time; somebody is looking at the progress."""
+NUM_NAMES = 10
+NUM_FILES = 100_000
+"""Of more files nobody is told which differ; that they do, the hash over all of them tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOnHost:
+    """What one host holds at a path."""
+
+    host: str
+    path: str
+    tree: str | None = None
+    """One hash over all names and contents; None: there is nothing."""
+    num_files: int = 0
+    num_bytes: int = 0
+    error: str | None = None
+    """Why nobody can say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One model or data set on all hosts."""
+
+    what: str
+    """What people call it: model, data."""
+    copies: tuple[CopyOnHost, ...]
+    differing: tuple[str, ...] = ()
+    """Files that are not the same, or not there, on all hosts that hold it; the first ten."""
+
+
+def compare(
+    what: str,
+    paths: Mapping[str, str],
+    transports: Mapping[str, Transport],
+    *,
+    on_progress: Callable[[str, dict[str, Any]], None] = lambda _host, _record: None,
+) -> Compared:
+    """Hash a path on every host at the same time. paths: by host, they need not be called the same.
+
+    on_progress: gets the host and {"done_bytes", "total_bytes"} while it goes on.
+    """
+
+    def ask(host: str) -> tuple[CopyOnHost, dict[str, Any]]:
+        return _ask(host, paths[host], transports[host], lambda record: on_progress(host, record))
+
+    with ThreadPoolExecutor(max_workers=min(64, max(1, len(paths)))) as pool:
+        answers = list(pool.map(ask, paths))
+    marks = [files for copy, files in answers if copy.tree is not None]
+    names = sorted({name for files in marks for name in files})
+    differing = [name for name in names if len({json.dumps(files.get(name)) for files in marks}) > 1]
+    return Compared(
+        what=what,
+        copies=tuple(copy for copy, _ in answers),
+        differing=tuple(plain(name) or "." for name in differing[:NUM_NAMES]),
+    )
+
+
+def _ask(
+    host: str, path: str, transport: Transport, on_progress: Callable[[dict[str, Any]], None]
+) -> tuple[CopyOnHost, dict[str, Any]]:
+    """The copy of a host, and its files by name where it told them."""
+    found: list[dict[str, Any]] = []
+    files: dict[str, Any] = {}
+
+    def hear(line: str) -> None:
+        record = _record(line)
+        if record.get("kind") == "progress":
+            on_progress(record)
+        elif record.get("kind") == "files" and isinstance(record.get("files"), dict) and len(files) < NUM_FILES:
+            files.update(record["files"])
+        elif record.get("kind") == "result":
+            found.append(record)
+
+    try:
+        request = json.dumps({"folders": [path]}).encode()
+        result = transport.run((AGENT, "digests"), stdin=request, timeout_s=TIMEOUT_S, on_line=hear)
+    except (HostUnreachable, OSError) as error:
+        return CopyOnHost(host=host, path=path, error=plain(str(error).partition("\n")[0])), {}
+    folders = found[-1].get("folders") if found else None
+    answer = folders.get(path) if isinstance(folders, dict) else None
+    if result.returncode != 0 or not isinstance(answer, dict):
+        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        return CopyOnHost(host=host, path=path, error=plain(last)), {}
+    return _copy(host, path, answer), files
+
+
+def _copy(host: str, path: str, answer: dict[str, Any]) -> CopyOnHost:
+    tree, odd = answer.get("tree"), answer.get("odd")
+    if isinstance(odd, dict) and odd:
+        name, why = next(iter(odd.items()))
+        return CopyOnHost(host=host, path=path, error=plain(f"{name}: {why}"))
+    return CopyOnHost(
+        host=host,
+        path=path,
+        tree=tree if isinstance(tree, str) else None,
+        num_files=_number(answer.get("num_files")),
+        num_bytes=_number(answer.get("num_bytes")),
+    )
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}  # a library printed something
+    return value if isinstance(value, dict) else {}
+
+
+# Is a folder the same one on all hosts? Asked by markers that are written, looked for, renamed and removed.
+
+
+TURN_S = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedView:
+    """What one host saw of a folder."""
+
+    host: str
+    error: str | None = None
+    """Why it could not write there."""
+    sees: tuple[str, ...] = ()
+    """The hosts whose markers it saw; itself among them."""
+    sees_rename: bool | None = None
+    """Whether a file that another host renamed had its new name here within seconds; None: not tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedProbe:
+    """What all hosts saw of a folder that should be one."""
+
+    folder: str
+    views: tuple[SharedView, ...]
+
+
+def probe_shared(folder: str, transports: Mapping[str, Transport]) -> SharedProbe:
+    """Try a folder on all hosts at once, in turns; every marker is removed at the end.
+
+    A host that does not answer is left out: other checks tell of it.
+    """
+    probe = _Probe(folder, transports)
+    try:
+        written = probe.turn("write", tuple(transports))
+        looked = probe.turn("look", tuple(transports))
+        renamer = next((host for host, answer in written.items() if "error" not in answer), None)
+        renamed = _renamed(probe, renamer, looked) if renamer is not None else {}
+    finally:
+        probe.turn("remove", tuple(transports))
+    views = [
+        SharedView(
+            host=host,
+            error=_words(written[host].get("error")),
+            sees=probe.hosts(looked[host]),
+            sees_rename=None if host not in renamed else renamer in probe.hosts(renamed[host]),
+        )
+        for host in transports
+        if not written[host].get("lost")
+    ]
+    return SharedProbe(folder=folder, views=tuple(views))
+
+
+def _renamed(probe: _Probe, renamer: str, looked: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What the hosts that saw a marker see of it once it is renamed."""
+    if "error" in probe.turn("rename", (renamer,))[renamer]:
+        return {}
+    others = tuple(host for host, answer in looked.items() if host != renamer and renamer in probe.hosts(answer))
+    return probe.turn("renamed", others)
+
+
+def _words(error: Any) -> str | None:
+    return None if error is None else plain(str(error))[:300]
+
+
+class _Probe:
+    """One round of markers; hosts are numbers in their names, whatever the hosts are called."""
+
+    def __init__(self, folder: str, transports: Mapping[str, Transport]) -> None:
+        self._folder = folder
+        self._transports = transports
+        self._id = secrets.token_hex(8)
+        self._numbers = {host: f"h{number}" for number, host in enumerate(transports)}
+
+    def turn(self, word: str, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Have one thing done on hosts at the same time."""
+        if not hosts:
+            return {}
+        with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+            return dict(zip(hosts, pool.map(lambda host: self._ask(host, word), hosts), strict=True))
+
+    def hosts(self, answer: Mapping[str, Any]) -> tuple[str, ...]:
+        """The hosts whose markers an answer names."""
+        seen = answer.get("seen")
+        return tuple(host for host, mark in self._numbers.items() if isinstance(seen, list) and mark in seen)
+
+    def _ask(self, host: str, word: str) -> dict[str, Any]:
+        request = {"folder": self._folder, "probe": self._id, "mine": self._numbers[host], "do": word}
+        try:
+            result = self._transports[host].run((AGENT, "shared"), stdin=json.dumps(request).encode(), timeout_s=TURN_S)
+            answer = json.loads(result.stdout)
+        except HostUnreachable as error:
+            return {"error": error.what, "lost": True}
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
+            return {"error": str(error) or type(error).__name__}
+        return answer if isinstance(answer, dict) else {"error": "it does not answer in JSON"}
+
+
+# Can files really be written on every host?
+
+
+DISK_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTry:
+    """A file of 1 MiB that was written, synced, renamed and removed; or why not."""
+
+    host: str
+    folder: str
+    seconds: float | None = None
+    error: str | None = None
+
+
+def probe_disks(cluster: Cluster, transports: Mapping[str, Transport]) -> tuple[WriteTry, ...]:
+    """Try the work folders of all hosts at the same time; a host that does not answer is left out."""
+    with ThreadPoolExecutor(max_workers=min(64, len(cluster.hosts))) as pool:
+        tries = list(pool.map(lambda host: _try(host, transports[host.name]), cluster.hosts))
+    return tuple(row for row in tries if row is not None)
+
+
+def _try(host: Host, transport: Transport) -> WriteTry | None:
+    request = json.dumps({"folders": [host.workdir]}).encode()
+    try:
+        result = transport.run((AGENT, "disk"), stdin=request, timeout_s=DISK_TIMEOUT_S)
+        answer: Any = json.loads(result.stdout)["folders"][host.workdir]
+        error, seconds = answer.get("error"), answer.get("seconds")
+    except HostUnreachable:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        return WriteTry(host=host.name, folder=host.workdir, error=plain(str(problem).partition("\n")[0]))
+    return WriteTry(
+        host=host.name,
+        folder=host.workdir,
+        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
+        error=plain(str(error)) if error is not None else None,
+    )

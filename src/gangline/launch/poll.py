@@ -1,0 +1,311 @@
+"""Looking at hosts: a few small reads each, all hosts at once, and a dead one keeps nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from gangline.errors import HostUnreachable, RunFailed
+from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, RankSilence, StartSigns
+from gangline.runs.cluster import Cluster
+from gangline.runs.layout import AGENT_NAMES
+from gangline.runs.state import parse_stat
+from gangline.transport.ssh_options import understood, whole
+from gangline.transport.transport import AGENT, Transport
+
+AT_ONCE = 32
+PATIENCE_S = 5.0
+"""How long a host that answered the last time may take before it counts as unreachable."""
+LONGEST_S = 1e9
+"""No rank runs for longer: 30 years."""
+MOST = 1 << 62
+"""Steps and collectives are counted in 64 bits."""
+LINE_LETTERS = 200
+RANK_PID = re.compile(r"rank-\d+\.pid")
+ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
+
+_Key = tuple[str, str]
+
+
+def _key(part: HostRequest) -> _Key:
+    return part.host, part.folder
+
+
+class Looks:
+    """Statuses of hosts. A look that hangs goes on in the background; till it ends its host is unreachable."""
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="gangline look")
+        self._begun: dict[_Key, tuple[float, Future[HostStatus]]] = {}
+        """Looks that have not ended, and when they began."""
+        self._answers: dict[_Key, bool] = {}
+        """Whether the host of a part answered the last time; not there: nobody has looked yet."""
+        self._silent_since: dict[_Key, float] = {}
+
+    def at(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
+        """How every host is doing, in the order of the request."""
+        for part in request.hosts:
+            if _key(part) not in self._begun:
+                future = self._pool.submit(look, part, transports[part.host])
+                self._begun[_key(part)] = (time.monotonic(), future)
+        deadline = time.monotonic() + self._patience_s
+        for part in request.hosts:
+            self._await(_key(part), deadline)
+        return [self._status(part) for part in request.hosts]
+
+    def lost(self, part: HostRequest) -> None:
+        """Somebody else has just waited for this host in vain: it is not waited for again."""
+        self._answers[_key(part)] = False
+
+    def _await(self, key: _Key, deadline: float) -> None:
+        _, future = self._begun[key]
+        if self._answers.get(key) is None:
+            wait([future])  # the transport knows when to give up
+        elif self._answers[key]:
+            wait([future], max(0.0, deadline - time.monotonic()))
+
+    def _status(self, part: HostRequest) -> HostStatus:
+        begun, future = self._begun[_key(part)]
+        if not future.done():
+            return self._silent(part, f"no answer for {time.monotonic() - begun:.0f} s")
+        del self._begun[_key(part)]
+        try:
+            status = future.result()
+        except (HostUnreachable, OSError) as error:
+            return self._silent(part, _first_line(error))
+        except Exception as error:  # noqa: BLE001  (whatever a host says, the others are looked after)
+            return self._silent(part, f"what it says cannot be understood: {_first_line(error)}")
+        self._answers[_key(part)] = True
+        self._silent_since.pop(_key(part), None)
+        return status
+
+    def _silent(self, part: HostRequest, why: str) -> HostStatus:
+        self._answers[_key(part)] = False
+        since = self._silent_since.setdefault(_key(part), time.time())
+        return HostStatus(host=part.host, phase="unreachable", why=why, since=since)
+
+
+def look(part: HostRequest, transport: Transport) -> HostStatus:
+    """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a guard does."""
+    folder = PurePath(part.folder)
+    record = read_record(transport, folder / AGENT_NAMES["EXIT"])
+    if record is None:
+        said = read_record(transport, folder / AGENT_NAMES["STATUS"])
+        if said is None:
+            said = read_record(transport, folder / AGENT_NAMES["AGENT_RECORD"])
+        if said is None:
+            return HostStatus(host=part.host, phase="starting")
+        if process_runs(transport, said):
+            return _running(part, said)
+        # It may have ended between the two looks.
+        record = read_record(transport, folder / AGENT_NAMES["EXIT"])
+        if record is None:
+            return replace(_running(part, said), phase="lost")
+    return HostStatus(
+        host=part.host,
+        phase="ended",
+        returncode=whole(record["returncode"]),
+        error=_error(record["error"]),
+        reason=_text(record["reason"]),
+        failures=tuple(map(_failure, record["failures"])),
+        console_tail=tuple(map(str, record["console_tail"])),
+        epoch=_count(record.get("epoch")),
+        rests=_rests(folder, transport),
+    )
+
+
+def _rests(folder: PurePath, transport: Transport) -> bool:
+    """Whether a guard rests there. The file goes once nothing is held ready any more, or all is handed on."""
+    record = read_record(transport, folder / AGENT_NAMES["RESTING"])
+    return record is not None and process_runs(transport, record)
+
+
+def outlives_guard(part: HostRequest, transport: Transport) -> bool:
+    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone.
+
+    Raises GanglineError for files that do not say what a guard does.
+    """
+    with understood(part.host, "whether ranks outlive their guard"):
+        return _outlives_guard(part, transport)
+
+
+def _outlives_guard(part: HostRequest, transport: Transport) -> bool:
+    if look(part, transport).phase != "lost":
+        return False
+    guard = read_record(transport, PurePath(part.folder) / AGENT_NAMES["AGENT_RECORD"])
+    guard = {} if guard is None else guard
+    pid, ticks = guard.get("torchrun_pid"), guard.get("torchrun_start_ticks")
+    torchrun = [] if pid is None else [{"pid": pid, "start_ticks": ticks}]
+    folder = PurePath(part.rank_files)
+    wanted = {f"rank-{rank}.pid" for rank in part.ranks}
+    names = [name for name in transport.names(folder) if name in wanted or (not wanted and RANK_PID.fullmatch(name))]
+    ranks = [record for name in names if (record := read_record(transport, folder / name)) is not None]
+    return any(process_runs(transport, record) for record in [*torchrun, *ranks])
+
+
+def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
+    return HostStatus(
+        host=part.host,
+        phase="running",
+        failures=tuple(map(_failure, said.get("failures", ()))),
+        beat=_count(said.get("beat")),
+        epoch=_count(said.get("epoch")),
+        signs=_signs(said["start"]) if "start" in said else None,
+        silence=tuple(_silence(part, rank, row) for rank, row in said.get("silence", {}).items()),
+    )
+
+
+def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank that ended badly, with everything that is asked for later; raises LookupError, TypeError, ValueError."""
+    code, oom = said["exit"], said.get("oom")
+    return {
+        "rank": int(said["rank"]),
+        "pid": said["pid"],
+        "time": float(said["time"]),
+        "ordered": bool(said["ordered"]),
+        "error": _error(said["error"]),
+        "exit": None if code is None else int(code),
+        "log": str(said["log"]),
+        "log_tail": list(map(str, said["log_tail"])),
+        **({} if oom is None else {"oom": _oom(oom)}),
+    }
+
+
+def _oom(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells that the kernel killed a rank for memory (gangline.agent.supervise.memory_kills)."""
+    texts = {name: _text(said.get(name)) for name in ("line", "cgroup")}
+    return {**texts, **{name: _count(said.get(name)) for name in ("limit_bytes", "memory_bytes")}}
+
+
+def _error(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    texts = {name: str(said.get(name, "")) for name in ("what", "seen", "fix")}
+    return {**said, **texts}
+
+
+def _count(value: object) -> int | None:
+    return None if value is None else whole(value)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _signs(start: Mapping[str, Any]) -> StartSigns:
+    ranks = [_rank_signs(rank, row) for rank, row in start["ranks"].items()]
+    ranks.sort(key=lambda row: row.rank)
+    waits_for = tuple(each for each in start["waits_for"] if ENDPOINT.fullmatch(each))
+    return StartSigns(
+        launcher=start["launcher"] is True, met=start["met"] is True, ranks=tuple(ranks), waits_for=waits_for
+    )
+
+
+def _rank_signs(rank: str, row: Mapping[str, Any]) -> RankSigns:
+    """Where a rank is; raises LookupError, TypeError, ValueError."""
+    step, collectives, same_s = (row.get(name) for name in ("step", "collectives", "same_s"))
+    return RankSigns(
+        rank=int(rank),
+        phase=_text(row["phase"]),
+        has_torch=row["torch"] is True,
+        has_met=row["met"] is True,
+        step=None if step is None else _amount(step),
+        collectives=None if collectives is None else _amount(collectives),
+        same_s=None if same_s is None else _seconds(same_s),
+    )
+
+
+def _amount(value: object) -> int:
+    number = whole(value)
+    if not 0 <= number <= MOST:
+        raise ValueError(f"{number} is no number of steps or collectives")
+    return number
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in {int, float}:
+        raise TypeError(f"{str(value)[:40]!r} is no time")
+    seconds = float(value)  # type: ignore[arg-type]
+    if not 0 <= seconds <= LONGEST_S:
+        raise ValueError(f"no rank has been somewhere for {seconds} s")
+    return seconds
+
+
+def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilence:
+    """How long a rank has printed nothing; raises LookupError, TypeError, ValueError."""
+    number, silent_s, age_s = int(rank), whole(row["silent_s"]), whole(row["age_s"])
+    if part.ranks and number not in part.ranks:
+        raise ValueError(f"rank {rank[:20]} is not one of {part.host}")
+    if not 0 <= silent_s <= age_s <= LONGEST_S:
+        raise ValueError(f"rank {number} was silent for {silent_s} of {age_s} s")
+    has_printed, line = row["printed"] is True, " ".join(str(row["line"])[:LINE_LETTERS].split())
+    return RankSilence(rank=number, silent_s=silent_s, age_s=age_s, has_printed=has_printed, line=line)
+
+
+def process_runs(transport: Transport, record: Mapping[str, Any]) -> bool:
+    """Whether the process of a record with "pid" and "start_ticks" runs there."""
+    pid, start_ticks = whole(record["pid"]), whole(record["start_ticks"])
+    try:
+        stat = transport.read(PurePath(f"/proc/{pid}/stat"), limit=4096)
+    except (FileNotFoundError, PermissionError):  # the second: its number was given to a process of another user
+        return False
+    process = parse_stat(pid, stat) if stat else None
+    return process is not None and process.start_ticks == start_ticks
+
+
+def read_record(transport: Transport, path: PurePath) -> Any:
+    """A JSON document; None where it is not there, or damaged as after a power cut."""
+    try:
+        return json.loads(transport.read(path))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+# The port at which ranks meet, chosen on the head.
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
+    """A TCP port of the head on which nobody listens and which no other run was given just now; raises RunFailed.
+
+    claim: keep it for a while from other runs, with a file in the work folder; else nothing is written.
+    """
+    low, high = cluster.ports or RENDEZVOUS_PORTS
+    asked = {
+        "address": LOOPBACK if cluster.is_one_machine else cluster.head.address,
+        "range": [low, high],
+        "claims": str(PurePath(cluster.head.workdir, CLAIMS_FOLDER)) if claim else None,
+        "hold_s": HOLD_S,
+    }
+    try:
+        result = head.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+    except TimeoutError as error:
+        raise HostUnreachable(
+            f"{head.host}: no port can be looked for", seen=str(error), fix="look at the load of that host, try again"
+        ) from error
+    if result.returncode:
+        raise HostUnreachable(f"{head.host}: no port can be looked for", seen=result.stderr[-2000:])
+    with understood(head.host, "which port is free"):
+        port = json.loads(result.stdout)["port"]
+        port = None if port is None else whole(port)
+    if port is None:
+        raise RunFailed(
+            f"{head.host}: no port is free from {low} to {high}",
+            seen="all are listened on, or were given to runs that are about to start",
+            fix="end what listens there, or write another range in cluster.yaml: ports",
+        )
+    return port

@@ -1,0 +1,632 @@
+"""One layer as a tape: which tensors a transformers decoder layer keeps, by method, dtypes and kernels.
+
+The operations are those of transformers' llama-like layers (5.x), of peft's LoRA layer, of bitsandbytes' 4-bit linear
+and of torch's attention kernels. tests/train compares the result with the trace of our own trainer, and
+tests/unit/planner/test_memory_rows.py with measured peaks of other software.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+
+from gangline.planner.architecture import Architecture, Layer, Linear, adapted
+from gangline.planner.training import BYTES, Training
+
+# What autograd keeps, operation by operation: a tape of sizes.
+
+
+@dataclass(slots=True, eq=False)
+class TensorSize:
+    """A tensor: so many numbers of so many bytes."""
+
+    numbers: int
+    width: int
+    """Bytes of a number."""
+    needs_gradient: bool = True
+    external: bool = False
+    """Held by someone else (weights, the input of a layer): not counted among what is kept."""
+    base: TensorSize | None = None
+    """The tensor that this one is a view of: keeping the view keeps all of it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size."""
+        return self.numbers * self.width
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    inputs: tuple[TensorSize, ...]
+    output: TensorSize
+    keeps: tuple[TensorSize, ...]
+    scratch_bytes: int
+    """Allocated inside backward, and free when it is over."""
+    passes: bool
+    """Whether the gradient of the output is handed on as it is (a sum of equal shapes)."""
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """One forward pass, written down; what is asked of it is reckoned once, when it is complete."""
+
+    operations: list[_Operation] = field(default_factory=list)
+    constants: int = 0
+    """Bytes kept that do not belong to a tensor of this tape (cast or merged copies of weights)."""
+    cached: int = 0
+    """How many of them autocast holds until forward ends, checkpointing or not."""
+    result: TensorSize | None = None
+
+    def apply(
+        self,
+        *inputs: TensorSize,
+        numbers: int | None = None,
+        width: int | None = None,
+        keeps: tuple[TensorSize, ...] = (),
+        scratch_bytes: int = 0,
+        passes: bool = False,
+        view: bool = False,
+    ) -> TensorSize:
+        """One operation; its output has the size of the first input unless told otherwise."""
+        first = inputs[0]
+        output = TensorSize(
+            first.numbers if numbers is None else numbers,
+            first.width if width is None else width,
+            any(each.needs_gradient for each in inputs),
+            base=(first.base or first) if view else None,
+        )
+        if output.needs_gradient:
+            self.operations.append(_Operation(inputs, output, keeps, scratch_bytes, passes))
+        return output
+
+    def keep(self, *values: TensorSize) -> None:
+        """Let the last operation keep these, its own output perhaps among them."""
+        if self.operations:
+            self.operations[-1].keeps = values
+
+    def copy_weights(self, num_bytes: int, *, cached: bool = True) -> None:
+        """Keep a copy of weights, which autocast makes once per forward (`cached`) or an operation each time."""
+        self.constants += num_bytes
+        self.cached += num_bytes if cached else 0
+
+    def cast(self, value: TensorSize, width: int) -> TensorSize:
+        """The same numbers in another width; nothing happens if it is the same."""
+        return value if value.width == width else self.apply(value, width=width)
+
+    def add(self, one: TensorSize, other: TensorSize) -> TensorSize:
+        """Sum of equal shapes, in the wider of both."""
+        width = max(one.width, other.width)
+        return self.apply(one, other, width=width, passes=one.width == other.width == width)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What backward needs, without external tensors; each tensor once."""
+        return _kept_bytes(self)
+
+    def backward_bytes(self) -> int:
+        """The highest point of backward, the gradient of the result included."""
+        return _backward_bytes(self)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_bytes(tape: Tape) -> int:
+    kept = {id(each.base or each): each.base or each for operation in tape.operations for each in operation.keeps}
+    return tape.constants + sum(each.num_bytes for each in kept.values() if not each.external)
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_bytes(tape: Tape) -> int:
+    return _Backward(tape).run()
+
+
+class _Backward:
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.holders: dict[int, int] = {}
+        self.gradients: dict[int, _Gradient] = {}
+        for operation in tape.operations:
+            for value in (each.base or each for each in operation.keeps):
+                self.holders[id(value)] = self.holders.get(id(value), 0) + 1
+        self.live = tape.kept_bytes
+        self.peak = self.live
+
+    def run(self) -> int:
+        result = self.tape.result
+        if result is None or not result.needs_gradient:
+            return self.live
+        self.gradients[id(result)] = _Gradient(result.num_bytes)
+        self._grow(result.num_bytes)
+        for operation in reversed(self.tape.operations):
+            gradient = self.gradients.pop(id(operation.output), None)
+            if gradient is not None:
+                self._step(operation, gradient)
+        return self.peak
+
+    def _step(self, operation: _Operation, gradient: _Gradient) -> None:
+        self._grow(operation.scratch_bytes)
+        for value in operation.inputs:
+            if value.needs_gradient:
+                self._hand_on(value, gradient if operation.passes else None)
+        self._grow(-operation.scratch_bytes)
+        self._release(gradient)
+        for value in (each.base or each for each in operation.keeps):
+            self.holders[id(value)] -= 1
+            if self.holders[id(value)] == 0 and not value.external:
+                self._grow(-value.num_bytes)
+
+    def _hand_on(self, value: TensorSize, shared: _Gradient | None) -> None:
+        known = self.gradients.get(id(value))
+        if known is None:
+            if shared is not None:
+                shared.holders += 1
+                self.gradients[id(value)] = shared
+                return
+            self.gradients[id(value)] = _Gradient(value.num_bytes)
+            self._grow(value.num_bytes)
+            return
+        if shared is None:
+            # a second gradient is there for a moment, then added to the first
+            self._grow(value.num_bytes)
+            self._grow(-value.num_bytes)
+        if known.holders > 1:
+            known.holders -= 1
+            self.gradients[id(value)] = _Gradient(value.num_bytes)
+            self._grow(value.num_bytes)
+
+    def _release(self, gradient: _Gradient) -> None:
+        gradient.holders -= 1
+        if gradient.holders == 0:
+            self._grow(-gradient.num_bytes)
+
+    def _grow(self, num_bytes: int) -> None:
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+
+
+@dataclass(slots=True)
+class _Gradient:
+    num_bytes: int
+    holders: int = 1
+
+
+FP32 = 4
+_GELU_STEPS = ("gelu_new", "gelu_fast", "quick_gelu")
+"""Activations that transformers writes as a chain of operations, each of which keeps something."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Builds the tape of one layer."""
+
+    layer: Layer
+    hidden: int
+    training: Training
+    accumulates: bool
+    """Whether gradients are there already, and new ones are added to them."""
+    tape: Tape
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a number in products."""
+        return BYTES[self.training.compute]
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a trained number."""
+        return BYTES[self.training.parameters]
+
+    @property
+    def full(self) -> bool:
+        """Whether the layer's own weights are trained."""
+        return self.training.method == "full"
+
+    @property
+    def autocast(self) -> bool:
+        """Whether products turn their inputs into `compute` first."""
+        return self.training.stack.autocast and self.stored != self.compute
+
+    @property
+    def residual_width(self) -> int:
+        """Bytes of a number between layers."""
+        return residual_width(self.training)
+
+    def build(self) -> Tape:
+        """The whole layer."""
+        tokens = self.training.tokens
+        entry = TensorSize(tokens * self.hidden, self.residual_width, external=self.training.checkpointing)
+        if self.layer.parallel:
+            normed = self.norm(entry)
+            other = self.norm(entry) if self.layer.num_norms > 1 else normed
+            both = self.tape.add(self.attention(normed), self.mlp(other))
+            self.tape.result = self.tape.add(entry, both)
+            return self.tape
+        middle = self.tape.add(entry, self.post(self.attention(self.norm(entry))))
+        self.tape.result = self.tape.add(middle, self.post(self.mlp(self.norm(middle))))
+        return self.tape
+
+    def post(self, value: TensorSize) -> TensorSize:
+        """The second norm of a half, and dropout, where there are any."""
+        value = self.norm(value) if self.layer.num_norms == 4 else value
+        return self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),)) if self.layer.dropout else value
+
+    def norm(self, value: TensorSize) -> TensorSize:
+        """A norm over the last axis."""
+        stack, kind = self.training.stack, self.layer.norm
+        weight = FP32 if stack.upcasts or stack.upcast_norms else 0
+        if "norm" in stack.fused or (kind == "layer" and not (self.autocast and stack.widens_norms)):
+            return self.tape.apply(value, keeps=(value,), width=max(value.width, weight))
+        wide = self.tape.cast(value, FP32)
+        if kind == "layer":
+            return self.tape.apply(wide, keeps=(wide,))
+        scaled = self.tape.apply(wide, keeps=(wide,), scratch_bytes=wide.num_bytes)
+        narrow = self.tape.cast(scaled, value.width)
+        if kind == "none":
+            return narrow
+        keeps = (narrow,) if self.full else ()
+        return self.tape.apply(narrow, keeps=keeps, width=max(value.width, weight))
+
+    def linear(self, value: TensorSize, linear: Linear) -> TensorSize:
+        """A product with its adapter, if it carries one."""
+        base = self._quantised(value, linear) if self.training.method == "qlora" else self._product(value, linear)
+        if self.training.method == "full" or linear not in adapted(self.layer, self.training.targets):
+            return base
+        return self._adapter(value, base, linear)
+
+    def _product(self, value: TensorSize, linear: Linear) -> TensorSize:
+        numbers = value.numbers // linear.inputs * linear.outputs
+        value = self.tape.cast(value, self.compute) if self.autocast else value
+        scratch = 0
+        if self.full:
+            scratch = linear.inputs * linear.outputs * self._gradient_scratch()
+            if self.autocast:
+                self.tape.copy_weights(linear.inputs * linear.outputs * self.compute)
+        return self.tape.apply(value, numbers=numbers, keeps=(value,) if self.full else (), scratch_bytes=scratch)
+
+    def _gradient_scratch(self) -> int:
+        """Bytes per number of a weight's gradient that exist beside the lasting one."""
+        return (self.compute if self.autocast else 0) + (self.stored if self.accumulates else 0)
+
+    def _quantised(self, value: TensorSize, linear: Linear) -> TensorSize:
+        """Input and output change to the format of products and back; the matrix is unpacked to it for a moment."""
+        weight = linear.inputs * linear.outputs * self.compute * self.training.stack.unpacked_copies
+        narrow = self.tape.cast(value, self.compute)
+        numbers = value.numbers // linear.inputs * linear.outputs
+        keeps = (narrow,) if self.training.stack.keeps_quantised_inputs else ()
+        product = self.tape.apply(narrow, numbers=numbers, keeps=keeps, scratch_bytes=weight)
+        return self.tape.cast(product, value.width)
+
+    def _adapter(self, value: TensorSize, base: TensorSize, linear: Linear) -> TensorSize:
+        """peft: the input in the adapter's width, two narrow products, and the sum."""
+        rank = value.numbers // linear.inputs * self.training.rank
+        if self.autocast:
+            self.tape.copy_weights(self.training.rank * (linear.inputs + linear.outputs) * self.compute)
+        value = self.tape.cast(value, self.stored)
+        if self.training.dropout:
+            value = self.tape.apply(value, keeps=(TensorSize(value.numbers, 1),))
+        value = self.tape.cast(value, self.compute) if self.autocast else value
+        narrow = self.tape.apply(value, numbers=rank, keeps=(value,))
+        wide = self._widened(narrow, base.numbers)
+        return self.tape.cast(self.tape.add(base, self.tape.apply(wide)), base.width)
+
+    def _widened(self, narrow: TensorSize, numbers: int) -> TensorSize:
+        """An adapter's second product; where it reaches a part of the outputs, index_copy puts that part among zeros,
+        and keeps it for backward (torch's derivatives.yaml: the gradient is expanded like the source).
+        """
+        share = self.training.stack.adapter_share
+        wide = self.tape.apply(narrow, numbers=int(numbers * share), keeps=(narrow,))
+        return wide if share == 1 else self.tape.apply(wide, numbers=numbers, keeps=(wide,))
+
+    def attention(self, value: TensorSize) -> TensorSize:
+        """From normed hidden states to what is added to the residual."""
+        linears = [each for each in self.layer.linears if each.part == "attention"]
+        query, key, content = self._latent(value, linears) if self.layer.latent else self._heads(value, linears)
+        mixed = self._mix(query, key, content)
+        return self.linear(mixed, linears[-1])
+
+    def _heads(self, value: TensorSize, linears: list[Linear]) -> tuple[TensorSize, TensorSize, TensorSize]:
+        tokens, layer = self.training.tokens, self.layer
+        sizes = [tokens * layer.heads * layer.head_dim, *[tokens * layer.kv_heads * layer.head_dim] * 2]
+        if len(linears) == 4:
+            query, key, content = (self.linear(value, linear) for linear in linears[:3])
+        else:
+            whole = self.linear(value, linears[0])
+            # views: as long as one of them is kept, all of the product is
+            query, key, content = (self.tape.apply(whole, numbers=size, view=True) for size in sizes)
+        if layer.qk_norm != "none":
+            query, key = self.norm(query), self.norm(key)
+        return (self._rotate(query), self._rotate(key), content) if layer.rotary else (query, key, content)
+
+    def _rotate(self, value: TensorSize) -> TensorSize:
+        width = max(value.width, self.residual_width)
+        if "rope" in self.training.stack.fused:
+            return self.tape.apply(value)
+        turned = self.tape.apply(self.tape.apply(value), width=width)
+        return self.tape.add(self.tape.apply(value, width=width), turned)
+
+    def _latent(self, value: TensorSize, linears: list[Linear]) -> tuple[TensorSize, TensorSize, TensorSize]:
+        """Multi-head latent attention: narrow projections, norms, wide ones, and the rotary part joined on."""
+        tokens, layer = self.training.tokens, self.layer
+        named = {each.name: each for each in linears}
+        if "q_proj" in named:
+            query = self.linear(value, named["q_proj"])
+        else:
+            query = self.linear(self.norm(self.linear(value, named["q_a_proj"])), named["q_b_proj"])
+        narrow = self.linear(value, named["kv_a_proj_with_mqa"])
+        wide = named["kv_b_proj"]
+        inner = self.norm(self.tape.apply(narrow, numbers=tokens * wide.inputs))
+        both = self.linear(inner, wide)
+        key = self.tape.apply(both, numbers=tokens * layer.heads * layer.head_dim)
+        content = self.tape.apply(both, numbers=tokens * layer.heads * layer.value_dim)
+        return self.tape.apply(query), key, content
+
+    def _mix(self, query: TensorSize, key: TensorSize, content: TensorSize) -> TensorSize:
+        """softmax(q k) v."""
+        layer = self.layer
+        if self.training.stack.attention != "eager" and self.autocast:
+            query, key, content = (self.tape.cast(each, self.compute) for each in (query, key, content))
+        kind = self._kernel(query.width)
+        numbers = query.numbers // layer.head_dim * layer.value_dim
+        repeated = layer.kv_heads < layer.heads and not layer.latent
+        if repeated and (kind != "flash" or layer.repeats_heads or self.training.stack.repeats_heads):
+            key = self.tape.apply(key, numbers=query.numbers)
+            content = self.tape.apply(content, numbers=numbers)
+        if kind in ("math", "eager"):
+            return self._matrix(query, key, content, numbers)
+        lse = TensorSize(self.training.tokens * layer.heads, FP32)
+        # gradients of all queries are added up in fp32, those of keys and values for every query head
+        scratch = query.numbers * FP32 + (2 * query.num_bytes if key.numbers < query.numbers else 0)
+        result = self.tape.apply(query, key, content, numbers=numbers, scratch_bytes=scratch)
+        mask = TensorSize(self.training.tokens * self.training.sequence_length, query.width)
+        self.tape.keep(query, key, content, result, lse, *((mask,) if self.training.packed else ()))
+        return result
+
+    def _kernel(self, width: int) -> str:
+        """What sdpa takes (torch's sdp_utils.cpp).
+
+        Flash for half precision without a mask, heads of equal width up to 256; the memory-efficient one otherwise, but
+        for grouped heads without a mask, which transformers leaves grouped.
+        """
+        asked, layer = self.training.stack.attention, self.layer
+        if asked != "flash":
+            return asked
+        if layer.plain_attention:
+            return "math"
+        if self.training.packed:
+            return "efficient"
+        if width == 2 and layer.head_dim <= 256 and layer.head_dim == layer.value_dim:
+            return "flash"
+        grouped = layer.kv_heads < layer.heads and layer.head_dim == layer.value_dim <= 256
+        return "math" if grouped else "efficient"
+
+    def _matrix(self, query: TensorSize, key: TensorSize, content: TensorSize, numbers: int) -> TensorSize:
+        """The attention weights of every head as a matrix."""
+        length = self.training.sequence_length
+        scores = self.training.tokens * length * self.layer.heads
+        if self.training.stack.attention != "eager":
+            query, key = self.tape.apply(query), self.tape.apply(key)
+            first = self.tape.apply(query, key, numbers=scores, keeps=(query, key))
+            weights = self._softmax(self.tape.apply(first), first.width)
+            if self.layer.plain_attention:
+                # with a mask, rows that see nothing are set to zero in a tensor of their own
+                weights = self.tape.apply(weights)
+        else:
+            first = self.tape.apply(query, key, numbers=scores, keeps=(query, key))
+            masked = self.tape.apply(self.tape.apply(first), passes=True)
+            weights = self.tape.cast(self._softmax(masked, FP32), query.width)
+        mixed = self.tape.apply(weights, content, numbers=numbers, width=content.width, keeps=(weights, content))
+        return self.tape.apply(mixed)
+
+    def _softmax(self, value: TensorSize, width: int) -> TensorSize:
+        """It keeps its output; torch multiplies output and gradient into a tensor of their own in backward."""
+        result = self.tape.apply(value, width=width, scratch_bytes=value.numbers * width)
+        self.tape.keep(result)
+        return result
+
+    def mlp(self, value: TensorSize) -> TensorSize:
+        """The dense MLP, or the experts and what every token passes through."""
+        linears = [each for each in self.layer.linears if each.part == "mlp" and each.outputs > 1]
+        if not self.layer.experts:
+            return self._dense(value, linears)
+        mixed = self._experts(value)
+        if self.layer.shared_width:
+            mixed = self.tape.add(mixed, self._dense(value, [each for each in linears if each.name != "router"]))
+        return mixed
+
+    def _dense(self, value: TensorSize, linears: list[Linear]) -> TensorSize:
+        *first, down = linears
+        if not self.layer.gated:
+            return self.linear(self._activate(self.linear(value, first[0])), down)
+        if len(first) == 2:
+            gate, up = (self.linear(value, linear) for linear in first)
+        else:
+            gate, up = self._halves(self.linear(value, first[0]))
+        return self.linear(self._gate(gate, up), down)
+
+    def _halves(self, whole: TensorSize) -> tuple[TensorSize, TensorSize]:
+        """Two views of one tensor."""
+        gate = self.tape.apply(whole, numbers=whole.numbers // 2, view=True)
+        return gate, self.tape.apply(whole, numbers=whole.numbers // 2, view=True)
+
+    def _gate(self, gate: TensorSize, up: TensorSize) -> TensorSize:
+        if "mlp" in self.training.stack.fused:
+            return self.tape.apply(gate, up, keeps=(gate, up))
+        active = self.tape.apply(gate, keeps=(gate,))
+        return self.tape.apply(active, up, keeps=(active, up))
+
+    def _activate(self, value: TensorSize) -> TensorSize:
+        if self.layer.activation in _GELU_STEPS and "activation" not in self.training.stack.fused:
+            cubed = self.tape.apply(value, keeps=(value,))
+            bent = self.tape.apply(self.tape.add(value, cubed))
+            self.tape.keep(bent)
+            raised, half = self.tape.apply(bent), self.tape.apply(value)
+            return self.tape.apply(half, raised, keeps=(half, raised))
+        return self.tape.apply(value, keeps=(value,))
+
+    def _experts(self, value: TensorSize) -> TensorSize:
+        """Tokens are copied for each of their experts, pass the products, and are weighted and summed."""
+        layer = self.layer
+        if not self.training.stack.expert_modules:
+            return self._routed(value, layer.top_k, 1.0)
+        total = value
+        for _ in range(layer.experts):
+            total = self.tape.add(total, self._routed(value, layer.top_k / layer.experts, 1.0 / layer.experts))
+        return total
+
+    def _routed(self, value: TensorSize, share: float, part: float) -> TensorSize:
+        """`share`: routed copies of each token; `part` of all experts' weights."""
+        layer, tokens = self.layer, self.training.tokens
+        width = int((layer.width - layer.shared_width) / layer.top_k * tokens * share)
+        routed = self.tape.apply(value, numbers=int(tokens * share * self.hidden))
+        quantised = self.training.method == "qlora" and self.training.stack.expert_modules
+        routed = self.tape.cast(routed, self.compute) if self.autocast and not quantised else routed
+        numbers = int(layer.fused_weights * part)
+        merged = numbers * self.compute if self._merges() else 0
+        cast = numbers * self.compute if self.full and self.autocast else 0
+        self.tape.copy_weights(merged + cast, cached=False)
+        scratch = numbers * self._gradient_scratch() if self.full else merged
+        keeps = (routed,) if self.full else ()
+        both = self.tape.apply(routed, numbers=2 * width, keeps=keeps, scratch_bytes=scratch)
+        gated = self._gate(*self._halves(both))
+        down = self.tape.apply(gated, numbers=routed.numbers, keeps=(gated,) if self.full else ())
+        weighted = self.tape.apply(down, keeps=(down,))
+        return self.tape.apply(weighted, numbers=tokens * self.hidden, passes=False)
+
+    def _merges(self) -> bool:
+        """Whether peft adds an adapter to all experts' tensor, which makes a whole copy of it."""
+        if self.full:
+            return False
+        return any(each in self.layer.expert_linears[:3] for each in adapted(self.layer, self.training.targets))
+
+
+def residual_width(training: Training) -> int:
+    """Bytes of a number in the stream between layers: the embedding table's, which peft's preparation makes fp32."""
+    if training.method == "qlora" and (training.stack.upcasts or training.stack.upcast_norms):
+        return FP32
+    return BYTES[training.parameters if training.method == "full" else training.compute]
+
+
+@functools.lru_cache(maxsize=4096)  # one layer is asked for at every instant of every way to run a job
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """What one layer needs."""
+
+    kept: int
+    """From its forward to its backward."""
+    cached: int
+    """Copies of weights that autocast holds until forward ends."""
+    backward: int
+    """The highest point of its backward, with what is kept."""
+
+
+def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: bool = False) -> LayerBytes:
+    """Bytes of one layer; `accumulates`: gradients are there already, and new ones are added to them."""
+    return _layer_bytes(replace(layer, count=1), hidden, training, accumulates)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layer_bytes(layer: Layer, hidden: int, training: Training, accumulates: bool) -> LayerBytes:
+    block = Block(layer=layer, hidden=hidden, training=training, accumulates=accumulates, tape=Tape())
+    tape = block.build()
+    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=tape.backward_bytes())
+
+
+# The output head and the loss: usually the largest tensors of a step, and the first instant of backward.
+
+
+LOGITS_FP32 = 4
+MIN_CHUNK_ROWS = 64
+"""As in `worker.loss`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBytes:
+    """What the head and the loss need beside the layers' activations."""
+
+    peak: int
+    """The highest point, forward or backward."""
+    after: int
+    """What is left of it when the last layer's backward begins: the gradient of the hidden states, and logits that
+    the caller still holds."""
+    formula: str
+
+
+def head_bytes(architecture: Architecture, training: Training, *, hidden_width: int, parts: int = 1) -> HeadBytes:
+    """Peak of head and loss over the tokens of a micro-batch; `hidden_width`: bytes of a number that comes out of the
+    last norm. parts: ranks that have the tokens between them, where the loss is fused (tp).
+    """
+    kind = training.stack.loss
+    if kind == "fused" and not architecture.linear_head:
+        kind = "plain"
+    hidden = training.tokens * architecture.hidden * hidden_width
+    if kind == "fused":
+        return _fused(architecture, training, hidden=hidden, width=hidden_width, parts=parts)
+    if kind == "chunked":
+        return _chunked(architecture, training, hidden=hidden)
+    return _whole(architecture, training, hidden=hidden, inplace=kind == "inplace")
+
+
+def _head_copy(architecture: Architecture, training: Training) -> int:
+    """The head in the width of products, if it is stored wider."""
+    cast = training.method == "full" and training.parameters != training.compute
+    return architecture.hidden * architecture.vocabulary * BYTES[training.compute] if cast else 0
+
+
+def _fused(architecture: Architecture, training: Training, *, hidden: int, width: int, parts: int) -> HeadBytes:
+    """`worker.loss.LinearCrossEntropy`: hidden states, this rank's rows of them, their gradient, a chunk of logits.
+
+    For a trained head its gradient as well, beside one product of it.
+    """
+    compute, vocabulary = BYTES[training.compute], architecture.vocabulary
+    rows = min(-(-training.tokens // parts), max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
+    each = vocabulary * (max(LOGITS_FP32, compute) + (compute if compute < LOGITS_FP32 else 0))
+    chunk = rows * each
+    head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
+    kept = head * stored if training.method == "full" else 0
+    # the head's gradient is a product beside a wider sum
+    logits = kept + chunk + (head * compute if kept and stored > compute else 0)
+    each_has = "3" if parts == 1 else f"(1 + 2/{parts})"
+    part = hidden // (training.tokens * width) * rows * compute if width > compute else 0
+    return HeadBytes(
+        peak=hidden + 2 * hidden // parts + part + logits + _head_copy(architecture, training),
+        after=hidden + kept,
+        formula=f"{each_has} T·h·{width} + a chunk of {rows} rows of logits"
+        + (" + the head's gradient" if kept else ""),
+    )
+
+
+def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> HeadBytes:
+    """Logits of a chunk of tokens, their log-softmax and two gradients; the hidden states and their gradient.
+
+    What is kept of all chunks is there when backward begins; the first chunk then adds its two gradients, and next to
+    the narrow one of its logits a quantised head is unpacked.
+    """
+    stack, compute, vocabulary = training.stack, BYTES[training.compute], architecture.vocabulary
+    rows = min(training.tokens, max(1, stack.chunk_numbers // vocabulary))
+    each = 2 * LOGITS_FP32 if stack.kept_softmax_bytes else compute + 3 * LOGITS_FP32
+    logits = rows * vocabulary * each
+    if training.method == "qlora" and stack.quantises_head:
+        unpacked = stack.unpacked_copies * architecture.hidden * vocabulary * compute
+        logits = max(logits, unpacked + rows * vocabulary * (compute - stack.kept_softmax_bytes))
+    weight = architecture.hidden * vocabulary * BYTES[training.parameters]
+    kept = weight if training.method == "full" else 0
+    held = training.tokens * vocabulary * stack.kept_logits_bytes
+    softmax = training.tokens * vocabulary * stack.kept_softmax_bytes
+    return HeadBytes(
+        peak=2 * hidden + logits + 2 * kept + held + softmax + _head_copy(architecture, training),
+        after=hidden + kept + held,
+        formula=f"2 T·h + chunk of {rows} tokens · V · {each}",
+    )
+
+
+def _whole(architecture: Architecture, training: Training, *, hidden: int, inplace: bool) -> HeadBytes:
+    """log_softmax, the gradient of the loss and of log_softmax, 4 bytes each, beside the logits that are held."""
+    stack, numbers = training.stack, training.tokens * architecture.vocabulary
+    each = stack.logit_bytes + (0 if inplace else stack.kept_logits_bytes)
+    each += BYTES[training.compute] if architecture.capped_logits else 0
+    head = architecture.hidden * architecture.vocabulary
+    kept = head * BYTES[training.parameters] if training.method == "full" else 0
+    return HeadBytes(
+        peak=hidden + numbers * each + _head_copy(architecture, training),
+        after=hidden + numbers * stack.kept_logits_bytes + kept,
+        formula=f"T·V·{each}: logits as held, log-softmax, gradients",
+    )

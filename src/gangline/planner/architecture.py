@@ -1,0 +1,235 @@
+"""The shape of a model, as far as memory, traffic and time depend on it. Plain numbers, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gangline.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One kind of `nn.Linear` inside a layer: what LoRA attaches to and what QLoRA quantises."""
+
+    name: str
+    """The last part of the module's name, such as q_proj."""
+    inputs: int
+    outputs: int
+    part: Literal["attention", "mlp"]
+    bias: bool = False
+    number: int = 1
+    """How many of this shape a layer has (experts that are modules of their own)."""
+    active: float = 1.0
+    """How many of them one token passes through."""
+    parts: int = 1
+    """Ranks that have its weights between them, while what goes in and comes out is whole on each."""
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the matrices, without biases, on one rank."""
+        return self.inputs * self.outputs * self.number // self.parts
+
+    @property
+    def num_biases(self) -> int:
+        """Numbers in the bias vectors."""
+        return self.outputs * self.number if self.bias else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Layers of one shape."""
+
+    count: int
+    """How many of them the model has."""
+    linears: tuple[Linear, ...]
+    heads: int
+    """Attention heads of the queries."""
+    kv_heads: int
+    head_dim: int
+    """Width of a head's queries and keys."""
+    value_dim: int
+    """Width of a head's values (differs in MLA)."""
+    width: int
+    """Of the activation between the MLP's matrices, per token: f for a dense one, top_k * f_e + shared for experts."""
+    gated: bool = True
+    """Whether the MLP multiplies two branches (SwiGLU)."""
+    activation: str = "silu"
+    """Between the MLP's matrices, by the name that config.json gives it."""
+    window: int | None = None
+    """Tokens that attention looks back on; None: all."""
+    experts: int = 0
+    """Experts of a layer; 0: dense."""
+    top_k: int = 0
+    """Experts that a token passes through."""
+    fused_weights: int = 0
+    """Numbers in expert tensors of three dimensions, which are no `nn.Linear` (neither LoRA nor QLoRA knows them)."""
+    expert_shapes: tuple[tuple[int, int, int], ...] = ()
+    """Of these tensors: gate and up in one, and down."""
+    fused_active: int = 0
+    """How many of these one token uses."""
+    expert_linears: tuple[Linear, ...] = ()
+    """Expert tensors and the router as peft gives them adapters; their weights are counted in `fused_weights` and
+    `vectors`."""
+    taken_names: tuple[str, ...] = ()
+    """Names that mean expert tensors in all of this model, and no longer matrices of `linears`."""
+    vectors: int = 0
+    """Numbers in norms, sinks, routers and the like."""
+    num_norms: int = 2
+    """Norms over the hidden width."""
+    norm: Literal["rms", "layer", "none"] = "rms"
+    """What these are: rms is computed step by step in fp32, which keeps more for backward than layer's one kernel."""
+    qk_norm: Literal["none", "head", "projection"] = "none"
+    """Whether queries and keys are normed, head by head or all at once."""
+    shared_width: int = 0
+    """The part of `width` that is an expert which every token passes through."""
+    latent: bool = False
+    """Whether keys and values come from one narrow projection (MLA)."""
+    parallel: bool = False
+    """Whether attention and MLP both start from the layer's input."""
+    repeats_heads: bool = False
+    """Whether the model itself repeats keys and values for all query heads."""
+    plain_attention: bool = False
+    """Whether no attention kernel takes it but the plain form: one broadcast head of keys, or slopes (alibi)."""
+    rotary: bool = True
+    """Whether queries and keys are turned by position."""
+    dropout: bool = False
+    """Whether the model drops numbers of what attention and MLP add to the stream."""
+
+    @property
+    def linear_weights(self) -> int:
+        """Numbers in the layer's `nn.Linear` matrices."""
+        return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def linear_rows(self) -> int:
+        """Rows of these matrices: each has one scale where numbers have 8 bits."""
+        return sum(linear.outputs * linear.number for linear in self.linears)
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of one layer."""
+        return self.linear_weights + sum(each.num_biases for each in self.linears) + self.fused_weights + self.vectors
+
+    @property
+    def active_weights(self) -> float:
+        """Numbers that one token is multiplied with."""
+        return sum(each.inputs * each.outputs * each.active for each in self.linears) + self.fused_active
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A causal language model."""
+
+    model_type: str
+    hidden: int
+    vocabulary: int
+    tied: bool
+    """Whether the output head is the embedding table."""
+    layers: tuple[Layer, ...]
+    """In order; neighbours of one shape are one entry."""
+    extra_embeddings: int = 0
+    """Numbers in further tables (learned positions)."""
+    vectors: int = 0
+    """Numbers outside layers and tables (the last norm)."""
+    head_bias: bool = False
+    linear_head: bool = True
+    """Whether logits are hidden states times the head, and nothing else (no scale, no cap): only then can the loss be
+    fused with the head."""
+    capped_logits: bool = False
+    """Whether logits are squeezed, which keeps them once more."""
+    max_positions: int | None = None
+    entry_dropout: str = ""
+    """The key of config.json by which a part of embeddings is dropped before the first layer; empty where none is."""
+    source: Literal["config", "counted"] = "config"
+    """Read from config.json by closed form, or counted on the model itself."""
+
+    @property
+    def num_layers(self) -> int:
+        """Depth."""
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def embedding_weights(self) -> int:
+        """Numbers in the embedding tables, a tied head counted once."""
+        return self.hidden * self.vocabulary + self.extra_embeddings
+
+    @property
+    def head_weights(self) -> int:
+        """Numbers of an output head of its own; 0 where it is tied."""
+        return (0 if self.tied else self.hidden * self.vocabulary) + (self.vocabulary if self.head_bias else 0)
+
+    @property
+    def linear_weights(self) -> int:
+        """Numbers in `nn.Linear` matrices inside layers: what QLoRA quantises."""
+        return sum(layer.count * layer.linear_weights for layer in self.layers)
+
+    @property
+    def expert_weights(self) -> int:
+        """Numbers in expert tensors of three dimensions: what QLoRA leaves as it is."""
+        return sum(layer.count * layer.fused_weights for layer in self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """All numbers of the model."""
+        inside = sum(layer.count * layer.num_parameters for layer in self.layers)
+        return inside + self.embedding_weights + self.head_weights + self.vectors
+
+    @property
+    def active_weights(self) -> float:
+        """Numbers that one token is multiplied with, the output head among them (it is used once per token)."""
+        return sum(layer.count * layer.active_weights for layer in self.layers) + self.hidden * self.vocabulary
+
+
+# Where adapters sit, and how many numbers they have.
+
+
+ALL_LINEAR = ("all-linear",)
+
+
+def adapted(layer: Layer, targets: tuple[str, ...]) -> tuple[Linear, ...]:
+    """What carries adapters in a layer; the output head never does.
+
+    Experts that are one tensor of three dimensions carry them where peft (0.21) reaches these by the names that
+    experts had as modules of their own; dense matrices of the same names then carry none.
+    """
+    choice = (*(each for each in layer.linears if each.name not in layer.taken_names), *layer.expert_linears)
+    if targets == ALL_LINEAR:
+        return choice
+    names = {target.rsplit(".", 1)[-1] for target in targets}
+    return tuple(linear for linear in choice if linear.name in names)
+
+
+def layer_adapters(layer: Layer, rank: int, targets: tuple[str, ...]) -> int:
+    """Numbers in the adapters of one layer."""
+    return sum(rank * (each.inputs + each.outputs) * each.number for each in adapted(layer, targets))
+
+
+def lora_parameters(architecture: Architecture, rank: int, targets: tuple[str, ...]) -> int:
+    """Numbers in all adapters: rank x (inputs + outputs) for each matrix (Hu et al., LoRA, section 4.1).
+
+    Raises ModelError, with the names that there are, if a model has none of the targets, or one without another that
+    is the same tensor.
+    """
+    matched = sum(layer.count * layer_adapters(layer, rank, targets) for layer in architecture.layers)
+    if not matched or _halves(architecture, targets):
+        raise ModelError(
+            f"method.targets: {', '.join(targets)} "
+            + ("names one half of a tensor that holds two matrices" if matched else "matches nothing in this model"),
+            seen=f"expected names among {', '.join(_names(architecture))}",
+            fix="name some of these, or set targets: all-linear",
+        )
+    return matched
+
+
+def _names(architecture: Architecture) -> list[str]:
+    return sorted({each.name for layer in architecture.layers for each in adapted(layer, ALL_LINEAR)})
+
+
+def _halves(architecture: Architecture, targets: tuple[str, ...]) -> bool:
+    """Whether only one of gate and up is named where both are one tensor."""
+    for layer in architecture.layers:
+        pair = {each.name for each in layer.expert_linears[:2]}
+        if len(pair & {each.name for each in adapted(layer, targets)}) == 1:
+            return True
+    return False

@@ -1,0 +1,402 @@
+"""Which of all ways to run a job is the best, what speaks against the others, and what n machines would give. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gangline.catalog.gpu_specs import GPUS
+from gangline.planner.machines import PlannedCluster, imagine
+from gangline.planner.option import Draft, EvaluationContext, Option, Question, Shift, shifts
+from gangline.planner.shares import Dividing
+from gangline.planner.traffic import LinkModel
+from gangline.planner.training import Number, PlannedStrategy, Training
+from gangline.runs.gang import whole_count, whole_counts
+from gangline.strategies.base import AUTO
+from gangline.strategies.table import ALONE, STRATEGIES, plan_half
+
+SIMPLEST: Mapping[str, int] = {kind: number for number, kind in enumerate(STRATEGIES.built_in)}
+"""Of two that are as fast, the one with the smaller number is taken; a plug-in's comes last."""
+AS_FAST = 1.02
+LEAST_CHANCE = 0.1
+"""Below that a start is refused; what is foreseen of a process may be a quarter too much."""
+UNTIMED = 4
+"""Samples at once where nobody knows how long they take, if they fit."""
+FEW_HOSTS = 5
+"""Up to here every number of them is tried, beyond it 1, 2, 4, 8, ..."""
+MOST_ALONE = 8
+"""Unlike machines that are each tried alone."""
+MOST_AT_ONCE = 64
+"""Samples of a micro-batch, at the most, where the plan chooses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few:
+    """What some of the machines would do."""
+
+    count: int
+    best: Option | None
+    runnable: Option | None
+    """Of those that gangline's own trainer can do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision, and what it was chosen from."""
+
+    question: Question
+    world: PlannedCluster
+    best: Option | None
+    """The fastest that fits; None: nothing fits."""
+    runnable: Option | None
+    """The fastest that fits of those that gangline's own trainer can do."""
+    by_kind: tuple[Option, ...]
+    """The best of every strategy, those that do not fit among them."""
+    by_hosts: tuple[Few, ...] = ()
+    """The best with 1, 2, ... machines: the fastest ones first."""
+
+    @property
+    def dividing(self) -> Dividing | None:
+        """How well the batch divides, in what would be run; None where nothing fits."""
+        option = self.runnable or self.best
+        return None if option is None else option.dividing(self.question)
+
+    @property
+    def today(self) -> Option | None:
+        """The fastest that gangline's own trainer can do with any number of these machines."""
+        built = [few.runnable for few in self.by_hosts if few.runnable is not None]
+        return min(built, key=lambda option: option.seconds, default=self.runnable)
+
+
+def decide(question: Question, world: PlannedCluster) -> Verdict:
+    """Weigh every way on all hosts, and the best one on fewer."""
+    bench = EvaluationContext()
+    if "batch" in question.open:
+        question = _with_batch(question, world, bench)
+    drafts = drafts_of_kinds(question, world, bench)
+    options = [draft.weighed() for draft in drafts]
+    best, runnable = (
+        None if draft is None else options[drafts.index(draft)]
+        for draft in (choose(fitting(drafts)), _runnable(drafts))
+    )
+    whole = Few(count=len(world.hosts), best=best, runnable=runnable)
+    return Verdict(
+        question=question,
+        world=world,
+        best=best,
+        runnable=runnable,
+        by_kind=tuple(options),
+        by_hosts=tuple(_by_hosts(question, world, bench, whole=whole)),
+    )
+
+
+def _with_batch(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Question:
+    """The question with the batch that computes the most samples per second among those that are near the wish."""
+    drafts = drafts_of_kinds(question, world, bench)
+    draft, least = _runnable(drafts) or choose(fitting(drafts)), question.training.micro_batch
+    batch = least * whole_count(question.batch, least) if draft is None else draft.samples
+    rest = tuple(key for key in question.open if key != "batch")
+    return dataclasses.replace(question, batch=batch, about=question.batch, open=rest)
+
+
+def _runnable(drafts: list[Draft]) -> Draft | None:
+    built = [draft for draft in drafts if draft.is_built]
+    return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
+
+
+def drafts_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Draft]:
+    """The best of every strategy that these seats allow, the simplest first. bench: see there.
+
+    Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
+    not been measured on GPUs.
+    """
+    possible = shifts(question, world, trainings(question), bench)
+    kinds = weighed_kinds(question.strategy.kind)
+    found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
+    taken = choose(fitting(list(found.values())))
+    for kind in kinds:
+        if plan_half(kind).several and (taken is None or taken.strategy.kind == kind):
+            several = [*([found[kind]] if kind in found else []), *_drafts(possible, kind, more=True)]
+            if several:
+                found[kind] = _nearest(several)
+    return [found[kind] for kind in kinds if kind in found]
+
+
+def weighed_kinds(asked: str) -> tuple[str, ...]:
+    """All kinds that are weighed, by what the job asks for, the simplest first."""
+    return tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
+
+
+def _nearest(drafts: list[Draft]) -> Draft:
+    """The best that fits, else what is nearest to it."""
+    return choose(fitting(drafts)) or max(drafts, key=lambda draft: (draft.chance, draft.spare_bytes))
+
+
+def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Draft]:
+    """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
+
+    That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
+    the same, for what a rank has room for depends on which ones it gets. more: the
+    `more_candidates` of the strategy.
+    """
+    found: list[Draft] = []
+    half = plan_half(kind)
+    too_large: set[tuple[bool, int]] = set()
+    crowded = any(each.world.crowded for each in possible[:1])
+    for each in possible:
+        like = (each.training.checkpointing, each.room(kind).training.accumulation)
+        if like in too_large:
+            continue
+        ways = half.more_candidates(each) if more else _strategies(each, kind)
+        drafts = [each.draft(strategy) for strategy in ways if not crowded or not strategy.half.capabilities.own_gpu]
+        if drafts and not any(draft.may_fit for draft in drafts) and (half.layers != "staged" or each.is_uniform):
+            too_large.add(like)
+        found += drafts
+    return found
+
+
+def choose(drafts: list[Draft]) -> Draft | None:
+    """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
+
+    Nor is a strategy that has to be asked for, where another one fits: fsdp has in parts what zero has, and takes
+    no further package. tp yields to simpler ones, for how fast slices of layers compute is a guess.
+    """
+    exact = [draft for draft in drafts if draft.is_exact] or drafts
+    exact = [each for each in exact if each.strategy.asked or not each.strategy.half.capabilities.asked_only] or exact
+    there = {draft.strategy.kind for draft in exact}
+    exact = [draft for draft in exact if there.isdisjoint(draft.strategy.half.capabilities.yields_to)]
+    timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
+    least_s = min((seconds for seconds, _ in timed), default=float("inf"))
+    as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
+    return min(as_fast, key=_simplicity, default=(0.0, None))[1]
+
+
+def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, bool, int, float]:
+    seconds, draft = timed
+    return (
+        SIMPLEST.get(draft.strategy.kind, len(SIMPLEST)),
+        draft.training.checkpointing,
+        draft.training.exchange is not None,
+        draft.strategy.eager,
+        # without times, a few samples at once: one alone keeps no device busy
+        draft.training.micro_batch if draft.shift.is_timed else abs(draft.training.micro_batch - UNTIMED),
+        seconds,
+    )
+
+
+def fitting(drafts: list[Draft]) -> list[Draft]:
+    """Those that fit; where none does, those that may."""
+    return [draft for draft in drafts if draft.fits] or [draft for draft in drafts if draft.may_fit]
+
+
+def trainings(question: Question) -> list[Training]:
+    """The job's own, or all that it leaves open."""
+    base = question.training
+    micro = _micro_batches(question) if "micro_batch" in question.open else [base.micro_batch]
+    leaves = "activation_checkpointing" in question.open and not base.offloading  # what is moved is what is kept then
+    checkpointing = [False, True] if leaves else [base.checkpointing]
+    varies = "exchange" in question.open and base.parameters == "fp32"
+    exchange: list[Number | None] = [None, "bf16"] if varies else [base.exchange]
+    varied = itertools.product(micro, checkpointing, exchange)
+    return [dataclasses.replace(base, micro_batch=m, checkpointing=c, exchange=e) for m, c, e in varied]
+
+
+def _micro_batches(question: Question) -> list[int]:
+    """Divisors of the batch, or of one that may be taken, that are a power of two, or three times one."""
+    sizes = sorted({factor << power for factor in (1, 3) for power in range(7)})
+    if "batch" in question.open:
+        return [size for size in sizes if size <= MOST_AT_ONCE and whole_counts(question.batch, size)]
+    return [size for size in sizes if size <= min(question.batch, MOST_AT_ONCE) and question.batch % size == 0]
+
+
+def _strategies(shift: Shift, kind: str) -> Iterator[PlannedStrategy]:
+    """Of that kind, on one rank or several."""
+    if kind == ALONE or len(shift.world.seats) > 1:
+        yield from plan_half(kind).candidates(shift)
+
+
+def _by_hosts(question: Question, world: PlannedCluster, bench: EvaluationContext, *, whole: Few) -> Iterator[Few]:
+    """The best with n machines: of one, the best of all; of more, the fastest ones. `whole`: with all of them."""
+    order = sorted(world.hosts, key=lambda host: -_speed(question, world, host))
+    if len(order) > 1:
+        unlike = {_kind(world, host): host for host in reversed(order)}
+        alone = [_few(question, world.only([host]), bench) for host in list(unlike.values())[:MOST_ALONE]]
+        yield from _best_of(alone)
+    for count in (n for n in range(2, len(order)) if len(order) <= FEW_HOSTS or n & (n - 1) == 0):
+        yield from _best_of([_few(question, world.only(order[:count]), bench)])
+    yield from _best_of([whole])
+
+
+def _few(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Few:
+    drafts = drafts_of_kinds(question, world, bench)
+    best, runnable = choose(fitting(drafts)), _runnable(drafts)
+    return Few(
+        count=len(world.hosts),
+        best=None if best is None else best.weighed(),
+        runnable=None if runnable is None else runnable.weighed(),
+    )
+
+
+def _best_of(several: list[Few]) -> Iterator[Few]:
+    """One entry with the fastest of each; none where nothing fits."""
+    best = [few.best for few in several if few.best is not None]
+    runnable = [few.runnable for few in several if few.runnable is not None]
+    if best or runnable:
+        yield Few(
+            count=several[0].count,
+            best=min(best, key=lambda option: option.seconds, default=None),
+            runnable=min(runnable, key=lambda option: option.seconds, default=None),
+        )
+
+
+def _kind(world: PlannedCluster, host: str) -> tuple[object, ...]:
+    """What two hosts have to share to do the same."""
+    return tuple((seat.gpu, seat.free_bytes, seat.slowdown, seat.gpu or host) for seat in world.seats_of(host))
+
+
+def _speed(question: Question, world: PlannedCluster, host: str) -> float:
+    """Tokens per second of a host's seats, for the order."""
+    training, length = question.training, question.tokens_per_sample
+    models = [(question.compute(seat, training), seat.slowdown) for seat in world.seats_of(host)]
+    return sum(
+        model.tokens_per_s(training.micro_batch * length, length) / slowdown
+        for model, slowdown in models
+        if model is not None
+    )
+
+
+# What would make a job fit that does not: the smallest changes, each of them tried. Pure.
+
+
+LEAST_LENGTH = 256
+MOST_TOGETHER = 3
+"""Changes at a time."""
+OFFLOADED = "activation_checkpointing: true with activation_offloading: true"
+ENOUGH = 4
+"""Ways that are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """Changes that were tried together, and what fits then."""
+
+    words: tuple[str, ...]
+    """What to write in the job, or to buy."""
+    option: Option
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    words: str
+    group: str
+    """Of one group only one is made."""
+    apply: Callable[[Training], Training]
+
+
+def ways_out(question: Question, world: PlannedCluster) -> list[Suggestion]:
+    """The smallest sets of changes after which gangline's own trainer has room, or, if there are none, any strategy.
+
+    At last the smallest card that would hold the job alone.
+    """
+    bench = EvaluationContext()
+    ways = _of_the_job(question, world, bench)
+    if _on_gpus(world) and (bought := _one_card(question, bench)) is not None:
+        ways.append(bought)
+    return ways
+
+
+def _of_the_job(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Suggestion]:
+    changes = list(_changes(question.training, on_gpus=_on_gpus(world)))
+    built: list[Suggestion] = []
+    others: list[Suggestion] = []
+    tried: dict[tuple[Training, ...], list[Draft]] = {}  # what the job leaves open is varied whatever is changed
+    for count in range(1, MOST_TOGETHER + 1):
+        for chosen in itertools.combinations(changes, count):
+            words = tuple(change.words for change in chosen)
+            if len({change.group for change in chosen}) < count or _known(words, built):
+                continue
+            changed = _changed(question, chosen)
+            key = tuple(trainings(changed))
+            fitting = tried[key] = tried[key] if key in tried else _fitting(changed, world, bench)
+            if (draft := choose([each for each in fitting if each.is_built])) is not None:
+                built.append(Suggestion(words=words, option=draft.weighed()))
+            elif not _known(words, others) and (draft := choose(fitting)) is not None:
+                others.append(Suggestion(words=words, option=draft.weighed()))
+        if len(built) >= ENOUGH:
+            break
+    return (built or others)[:ENOUGH]
+
+
+def _on_gpus(world: PlannedCluster) -> bool:
+    return all(seat.gpu is not None for seat in world.seats)
+
+
+def _known(words: tuple[str, ...], ways: list[Suggestion]) -> bool:
+    """Whether fewer of these changes do already."""
+    return any(set(way.words) <= set(words) for way in ways)
+
+
+def _changed(question: Question, changes: tuple[_Change, ...]) -> Question:
+    training = question.training
+    for change in changes:
+        training = change.apply(training)
+    return dataclasses.replace(question, training=training)
+
+
+def _changes(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
+    """The gentlest first: those that change no number come before those that change what is learnt."""
+    yield from _of_activations(training, on_gpus=on_gpus)
+    if training.method == "full" and training.optimizer == "adamw" and training.parameters == "fp32":
+        yield _replaced("optimizer.kind: adamw-8bit", "optimizer", optimizer="adamw-8bit")
+    if training.method == "full" and training.optimizer != "adamw":  # for weights in parts
+        yield _replaced("optimizer.kind: adamw", "optimizer", optimizer="adamw")
+    length = training.sequence_length // 2
+    while length >= LEAST_LENGTH:
+        yield _replaced(f"data.sequence_length: {length}", "length", sequence_length=length)
+        length //= 2
+    if training.method == "full" and training.parameters == "fp32" and training.compute == "bf16":
+        yield _replaced("precision.parameters: compute", "parameters", parameters="bf16")
+    if training.method == "full":
+        yield _replaced("method: lora", "method", method="lora", parameters="fp32")
+    if training.method != "qlora":
+        yield _replaced("method: qlora", "method", method="qlora", parameters="fp32")
+    elif training.bits == 8:
+        yield _replaced("method.bits: 4", "method", bits=4)
+
+
+def _of_activations(training: Training, *, on_gpus: bool) -> Iterator[_Change]:
+    if not training.checkpointing:
+        yield _replaced("activation_checkpointing: true", "checkpointing", checkpointing=True)
+    elif on_gpus and not training.offloading:
+        yield _replaced("activation_offloading: true", "offloading", offloading=True)
+    if training.micro_batch > 1:
+        yield _replaced("micro_batch: 1", "micro_batch", micro_batch=1)
+    if on_gpus and not training.checkpointing:
+        yield _replaced(OFFLOADED, "checkpointing", checkpointing=True, offloading=True)
+
+
+def _replaced(words: str, group: str, **values: object) -> _Change:
+    return _Change(words, group, lambda training: dataclasses.replace(training, **values))  # type: ignore[arg-type]
+
+
+def _one_card(question: Question, bench: EvaluationContext) -> Suggestion | None:
+    """The smallest card of the catalogue that holds the job alone."""
+    for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
+        if spec.laptop or (question.training.compute == "bf16" and not spec.bf16):
+            continue
+        world = dataclasses.replace(_world_of(spec.name), asked=False)
+        if (draft := choose(_fitting(question, world, bench))) is not None:
+            words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
+            return Suggestion(words=(words,), option=draft.weighed())
+    return None
+
+
+def _fitting(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Draft]:
+    return [draft for draft in drafts_of_kinds(question, world, bench) if draft.fits]
+
+
+def _world_of(name: str) -> PlannedCluster:
+    none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
+    return PlannedCluster(seats=imagine(name), wire=none, inside=none)

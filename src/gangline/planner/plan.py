@@ -1,0 +1,342 @@
+"""The plan: what will be done, by whom, and why. It says only what was computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gangline.catalog.gpu_specs import peak_flops
+from gangline.planner.option import Option
+from gangline.planner.shares import host_shares, rank_hosts, rank_shares
+from gangline.planner.training import PlannedStrategy
+from gangline.runs.cluster import Cluster
+from gangline.runs.decode import build
+from gangline.runs.division import Division
+from gangline.runs.gang import Gang, GangRank, rows_of, total_steps
+from gangline.runs.job import Job, MethodJob
+from gangline.strategies.base import AUTO, PlanHalf
+from gangline.strategies.table import ALONE, DEFAULT, plan_half
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRank:
+    """What one rank does in every full step."""
+
+    host: str
+    share: int
+    """Micro-batches; see `GangRank.share`."""
+    percent: float
+    """Part of the batch."""
+    slowdown: float = 1.0
+    """Trials only: see `Host.slowdown`."""
+    device: int = 0
+    """Index of its GPU on the machine, where it has any."""
+    peak_flops: float | None = None
+    """See `GangRank.peak_flops`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataCount:
+    """How much there is to read, known once the data is tokenised."""
+
+    num_samples: int
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankForecast:
+    """What was foreseen for one rank."""
+
+    allocated_bytes: int
+    """Of tensors, at the worst instant."""
+    process_bytes: int
+    """Of the whole process: with the allocator's gaps, and what the libraries take."""
+    free_bytes: int | None
+    """What there was when it was looked at."""
+    chance: float | None
+    """That it fits."""
+    compute_s: float | None
+    """Of its micro-batches of a full step."""
+    gpu: str | None = None
+    """As NVML names it; None: it computes on the processor."""
+    profile: str | None = None
+    """`Profile.name` of the measurement behind `compute_s`; None: it is an estimate."""
+    persistent_bytes: int | None = None
+    """Of `allocated_bytes`, what lies there between steps: weights, gradients, optimizer. None: the plan is older."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What the plan says will happen; compared at the end with what did."""
+
+    ranks: tuple[RankForecast, ...]
+    step_s: float | None
+    """None where the speed of a rank is not known."""
+    step_low_s: float | None
+    step_high_s: float | None
+    communication_s: float | None
+    exposed_s: float | None
+    sent_bytes: float
+    """In one step, by the rank that sends most."""
+    tokens_per_sample: float
+    """With which the step was reckoned."""
+    source: str
+    """Where the times are from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Division):
+    """The decision about one job on one cluster."""
+
+    job: str
+    reason: str
+    """Why this strategy."""
+    method: str
+    precision: str
+    batch: int
+    micro_batch: int
+    ranks: tuple[PlannedRank, ...]
+    """By global rank."""
+    epochs: float | None
+    steps: int | None
+    """Optimizer steps in all; None until the samples are counted."""
+    data: DataCount | None
+    """None until the data is tokenised."""
+    checkpoint_every_steps: int | None
+    checkpoint_every_minutes: float | Literal["auto"] | None
+    evaluates: bool
+    """Whether there is anything to evaluate on."""
+    evaluation_at_start: bool
+    evaluation_every_steps: int | None
+    forecast: Forecast | None = None
+    """None where the model's shape is not known."""
+    divides: str = ""
+    """Why this batch was chosen near the job's, or what is bad about the job's own; see `Dividing.words`."""
+    notes: tuple[str, ...] = ()
+    """What the user may want to know or change."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a full step, over all ranks."""
+        return self.batch // self.micro_batch
+
+    def gang(self, run_id: str, attempt: int, *, resume_step: int | None = None) -> Gang:
+        """The gang of one attempt under this plan."""
+        foreseen = self.forecast.ranks if self.forecast is not None else [None] * len(self.ranks)
+        ranks = tuple(
+            GangRank(
+                host=rank.host,
+                share=rank.share,
+                slowdown=rank.slowdown,
+                device=rank.device,
+                peak_flops=rank.peak_flops,
+                foreseen_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
+            )
+            for rank, each in zip(self.ranks, foreseen, strict=True)
+        )
+        return Gang(
+            run_id=run_id,
+            attempt=attempt,
+            ranks=ranks,
+            resume_step=resume_step,
+            **self.division(),
+        )
+
+    def with_data(self, job: Job, data: DataCount) -> Plan:
+        """The same plan once the samples are counted."""
+        steps = total_steps(data.num_samples, job.batch, epochs=job.epochs, steps=job.steps)
+        return dataclasses.replace(self, data=data, steps=steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for plan.json."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Plan:
+        """The plan that `to_json` wrote."""
+        return build(Plan, data)
+
+
+def make_plan(
+    job: Job,
+    cluster: Cluster,
+    gpus: Mapping[str, Sequence[str]] | None = None,
+    *,
+    option: Option | None = None,
+    divides: str = "",
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Decide how `job` runs on `cluster`. `steps` stays open where it needs the number of samples.
+
+    gpus: the names of every host's GPUs, by host and index; the ranks of a machine take them in order. option: what was
+    weighed for just these ranks, whose shares are taken; else they follow the words of the cluster file. divides: see
+    `Plan`. notes: what else the user may want to know.
+    """
+    gpus = gpus or {}
+    devices = devices_of(cluster, gpus)
+    division = _division(job, option, cluster, shares_gpus=_shares_gpus(cluster, devices, gpus))
+    shares = _told_shares(job, cluster, division.half) if option is None else option.shares
+    ranks = _planned_ranks(job, cluster, devices, gpus, shares=shares)
+    return Plan(
+        **division.division(),
+        job=job.name,
+        reason=_reason(job, division, ranks),
+        method=_method(job.method),
+        precision=job.precision,
+        batch=job.batch,
+        micro_batch=job.micro_batch,
+        ranks=ranks,
+        epochs=job.epochs,
+        steps=job.steps,
+        data=None,
+        checkpoint_every_steps=job.checkpoint.every_steps,
+        checkpoint_every_minutes=job.checkpoint.every_minutes,
+        evaluates=job.data.evaluation is not None or job.data.evaluation_fraction > 0,
+        evaluation_at_start=job.evaluation.at_start,
+        evaluation_every_steps=job.evaluation.every_steps,
+        forecast=None if option is None else _forecast(option),
+        divides=divides,
+        notes=(*_notes(ranks, shares_gpus=division.shares_gpus), *notes),
+    )
+
+
+Gpus = Mapping[str, Sequence[str]]
+
+
+def _told_shares(job: Job, cluster: Cluster, half: PlanHalf) -> tuple[int, ...]:
+    """As the cluster file says, where nothing was weighed."""
+    count = job.batch // job.micro_batch
+    if half.layers == "staged":
+        return (count,) * sum(host.slots for host in cluster.hosts)
+    return (host_shares if half.layers == "sliced" else rank_shares)(cluster, count)
+
+
+def _forecast(option: Option) -> Forecast:
+    time = option.time
+    compute: Sequence[float | None] = [None] * len(option.needs)
+    if time is not None:
+        most = max(1, *option.shares)
+        shares = zip(time.compute_s, option.shares, strict=True)
+        compute = [each + time.inside_s * share / most for each, share in shares]  # as ranks will tell it
+    ranks = tuple(
+        RankForecast(
+            allocated_bytes=need.memory.allocated_bytes,
+            process_bytes=need.memory.process.likely,
+            free_bytes=need.seat.free_bytes,
+            chance=need.chance,
+            compute_s=compute_s,
+            gpu=need.seat.gpu,
+            profile=profile,
+            persistent_bytes=need.memory.persistent_bytes,
+        )
+        for need, compute_s, profile in zip(option.needs, compute, option.profiles, strict=True)
+    )
+    return Forecast(
+        ranks=ranks,
+        step_s=None if time is None else time.total_s,
+        step_low_s=None if time is None else time.low_s,
+        step_high_s=None if time is None else time.high_s,
+        communication_s=None if time is None else time.communication_s,
+        exposed_s=None if time is None else time.exposed_s - time.inside_s,
+        sent_bytes=option.traffic.sent_bytes,
+        tokens_per_sample=option.tokens_per_sample,
+        source=option.source,
+    )
+
+
+def _planned_ranks(
+    job: Job, cluster: Cluster, devices: Sequence[int], gpus: Gpus, *, shares: Sequence[int]
+) -> tuple[PlannedRank, ...]:
+    count = job.batch // job.micro_batch
+    return tuple(
+        PlannedRank(
+            host=host.name,
+            share=share,
+            percent=round(100 * share / count, 1),
+            slowdown=host.slowdown,
+            device=device,
+            peak_flops=peak_flops(gpus[host.name][device]) if gpus.get(host.name) else None,
+        )
+        for host, share, device in zip(rank_hosts(cluster), shares, devices, strict=True)
+    )
+
+
+def devices_of(cluster: Cluster, gpus: Gpus) -> list[int]:
+    """The GPU of every rank. Hosts with one address are one machine, whose GPUs their ranks take in order."""
+    taken: dict[str, int] = {}
+    devices = []
+    for host in rank_hosts(cluster):
+        position = taken.get(host.address, 0)
+        taken[host.address] = position + 1
+        devices.append(position % (len(gpus.get(host.name, ())) or 1))
+    return devices
+
+
+def _shares_gpus(cluster: Cluster, devices: Sequence[int], gpus: Gpus) -> bool:
+    places = [
+        (host.address, device) for host, device in zip(rank_hosts(cluster), devices, strict=True) if gpus.get(host.name)
+    ]
+    return len(set(places)) < len(places)
+
+
+def _division(job: Job, option: Option | None, cluster: Cluster, *, shares_gpus: bool) -> Division:
+    """Of the weighed option, or the one that the job asks for."""
+    num_ranks = sum(host.slots for host in cluster.hosts)
+    half = plan_half(_kind(job, option, cluster, num_ranks=num_ranks))
+    way = PlannedStrategy(kind=half.kind, world_size=num_ranks) if option is None else option.strategy
+    several = len(cluster.hosts) > 1 if half.layers == "sliced" else num_ranks > 1
+    return Division(
+        strategy=half.kind,
+        stages=way.stages,
+        replicas=way.replicas,
+        reshard=way.reshard,
+        eager=way.eager,
+        moving_shares=several and half.moves_shares and all(host.share is None for host in cluster.hosts),
+        shares_gpus=shares_gpus,
+    )
+
+
+def _kind(job: Job, option: Option | None, cluster: Cluster, *, num_ranks: int) -> str:
+    """The strategy of the weighed option, or the one that the job asks for; too few ranks for it have the default."""
+    asked = job.strategy.kind
+    if asked != AUTO and plan_half(asked).in_rounds:
+        return asked  # one host alone has rounds as well, and others may join it
+    weighed = asked if option is None else option.strategy.kind
+    if weighed == AUTO:
+        return DEFAULT
+    half = plan_half(plan_half(weighed).runs_as or weighed)
+    on_host = max(host.slots for host in cluster.hosts)
+    enough = num_ranks >= half.capabilities.min_ranks and on_host >= half.capabilities.min_ranks_on_host
+    return half.kind if enough else DEFAULT
+
+
+def _method(method: MethodJob) -> str:
+    if method.kind == "full":
+        return method.kind
+    bits = " over 8 bits" if method.kind == "qlora" and method.bits == 8 else ""
+    return f"{method.kind}{bits}, rank {method.rank}"
+
+
+def _reason(job: Job, division: Division, ranks: Sequence[PlannedRank]) -> str:
+    half = division.half
+    if len(ranks) == 1 and not half.in_rounds:
+        return plan_half(ALONE).meaning
+    rows = [division.stages[row.start : row.stop] for row in rows_of(division.stages, replicas=division.replicas)]
+    num_hosts = len({rank.host for rank in ranks})
+    return half.reason(job.strategy, num_ranks=len(ranks), num_hosts=num_hosts, rows=rows)
+
+
+def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, ...]:
+    notes = []
+    if idle := [str(number) for number, rank in enumerate(ranks) if rank.share == 0]:
+        notes.append(
+            f"no work for rank {', '.join(idle)}: raise batch / micro_batch above {len(ranks)}, or use fewer slots"
+        )
+    if shares_gpus:
+        notes.append("ranks share a GPU, so gradients travel over gloo: for trials only; one slot per GPU is faster")
+    return tuple(notes)

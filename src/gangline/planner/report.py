@@ -1,0 +1,682 @@
+"""The decision as lines for people: what fits, what it takes, and why nothing else was taken. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.planner.decision import AS_FAST, Suggestion, Verdict
+from gangline.planner.machines import Seat
+from gangline.planner.memory import Memory
+from gangline.planner.option import Option, builds_method, lacking
+from gangline.planner.plan import Plan, PlannedRank
+from gangline.planner.room import Need
+from gangline.planner.saves import SaveCost, Saving, save_cost
+from gangline.planner.traffic import Exchange, trained_weights, wire_bytes
+from gangline.planner.training import PlannedStrategy
+from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
+from gangline.runs.gang import rows_of
+from gangline.units import format_bytes, format_count, format_duration
+
+# Why gangline's own trainer does not do what the plan found best. Pure.
+
+
+def why_not(option: Option) -> str:
+    """One sentence of an option that is not built."""
+    half = option.strategy.half
+    if (missing := lacking(option.strategy, option.training, option.architecture)) is not None:
+        return f"gangline train cannot do {missing.what} yet"
+    return f"gangline train does {half.kind} only where the job asks for it, for {half.capabilities.asked_only}"
+
+
+GIB = 2**30
+MUCH_FASTER = 2.0
+"""So much faster has a strategy to be that does not compute the same as one big machine, to be mentioned."""
+TITLE, COLUMN = 11, 18
+"""Characters of the titles, and of a column of the table of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long the run is, as far as that is known."""
+
+    known: tuple[int, str] | None
+    """Optimizer steps, and that in words."""
+    saving: Saving = field(default_factory=Saving)
+    """How the job saves."""
+    unknown: str = ""
+    """Why `known` is not, in words."""
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run."""
+        return None if self.known is None else self.known[0]
+
+
+def report(verdict: Verdict, length: Length, *, why: bool = False, width: int = 120) -> list[str]:
+    """All that was decided. why: every strategy that was weighed, not the usual ones alone; width: of the screen."""
+    best = verdict.best
+    rows = [("model", _model(verdict)), *_fit_rows(verdict, width)]
+    if best is None:
+        rows.append(("strategy", "none fits"))
+    else:
+        rows += [("strategy", f"{name(best.strategy)}: {best.strategy.half.meaning}")]
+        rows += [("disk", text) for text in [best.on_disk] if text]
+        rows += [("shares", text) for text in [_shares(best)] if text]
+        rows += [("divides", text) for text in _divides(verdict)]
+        rows += [("step", text) for text in _step(best)]
+        rows += [("run", text) for text in _run(best, length)]
+        rows += [("saves", text) for text in _saves(save_cost(best, length.saving), length.saving, why=why)]
+    rows += [("instead of", text) for text in _others(verdict, every=why)]
+    rows += [("machines", text) for text in _machines(verdict, length.steps)]
+    rows += [("today", text) for text in _today(verdict, length.steps)]
+    rows += [("note", text) for text in _notes(verdict)]
+    return _aligned(rows, width)
+
+
+def change_line(before: Verdict, after: Verdict, width: int) -> list[str]:
+    """What the change of machines, links or model brings, in a line."""
+    old, new = before.best, after.best
+    texts = ["does not fit" if each is None else f"{_seconds(each.seconds)} a step" for each in (old, new)]
+    text = f"{texts[0]} without the change, {texts[1]} with it"
+    if old is not None and new is not None and old.time is not None and new.time is not None:
+        text += f" ({old.seconds / new.seconds:.2f} x as fast)"
+    return _aligned([("change", text)], width)
+
+
+def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
+    """What would make it fit."""
+    if not ways:
+        return ["instead     nothing that was tried fits: a smaller model, or more machines"]
+    rows = []
+    for way in ways:
+        need = way.option.tightest
+        text = f"{' and '.join(way.words)}: fits with {name(way.option.strategy)}, {_need(need)} GiB"
+        text += f" of {_gib(need.seat.free_bytes)}" if need.seat.free_bytes is not None else ""
+        text += "" if way.option.is_built else " (gangline train cannot do this yet)"
+        rows.append(("instead", text))
+    return _aligned(rows, width)
+
+
+def terms(verdict: Verdict, width: int = 120) -> list[str]:
+    """The terms of memory of the option that was taken, or of the nearest one; of the rank that needs most."""
+    option = verdict.best or max(verdict.by_kind, key=lambda each: each.chance)
+    memory = option.tightest.memory
+    rows = [("memory", f"{name(option.strategy)} on {option.tightest.seat.host}, GiB:")]
+    rows += [("", f"{_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.persistent]
+    rows += [("", f"{_gib2(memory.peak.num_bytes)}  at the worst instant, {memory.peak.name}, of which")]
+    rows += [("", f"    {_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.peak.terms]
+    rows += [("", f"{_gib2(memory.allocated_bytes)}  of tensors in all")]
+    process = memory.process
+    low, high = _gib2(process.low).strip(), _gib2(process.high).strip()
+    rows += [("", f"{_gib2(process.likely)}  of the process ({low} to {high}): the allocator's gaps, context, buffers")]
+    moved = [("", f"{_gib2(memory.offloaded_bytes)}  in the machine's memory, in place of the card's")]
+    return _aligned(rows + (moved if memory.offloaded_bytes else []), width)
+
+
+def name(strategy: PlannedStrategy) -> str:
+    """A strategy with what belongs to it."""
+    return strategy.half.title(strategy)
+
+
+def _model(verdict: Verdict) -> str:
+    architecture, training = verdict.question.architecture, verdict.question.training
+    text = f"{architecture.model_type}, {format_count(architecture.num_parameters)} parameters in "
+    text += f"{architecture.num_layers} layers; {training.method}"
+    if training.method != "full":
+        text += f", rank {training.rank}"
+    option = verdict.best or verdict.by_kind[0]
+    trained = format_count(trained_weights(architecture, option.training))
+    return f"{text}: {trained} trained, products in {training.compute}"
+
+
+def _fit_rows(verdict: Verdict, width: int) -> Iterator[tuple[str, str]]:
+    """Tables of as many columns as the screen has room for: a column per kind of seat, a row per strategy."""
+    yield "fits", "GiB that a rank needs, and how likely it is that they are there"
+    groups = list(_groups(verdict.world.seats).values())
+    names = [name(option.strategy) for option in verdict.by_kind]
+    first = max(len(each) for each in (*names, "free")) + 2
+    room = max(1, (width - TITLE - first) // (COLUMN + 2))
+    for begin in range(0, len(groups), room):
+        part = groups[begin : begin + room]
+        heads = [textwrap.wrap(_column_head(seats), COLUMN) for seats in part]
+        for line in range(max(map(len, heads))):
+            yield "", _table_row("", first, [head[line] if line < len(head) else "" for head in heads])
+        yield "", _table_row("free", first, [_free(seats[0]) for seats in part])
+        for option, title in zip(verdict.by_kind, names, strict=True):
+            yield "", _table_row(title, first, [_cell(option, seats) for seats in part])
+    yield from (("with", text) for text in _settings(verdict))
+
+
+def _table_row(title: str, first: int, cells: Sequence[str]) -> str:
+    return (title.ljust(first) + "  ".join(cell.ljust(COLUMN) for cell in cells)).rstrip()
+
+
+def _settings(verdict: Verdict) -> Iterator[str]:
+    """What was chosen for each row of the table, where the job leaves that open."""
+    groups: dict[str, list[str]] = {}
+    for option in verdict.by_kind:
+        recomputed = ", activations computed twice" if option.training.checkpointing else ""
+        recomputed += f", gradients sent in {option.training.exchange}" if option.training.exchange else ""
+        groups.setdefault(f"micro-batches of {option.training.micro_batch}{recomputed}", []).append(
+            option.strategy.kind
+        )
+    if verdict.question.open:
+        yield "; ".join(f"{words}: {', '.join(kinds)}" for words, kinds in groups.items())
+
+
+def _groups(seats: Sequence[Seat]) -> dict[tuple[object, ...], list[Seat]]:
+    """Seats with the same card and as much free memory, whatever their host."""
+    groups: dict[tuple[object, ...], list[Seat]] = {}
+    for seat in seats:
+        free = None if seat.free_bytes is None else round(seat.free_bytes / GIB, 1)
+        groups.setdefault((seat.gpu, free, seat.memory_from), []).append(seat)
+    return groups
+
+
+def _column_head(seats: Sequence[Seat]) -> str:
+    hosts = list(dict.fromkeys(seat.host for seat in seats))
+    where = hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}" if len(hosts) > 2 else ",".join(hosts)
+    return f"{where} {f'{len(seats)} x ' if len(seats) > 1 else ''}{seats[0].label}"
+
+
+def _free(seat: Seat) -> str:
+    if seat.free_bytes is None:
+        return "not known"
+    return f"{'' if seat.memory_from == 'measured' else 'about '}{_gib(seat.free_bytes)} GiB"
+
+
+def _cell(option: Option, seats: Sequence[Seat]) -> str:
+    """The greatest need among these seats, and the chance that it fits."""
+    needs = [need for need in option.needs if need.seat in seats]
+    if not needs:
+        return "-"
+    worst = min(needs, key=lambda need: 1.0 if need.chance is None else need.chance)
+    return f"{_need(worst)} {_verdict(worst)}"
+
+
+def _verdict(need: Need) -> str:
+    if need.chance is None:
+        return "?"
+    per_cent = f"{100 * need.chance:.0f} %"
+    word = "yes" if need.chance >= 0.9 else "tight" if need.chance >= 0.5 else "no"
+    return word if need.chance < 0.005 or need.chance > 0.995 else f"{word} {per_cent}"
+
+
+def _shares(option: Option) -> str:
+    training = option.training
+    text = f"micro-batches of {training.micro_batch}"
+    text += ", activations computed twice" if training.checkpointing else ""
+    if option.strategy.replicas > 1:
+        return f"{text}: {dealt_to_rows(option.dealt)}"
+    if option.strategy.world_size == 1 or option.strategy.half.layers == "staged":
+        return f"{option.shares[0]} {text}"
+    total = sum(option.dealt)
+    hosts: dict[str, int] = {}
+    together = option.strategy.half.layers == "sliced"
+    for need, share in zip(option.needs, option.shares, strict=True):
+        hosts[need.seat.host] = share if together else hosts.get(need.seat.host, 0) + share
+    each = [f"{host} {share} ({100 * share / total:.0f} %)" for host, share in list(hosts.items())[:8]]
+    more = f" and {len(hosts) - 8} more hosts" if len(hosts) > 8 else ""
+    return f"{text}: {', '.join(each)}{more}"
+
+
+def dealt_to_rows(shares: Sequence[int]) -> str:
+    """Micro-batches of pipelines: "12 in each of 2 pipelines", "14 + 10 in 2 pipelines"."""
+    if len(set(shares)) == 1:
+        return f"{shares[0]} in each of {len(shares)} pipelines"
+    return f"{' + '.join(map(str, shares[:8]))}{' + ...' if len(shares) > 8 else ''} in {len(shares)} pipelines"
+
+
+def _divides(verdict: Verdict) -> Iterator[str]:
+    """Why this batch, or what is bad about it; of what would be run, which may be another way than the best."""
+    dividing, run = verdict.dividing, verdict.runnable
+    if dividing is not None and dividing.words:
+        other = run is not None and verdict.best is not None and run.strategy.kind != verdict.best.strategy.kind
+        yield f"with {name(run.strategy)}, {dividing.words}" if run is not None and other else dividing.words
+
+
+def _step(option: Option) -> Iterator[str]:
+    time = option.time
+    if time is None:
+        yield "how long it takes is not known: nobody measured these machines; gangline bench compute JOB does"
+        return
+    slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
+    wire = wire_bytes(option.traffic, slots)
+    text = f"{_seconds(time.total_s)} ({_seconds(time.low_s)} to {_seconds(time.high_s)})"
+    if option.traffic.exchanges:
+        share = f"{100 * time.communication_share:.1f} %"
+        text += f", of which {_seconds(time.exposed_s)} waiting for the network ({share})"
+    yield text
+    yield from _format(option)
+    if option.traffic.exchanges:
+        out, inside = max(wire.out, default=0.0), max(wire.inside, default=0.0)
+        ways = [f"{format_bytes(out)} leave each host ({option.world.wire.source})"] if out else []
+        ways += (
+            [f"{format_bytes(inside)} go from each card to its neighbour ({option.world.inside.source})"]
+            if inside
+            else []
+        )
+        yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} if nothing hid it"
+    yield f"computation {_source(option)}"
+    if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
+        yield "what a laptop's card does depends on the power that it is given: the middle is assumed"
+
+
+def _format(option: Option) -> Iterator[str]:
+    """What gradients travel as, where that is worth a word."""
+    time, narrow_s = option.time, option.narrow_s
+    if option.training.exchange and option.strategy.world_size == 1:
+        yield f"exchange: {option.training.exchange} does nothing: one rank exchanges no gradients"
+    elif option.training.exchange and option.strategy.half.narrows:
+        yield f"gradients travel in {option.training.exchange}"
+    elif time is not None and narrow_s is not None and narrow_s * AS_FAST < time.total_s:
+        gain = f"{_seconds(time.total_s - narrow_s)} off a step of {_seconds(time.total_s)}"
+        yield f"exchange: bf16 would take {gain}; gradients are then rounded"
+
+
+def _source(option: Option) -> str:
+    return option.source or "not known"
+
+
+def _run(option: Option, length: Length) -> Iterator[str]:
+    if length.known is None and length.unknown:
+        yield f"how long it takes in all is not known: {length.unknown}"
+    if option.time is None or length.known is None:
+        return
+    steps, words = length.known
+    time = option.time
+    low, high = (format_duration(steps * each) for each in (time.low_s, time.high_s))
+    yield f"{words}: {format_duration(steps * time.total_s)} ({low} to {high})"
+    powers = [seat.spec.power_w for seat in option.world.seats if seat.spec is not None]
+    if len(powers) == len(option.world.seats):
+        kwh = sum(powers) * steps * time.total_s / 3.6e6
+        if kwh >= 0.01:
+            yield f"{kwh:.3g} kWh at the most, of the cards alone, each at its full {_range(powers)} W"
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
+    where = "in parts, over all hosts" if cost.in_parts else "on every host"
+    about = "about " if saving.every_minutes == "auto" else ""
+    every = "" if cost.minutes is None else f"; a power cut loses {about}{cost.minutes:.3g} min at the most"
+    yield f"{format_bytes(cost.num_bytes)} for a checkpoint, {where}{every}"
+    if not (why or cost.is_notable):
+        return
+    least, likely, most = map(_seconds, cost.write_s)
+    text = f"{likely} to write each ({least} to {most}; {cost.source})"
+    text += ", and training waits" if saving.waits else f"; training waits {_seconds(cost.hold_s[1])}, for a copy of it"
+    yield text + ("" if cost.share is None else f": {100 * cost.share:.1f} % of the run")
+    if cost.is_late:
+        yield "on a slow disk one is not written when the next is due: they come less often, and more is lost"
+
+
+def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
+    """What was not taken, and the reason."""
+    best = verdict.best
+    for option in verdict.by_kind:
+        if best is not None and option.strategy.kind == best.strategy.kind:
+            continue
+        if every or best is None or _matters(option):
+            yield f"{name(option.strategy)}: {_reason(option, best)}"
+
+
+def _matters(option: Option) -> bool:
+    return option.strategy.half.usual
+
+
+def _reason(option: Option, best: Option | None) -> str:
+    if not option.may_fit:
+        need = option.tightest
+        return f"does not fit on {need.seat.host}: {_need(need)} of {_gib(need.seat.free_bytes)} GiB"
+    if option.time is None or best is None or best.time is None:
+        return "not the numbers of one big machine" if not option.is_exact else "fits, and has more to do"
+    words = f"{_seconds(option.time.total_s)} a step against {_seconds(best.time.total_s)}"
+    if not option.is_exact and option.seconds < best.seconds:
+        return f"{words}, but not the numbers of one big machine"
+    if option.seconds <= best.seconds * 1.02:
+        return f"{words}: hardly faster, and more to go wrong" if option.fits else f"{words}: memory is tight"
+    heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
+    if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
+        words += f"; {_heavy(heavy)} over this link"
+    return words
+
+
+def _heavy(exchange: Exchange) -> str:
+    return f"{exchange.what}: {format_bytes(exchange.sent_bytes)} per step and rank"
+
+
+def _machines(verdict: Verdict, steps: int | None) -> Iterator[str]:
+    """What 1..n machines take; the first lines to read for who thinks of another one."""
+    rows = [few.best for few in verdict.by_hosts if few.best is not None and few.best.time is not None]
+    if len(verdict.world.hosts) < 2 or not rows:
+        return
+    for option in rows:
+        ratio = f", {rows[0].seconds / option.seconds:.2f} x" if option is not rows[0] else ""
+        yield f"{len(option.world.hosts)} ({_who(option)}) {_length(option, steps)}{ratio}, {name(option.strategy)}"
+
+
+def _who(option: Option) -> str:
+    hosts = option.world.hosts
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} .. {hosts[-1]}"
+
+
+def _length(option: Option, steps: int | None) -> str:
+    return format_duration(steps * option.seconds) if steps else f"{_seconds(option.seconds)} a step"
+
+
+def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
+    """What gangline's own trainer can do, where that is not what was chosen."""
+    best, today = verdict.best, verdict.today
+    if best is None or best.is_built:
+        if best is None and today is not None:
+            yield f"gangline train would try {name(today.strategy)} on {_who(today)}"
+        return
+    lacking = why_not(best)
+    if today is not None:
+        length = f": {_length(today, steps)}" if today.time is not None else ""
+        yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
+    elif builds_method(best.training, best.architecture):
+        yield f"{lacking}, and there is no room for what it can do"
+    else:
+        yield lacking
+
+
+def _notes(verdict: Verdict) -> Iterator[str]:
+    best = verdict.best
+    if best is not None and not best.fits:
+        yield f"memory is tight: it fits with a chance of {100 * best.chance:.0f} %"
+    if (slower := slower_than_alone(verdict)) is not None:
+        yield slower
+    for option in verdict.by_kind:
+        if best is not None and not option.is_exact and option.may_fit and option.seconds * MUCH_FASTER < best.seconds:
+            yield (
+                f"{option.strategy.kind} would take {_seconds(option.seconds)} a step instead of "
+                f"{_seconds(best.seconds)}, with other numbers than one big machine: an exchange every "
+                f"{option.strategy.inner_steps} steps; it is for strategy: {option.strategy.kind} to ask for"
+            )
+    if best is not None:
+        yield from _precision(best)
+    if (runnable := verdict.runnable) is not None and runnable is not best:
+        yield from _format(runnable)
+
+
+def _precision(best: Option) -> Iterator[str]:
+    """Which numbers cards without bf16 end with, and what that costs."""
+    compute, specs = best.training.compute, [need.seat.spec for need in best.needs]
+    lacking = _labels(need.seat for need in best.needs if need.seat.spec is not None and not need.seat.spec.bf16)
+    if compute == "bf16" and lacking:
+        yield f"{lacking} cannot compute in bf16: precision: auto takes fp16"
+    if compute == "fp16" and lacking:
+        yield f"products are in fp16, with a loss scale: {lacking} cannot compute in bf16, and all cards use one format"
+    slow = _labels(need.seat for need in best.needs if need.seat.spec is not None and need.seat.spec.fp16_share < 1)
+    if compute == "fp16" and slow:
+        share = min(spec.fp16_share for spec in specs if spec is not None)
+        yield (
+            f"{slow} has no tensor cores, and multiplies fp16 at about {100 * share:.0f} % of the rate of fp32: "
+            "precision: fp32 is faster there, if it fits; plan it as well, and without that card"
+        )
+
+
+def _labels(seats: Iterable[Seat]) -> str:
+    return ", ".join(dict.fromkeys(seat.label for seat in seats))
+
+
+def slower_than_alone(verdict: Verdict) -> str | None:
+    """The sentence that says so, where fewer machines are faster than all of them.
+
+    Of what can be started, else of what was chosen.
+    """
+    for whole, runnable in ((verdict.runnable, True), (verdict.best, False)):
+        fastest = fastest_of_fewer(verdict, runnable=runnable)
+        if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
+            count = len(fastest.world.hosts)
+            machines = "one machine is" if count == 1 else f"{count} machines are"
+            alone, all_s = ", ".join(fastest.world.hosts[:4]), _seconds(whole.seconds)
+            return f"{machines} faster than all: {alone} alone {_seconds(fastest.seconds)} a step, all {all_s}"
+    return None
+
+
+def fastest_of_fewer(verdict: Verdict, *, runnable: bool) -> Option | None:
+    """The fastest way with some of the machines; `runnable`: that our own trainer can do."""
+    fewer = [few for few in verdict.by_hosts if few.count < len(verdict.world.hosts)]
+    options = [few.runnable if runnable else few.best for few in fewer]
+    known = [option for option in options if option is not None and option.time is not None]
+    return min(known, key=lambda option: option.seconds, default=None)
+
+
+def _seconds(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "unknown"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "?" if num_bytes is None else f"{num_bytes / GIB:.1f}"
+
+
+def _need(need: Need) -> str:
+    return _gib(need.memory.process.likely)
+
+
+def _gib2(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:6.2f}"
+
+
+def _aligned(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Titles in a column of their own, each said once; long lines go on below their beginning."""
+    lines, last = [], ""
+    for title, text in rows:
+        shown = "" if title == last else title
+        indent = len(text) - len(text.lstrip())
+        parts = textwrap.wrap(text, max(40, width - TITLE), subsequent_indent=" " * (indent + 2)) or [""]
+        if title in {"", "fits"}:
+            parts = [text]
+        lines += [f"{shown if number == 0 else '':<10} {part}".rstrip() for number, part in enumerate(parts)]
+        last = title or last
+    return lines
+
+
+# The decision as plain data, for programs. Pure.
+
+
+def verdict_json(verdict: Verdict, ways: list[Suggestion]) -> dict[str, Any]:
+    """Everything that was weighed; bytes and seconds."""
+    return {
+        "model": {
+            "type": verdict.question.architecture.model_type,
+            "parameters": verdict.question.architecture.num_parameters,
+            "layers": verdict.question.architecture.num_layers,
+        },
+        "batch": _batch_json(verdict),
+        "best": verdict.best and option_json(verdict.best),
+        "runnable": verdict.runnable and option_json(verdict.runnable),
+        "strategies": [option_json(option) for option in verdict.by_kind],
+        "today": verdict.today and option_json(verdict.today),
+        "by_hosts": [
+            {"num_hosts": few.count, **option_json(few.best)} for few in verdict.by_hosts if few.best is not None
+        ],
+        "instead": [{"changes": list(way.words), **option_json(way.option)} for way in ways],
+    }
+
+
+def _batch_json(verdict: Verdict) -> dict[str, Any] | None:
+    """What divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most."""
+    return None if verdict.dividing is None else dataclasses.asdict(verdict.dividing)
+
+
+def option_json(option: Option) -> dict[str, Any]:
+    """One way to run the job."""
+    slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
+    wire = wire_bytes(option.traffic, slots)
+    # ranks that do the same share one
+    memories = {id(need.memory): need.memory for need in option.needs}
+    told = {number: memory_json(memory) for number, memory in memories.items()}
+    return {
+        "strategy": dataclasses.asdict(option.strategy),
+        "method": option.training.method,
+        "micro_batch": option.training.micro_batch,
+        "activation_checkpointing": option.training.checkpointing,
+        "chance": round(option.chance, 4),
+        "fits": option.fits,
+        "built": option.is_built,
+        "exact": option.is_exact,
+        "hosts": list(option.world.hosts),
+        "sent_bytes": {"inside": list(wire.inside), "between": list(wire.between), "out": list(wire.out)},
+        "step": None if option.time is None else dataclasses.asdict(option.time),
+        "source": option.source,
+        "network": option.world.wire.source,
+        "ranks": [
+            {
+                "host": need.seat.host,
+                "device": need.seat.device,
+                "gpu": need.seat.gpu,
+                "share": share,
+                "free_bytes": need.seat.free_bytes,
+                "memory_from": need.seat.memory_from,
+                "chance": need.chance,
+                "memory": told[id(need.memory)],
+            }
+            for need, share in zip(option.needs, option.shares, strict=True)
+        ],
+    }
+
+
+def memory_json(memory: Memory) -> dict[str, Any]:
+    """What a rank needs, term by term."""
+    return {**dataclasses.asdict(memory), "allocated_bytes": memory.allocated_bytes}
+
+
+# The plan as lines for people.
+
+
+MOST_ROWS = 4
+"""Pipelines whose layers are named."""
+
+
+def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
+    """The plan in plain lines, most important first. without: titles of lines that were said already."""
+    rows = [
+        ("strategy", f"{plan.strategy}: {plan.reason}"),
+        ("method", f"{plan.method}, compute in {_explain_precision(plan)}"),
+        ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
+        ("shares", _explain_shares(plan)),
+        *([("divides", plan.divides)] if plan.divides else []),
+        *_speeds(plan),
+        *_forecast(plan),
+        ("length", length(plan)),
+        ("saves", _explain_saves(plan)),
+        ("evaluates", _evaluates(plan)),
+    ]
+    rows += [("note", note) for note in plan.notes]
+    return [f"{title:<10} {text}" for title, text in rows if title not in without]
+
+
+def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is foreseen, as far as it is known."""
+    forecast = plan.forecast
+    if forecast is None:
+        return
+    known = [(rank, planned) for rank, planned in zip(forecast.ranks, plan.ranks, strict=True) if rank.free_bytes]
+    if known:
+        rank, planned = min(known, key=lambda row: 1.0 if row[0].chance is None else row[0].chance)
+        free = format_bytes(rank.free_bytes or 0)
+        text = f"{format_bytes(rank.process_bytes)} for a rank; {free} free on {planned.host}"
+        yield "memory", text
+    if forecast.step_s is not None:
+        low, high = (format_duration(each or 0.0) for each in (forecast.step_low_s, forecast.step_high_s))
+        yield "step", f"about {format_duration(forecast.step_s)} ({low} to {high}), {forecast.source}"
+
+
+def _explain_precision(plan: Plan) -> str:
+    return "what every device can do" if plan.precision == "auto" else plan.precision
+
+
+def _explain_shares(plan: Plan) -> str:
+    """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"; of a pipeline, everybody's layers.
+
+    Under tp all ranks of a host do what the first of them does.
+    """
+    layers = plan.half.layers
+    if layers == "staged":
+        return _layers(plan)
+    hosts: dict[str, list[PlannedRank]] = {}
+    for rank in plan.ranks:
+        hosts.setdefault(rank.host, []).append(rank)
+    kept = 1 if layers == "sliced" else None
+    return ", ".join(_host_share(host, ranks[:kept]) for host, ranks in hosts.items())
+
+
+def _layers(plan: Plan) -> str:
+    """For instance: all 24 micro-batches go through every rank; layers: pc1 13, pc2 10+17.
+
+    Of several pipelines: 14 of 24 micro-batches go through pc1 13, pc2 10; 10 through pc3 12, pc4 11.
+    """
+    # without stages where no layer could be cut
+    parts = [(rank.host, layers) for rank, layers in zip(plan.ranks, plan.stages, strict=False)]
+    if plan.replicas == 1:
+        named = _by_host(parts) or "not known"
+        return f"all {plan.num_micro_batches} micro-batches go through every rank; layers: {named}"
+    rows = rows_of(plan.stages, replicas=plan.replicas)
+    words = [f"{plan.ranks[row[0]].share} through {_by_host(parts[row.start : row.stop])}" for row in rows[:MOST_ROWS]]
+    more = f"; and {len(rows) - MOST_ROWS} more pipelines" if len(rows) > MOST_ROWS else ""
+    return f"of {plan.num_micro_batches} micro-batches {'; '.join(words)} (layers){more}"
+
+
+def _by_host(parts: Sequence[tuple[str, int]]) -> str:
+    hosts: dict[str, list[str]] = {}
+    for host, layers in parts:
+        hosts.setdefault(host, []).append(str(layers))
+    return ", ".join(f"{host} {'+'.join(layers)}" for host, layers in hosts.items())
+
+
+def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What shares do once the run is on its way; nothing where the cluster file gave them, for they stay then."""
+    if plan.moving_shares and plan.half.in_rounds:
+        yield "speeds", "measured before the first step and in every round; shares follow them, and numbers with these"
+    elif plan.moving_shares:
+        yield "speeds", "measured before the first step and in every step; shares follow them, with the same numbers"
+
+
+def _host_share(host: str, ranks: list[PlannedRank]) -> str:
+    if len(ranks) == 1:
+        return f"{host} {ranks[0].share} ({ranks[0].percent:g} %)"
+    if len({rank.share for rank in ranks}) == 1:
+        return f"{host} {len(ranks)} x {ranks[0].share} ({ranks[0].percent:g} % each)"
+    return f"{host} {'+'.join(str(rank.share) for rank in ranks)} ({sum(rank.percent for rank in ranks):.3g} %)"
+
+
+def length(plan: Plan) -> str:
+    """How long the run is, as far as it is known."""
+    epochs = "" if plan.epochs is None else f"{plan.epochs:g} {'epoch' if plan.epochs == 1 else 'epochs'}"
+    if plan.data is None:
+        return f"{plan.steps} steps" if epochs == "" else f"{epochs}; steps are known once the data is tokenised"
+    size = f"{plan.data.num_samples} samples"
+    if plan.data.num_tokens is not None:
+        size += f", {format_count(plan.data.num_tokens)} tokens"
+    return f"{plan.steps} steps{f' = {epochs}' if epochs else ''} over {size}"
+
+
+def _explain_saves(plan: Plan) -> str:
+    steps, minutes = plan.checkpoint_every_steps, plan.checkpoint_every_minutes
+    every = [f"every {steps} steps"] if steps is not None else []
+    if minutes == "auto":
+        every.append(f"every {LEAST_MIN:g} to {MOST_MIN:g} min (by what a save costs)")
+    elif minutes is not None:
+        every.append(f"every {minutes:g} min")
+    return " and ".join([*every, "at the end"])
+
+
+def _evaluates(plan: Plan) -> str:
+    if not plan.evaluates:
+        return "never: the job has no data.eval"
+    start = "at the start, " if plan.evaluation_at_start else ""
+    every = f"every {plan.evaluation_every_steps} steps, " if plan.evaluation_every_steps is not None else ""
+    return f"{start}{every}at the end"

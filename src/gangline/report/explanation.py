@@ -1,0 +1,368 @@
+"""Why a run is where it is, for people and for programs: the first cause, its echoes, the evidence, how to go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.diagnose.signatures import LEFT_OUT, LINE_CHARS, VERDICT, Sighting, recognise, without_verdict
+from gangline.errors import UsageError
+from gangline.report.run_history import Attempt, RankEnd, Story, event_rows, onward, told_rows
+from gangline.report.text_table import clean
+
+LABEL = 9
+"""Columns of the words before a line."""
+SEEN_LINES = 24
+TAIL_LINES = 8
+SHOWN_LINE_CHARS = 160
+STACK_FRAMES = 4
+STACK_LINES = 40
+MOST_ENDS = 16
+
+_THEN = re.compile(r"[;,.]? *then: gangline resume\b.*$")
+
+
+def explain_lines(story: Story, *, is_job: bool, can_resume: bool) -> list[str]:
+    """The whole story, oldest attempt first, the cause first in each.
+
+    is_job: it is no command of the user's own. can_resume: it can be started again.
+    """
+    blocks = [_head(story), *(_attempt_lines(story, index, is_job=is_job) for index in range(len(story.attempts)))]
+    ahead = onward(story, is_job=is_job, can_resume=can_resume)
+    shown = [f"to go on:  {ahead.command}   # {ahead.why}" if ahead.command else f"to go on:  {ahead.why}"]
+    lines = [line for block in [*blocks, shown] for line in ["", *block]][1:]
+    return [clean(line) for line in lines]
+
+
+def explain_json(story: Story, *, is_job: bool, can_resume: bool) -> dict[str, Any]:
+    """The same as plain data."""
+    ahead = onward(story, is_job=is_job, can_resume=can_resume)
+    state = story.run.state
+    return {
+        "run": story.id,
+        "name": state.name if state else "",
+        "phase": story.run.phase,
+        "silent": story.run.silent,
+        "steps": story.steps,
+        "attempts": [_attempt_json(attempt) for attempt in story.attempts],
+        "missing": list(story.gaps),
+        "go_on": {"command": ahead.command, "why": ahead.why},
+    }
+
+
+def _head(story: Story) -> list[str]:
+    state = story.run.state
+    last = story.attempts[-1] if story.attempts else None
+    reached = next((each.to_step for each in reversed(story.attempts) if each.to_step is not None), None)
+    of = f" of {story.steps}" if story.steps else ""
+    parts = [
+        f"{story.id}{f' ({state.name})' if state else ''} {_stands(story.run.phase)}",
+        f"attempt {last.number}" if last else "",
+        "" if reached is None else f"step {reached}{of}",
+    ]
+    silent = [f"as last heard: {story.run.silent}"] if story.run.silent else []
+    return [", ".join(part for part in parts if part), *silent, *(f"missing: {gap}" for gap in story.gaps)]
+
+
+def _stands(phase: str) -> str:
+    words = {
+        "preparing": "is being prepared",
+        "running": "runs",
+        "stopping": "is being ended",
+        "restarting": "goes on by itself with another attempt",
+        "finished": "has finished",
+        "stopped": "was stopped",
+        "failed": "has failed",
+        "lost": "is lost: its supervisor is gone",
+    }
+    return words.get(phase, "cannot be read")
+
+
+def _attempt_lines(story: Story, index: int, *, is_job: bool) -> list[str]:
+    attempt = story.attempts[index]
+    after = story.attempts[index + 1] if index + 1 < len(story.attempts) else None
+    rows = [_title(attempt, is_over=story.run.ended or after is not None, is_job=is_job)]
+    if attempt.error is not None:
+        rows += _cause(story.id, attempt, attempt.error, is_followed=after is not None)
+    rows += _ends(attempt)
+    rows += _labelled("left", attempt.outcome.left if attempt.outcome else ())
+    rows += _labelled("unseen", _unseen(attempt))
+    rows += _labelled("events", event_rows(attempt.events, cause=str((attempt.error or {}).get("what", ""))))
+    rows += _labelled("rank 0", told_rows(attempt.told))
+    return [*rows, *_labelled("then", _then(attempt, after))]
+
+
+def _title(attempt: Attempt, *, is_over: bool, is_job: bool) -> str:
+    where = f" on {_listed(attempt.hosts)}" if attempt.hosts else ""
+    how = attempt.result or ("nobody wrote down how it ended" if is_over else "goes on")
+    return f"attempt {attempt.number}{where}: {_steps(attempt) if is_job else ''}{how}"
+
+
+def _steps(attempt: Attempt) -> str:
+    if attempt.from_step is None and attempt.to_step is None:
+        return "no step, "
+    begun = f"from step {attempt.from_step} " if attempt.from_step is not None else ""
+    return f"{begun}to step {attempt.from_step if attempt.to_step is None else attempt.to_step}, "
+
+
+def _cause(run_id: str, attempt: Attempt, error: Mapping[str, Any], *, is_followed: bool) -> list[str]:
+    seen = [line for line in without_verdict(str(error.get("seen", "")).splitlines()) if line.strip()]
+    fix = str(error.get("fix", ""))
+    known = _known(error)
+    tail = [] if _is_quoted(error) else without_verdict(_tail(error))
+    return [
+        *_labelled("cause", [str(error.get("what", "")) or "nobody says"]),
+        *_labelled("seen", _middle_out(seen, SEEN_LINES)),
+        *_labelled("stacks", _stacks(error)),
+        *_labelled("fix", [_THEN.sub("", fix) if is_followed else fix] if fix else []),
+        *(_labelled("known", [known.means, f"fix: {known.fix}"]) if known else []),
+        *_labelled("log", [*tail[-TAIL_LINES:], *_log(run_id, attempt, error)]),
+    ]
+
+
+def _known(error: Mapping[str, Any]) -> Sighting | None:
+    """What words in the evidence mean, unless the cause says so already."""
+    said = [str(error.get("what", "")), *str(error.get("seen", "")).splitlines(), *_tail(error)]
+    host = str(error.get("host") or "the host")
+    own = [sighting for sighting in recognise("\n".join(map(clean, said)), host=host) if not sighting.is_echo]
+    return own[0] if own and own[0].means not in str(error.get("what", "")) else None
+
+
+def _tail(error: Mapping[str, Any]) -> list[str]:
+    lines = error.get("log_tail")
+    return [str(line) for line in lines if str(line).strip()] if isinstance(lines, list | tuple) else []
+
+
+def _is_quoted(error: Mapping[str, Any]) -> bool:
+    """Whether `seen` has the end of the log already."""
+    tail = _tail(error)
+    return not tail or tail[-1] in str(error.get("seen", ""))
+
+
+def _log(run_id: str, attempt: Attempt, error: Mapping[str, Any]) -> list[str]:
+    if error.get("log") is None:
+        return []
+    rank = error.get("rank")
+    which = f"--rank {rank}" if type(rank) is int else "--console"
+    return [f"all of it: gangline logs {run_id} --attempt {attempt.number} {which}"]
+
+
+def _stacks(error: Mapping[str, Any]) -> list[str]:
+    """Where other ranks of a hang stood, innermost first; that of the accused is in `seen`."""
+    stacks = error.get("stacks")
+    rows = []
+    for told in stacks if isinstance(stacks, list) else ():
+        if not isinstance(told, dict) or told.get("rank") == error.get("rank"):
+            continue
+        frames = told.get("stack")
+        shown = [str(frame) for frame in frames[:STACK_FRAMES]] if isinstance(frames, list) else []
+        where = f"rank {told.get('rank')} on {told.get('host')} in {told.get('phase')} of step {told.get('step')}"
+        rows += [where, *(f"  {frame}" for frame in shown)]
+    return _middle_out(rows, STACK_LINES)
+
+
+def _ends(attempt: Attempt) -> list[str]:
+    """What happened to other ranks: failures of their own, then echoes."""
+    own, echoes = _others(attempt)
+    rows = _labelled("also", [_end_line(end) for end in own])
+    shown = [_end_line(end) for end in echoes[:MOST_ENDS]]
+    more = [f"and {len(echoes) - MOST_ENDS} more"] if len(echoes) > MOST_ENDS else []
+    return [*rows, *_labelled("echoes", [*shown, *more])]
+
+
+def _others(attempt: Attempt) -> tuple[list[RankEnd], list[RankEnd]]:
+    """Ends of other ranks than the one that is the cause: those of their own, and echoes."""
+    error = attempt.error or {}
+    cause = (error.get("host"), error.get("rank"))
+    others = [end for end in attempt.ends if (end.host, end.rank) != cause]
+    return [end for end in others if not end.is_echo], [end for end in others if end.is_echo]
+
+
+def _end_line(end: RankEnd) -> str:
+    return f"rank {end.rank} on {end.host}: {end.what}"
+
+
+def _unseen(attempt: Attempt) -> list[str]:
+    hosts = attempt.outcome.unverified if attempt.outcome else ()
+    return [f"{host} did not answer at the end: whether something is left there is not known" for host in hosts]
+
+
+def _then(attempt: Attempt, after: Attempt | None) -> list[str]:
+    if after is None:
+        why = (attempt.of("failed") or {}).get("why")
+        return [f"no attempt followed by itself: {why}"] if why else []
+    if (event := after.begun_by) is None:
+        return [f"attempt {after.number} was begun by gangline resume"]
+    step = event.get("step")
+    without = event.get("without")
+    parts = [
+        f"attempt {after.number} went on by itself {f'from step {step}' if step else 'from the beginning'}",
+        f"without {_listed(without)}" if isinstance(without, list) and without else "",
+        _lost(event.get("lost_steps")),
+    ]
+    return [", ".join(part for part in parts if part)]
+
+
+def _lost(steps: object) -> str:
+    if type(steps) is not int:
+        return ""
+    return "no step was lost" if steps == 0 else f"{steps} step{'' if steps == 1 else 's'} lost"
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    own, echoes = _others(attempt)
+    known = _known(attempt.error) if attempt.error else None
+    return {
+        "attempt": attempt.number,
+        "hosts": list(attempt.hosts),
+        "from_step": attempt.from_step,
+        "to_step": attempt.to_step,
+        "committed_step": attempt.committed,
+        "by_itself": attempt.begun_by is not None,
+        "result": attempt.result,
+        "cause": None if attempt.error is None else dict(attempt.error),
+        "known": None if known is None else {"id": known.id, "means": known.means, "fix": known.fix},
+        "also_failed": [_end_json(end) for end in own],
+        "echoes": [_end_json(end) for end in echoes],
+        "left": list(attempt.outcome.left) if attempt.outcome else [],
+        "unverified": list(attempt.outcome.unverified) if attempt.outcome else [],
+        "events": [dict(event) for event in attempt.events],
+        "told_by_rank_0": [dict(event) for event in attempt.told],
+    }
+
+
+def _end_json(end: RankEnd) -> dict[str, Any]:
+    names = ("host", "rank", "what", "ordered", "exit", "log")
+    return {name: getattr(end, name) for name in names} | {"log_tail": list(end.log_tail)}
+
+
+def _labelled(label: str, lines: Iterable[str]) -> list[str]:
+    """Lines behind their label; what hosts say is cut to a line of a screen or two."""
+    texts = [clean(line) for line in lines]
+    cut = [text if len(text) <= SHOWN_LINE_CHARS else f"{text[: SHOWN_LINE_CHARS - 3]}..." for text in texts]
+    return [f"  {label if index == 0 else '':<{LABEL}}{text}".rstrip() for index, text in enumerate(cut)]
+
+
+def _middle_out(lines: Sequence[str], most: int) -> list[str]:
+    """The first and the last lines, where there are too many."""
+    if len(lines) <= most:
+        return list(lines)
+    first = most // 4
+    left_out = len(lines) - most + 1
+    return [*lines[:first], f"... {left_out} lines ...", *lines[len(lines) - (most - first - 1) :]]
+
+
+def _listed(names: Sequence[object]) -> str:
+    *first, last = map(str, names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# What a log file tells: known words in it, causes first, then what only witnesses say.
+
+
+LIMIT_BYTES = 32 << 20
+"""Of a larger file the end is read."""
+
+_RAISED = re.compile(
+    r"^(?:\[?\w{1,20}\]?:? {0,4})?((?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception|Interrupt)\b[^\n]{0,400})",
+    re.MULTILINE,
+)
+"""The last line of a traceback, with what torchrun puts before it. Bounded: a log may be one line of megabytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReport:
+    """What stands in a log."""
+
+    name: str
+    lines: int
+    skipped_lines: int
+    """At its beginning, which were not read."""
+    found: tuple[Sighting, ...]
+    """Causes in the order in which they stand there, then witnesses."""
+    has_verdict: bool
+    """torchrun names a "root cause" in it."""
+    raised: str | None
+    """The last error in it, where no known words are."""
+
+
+def read_log(path: Path) -> LogReport:
+    """Look for known words in a log file; raises UsageError for one that cannot be read."""
+    try:
+        data, skipped_lines = _end_of(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read", seen=str(error.strerror), fix="name a log file, or a run") from error
+    text = "\n".join(_shown(line) for line in data.decode("utf-8", "replace").split("\n"))
+    found = sorted(recognise(text), key=lambda sighting: sighting.is_echo)
+    raised = _RAISED.findall(text)
+    return LogReport(
+        name=str(path),
+        lines=skipped_lines + text.count("\n") + (not text.endswith("\n") and bool(text)),
+        skipped_lines=skipped_lines,
+        found=tuple(found),
+        has_verdict=VERDICT in text,
+        raised=raised[-1][:LINE_CHARS] if raised and not found else None,
+    )
+
+
+def log_lines(report: LogReport) -> list[str]:
+    """The report for people."""
+    unread = f", of which the first {report.skipped_lines:,} were not read" if report.skipped_lines else ""
+    rows = [f"{report.name}: {report.lines:,} lines{unread}"]
+    if not report.found:
+        rows.append("nothing in it is known to gangline")
+        rows += [f"the last error in it: {report.raised}"] if report.raised else []
+    elif all(sighting.is_echo for sighting in report.found):
+        rows.append("only echoes: this is what a rank says when another has gone; look into the logs of the others")
+    for sighting in report.found:
+        rows += ["", *_sighting_lines(sighting, report.skipped_lines)]
+    return [clean(row) for row in [*rows, *(["", f"note: {LEFT_OUT}"] if report.has_verdict else [])]]
+
+
+def log_json(report: LogReport) -> dict[str, Any]:
+    """The report for programs."""
+    rows = [
+        {
+            "id": sighting.id,
+            "line": sighting.number + report.skipped_lines,
+            "text": sighting.line,
+            "times": sighting.times,
+            "means": sighting.means,
+            "fix": sighting.fix,
+            "is_echo": sighting.is_echo,
+        }
+        for sighting in report.found
+    ]
+    return {"file": report.name, "lines": report.lines, "found": rows, "last_error": report.raised}
+
+
+def _sighting_lines(sighting: Sighting, skipped_lines: int) -> list[str]:
+    times = f", {sighting.times} times" if sighting.times > 1 else ""
+    kind = "echo" if sighting.is_echo else "cause"
+    return [
+        f"{kind}  line {sighting.number + skipped_lines:,}{times}: {sighting.line}",
+        f"  means  {sighting.means}",
+        f"  fix    {sighting.fix}",
+    ]
+
+
+def _shown(line: str) -> str:
+    """What a terminal would show of a line: of a progress bar its end. An escape sequence ends with its line."""
+    return clean(line.rstrip("\r").rpartition("\r")[2])
+
+
+def _end_of(path: Path) -> tuple[bytes, int]:
+    """The end of a file from the beginning of a line, and how many lines are before it."""
+    skipped_lines = 0
+    with path.open("rb") as stream:
+        ahead = max(0, path.stat().st_size - LIMIT_BYTES)
+        while ahead > 0 and (piece := stream.read(min(ahead, 1 << 20))):
+            skipped_lines += piece.count(b"\n")
+            ahead -= len(piece)
+            if ahead == 0 and not piece.endswith(b"\n"):
+                stream.readline(LIMIT_BYTES)
+                skipped_lines += 1
+        return stream.read(LIMIT_BYTES), skipped_lines

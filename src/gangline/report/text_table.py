@@ -1,0 +1,254 @@
+"""Rows of text in aligned columns, and the lines of figures that people read while a run goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from gangline.checks.rules import fold_names
+from gangline.planner.outcome import RankTime, TimeReport
+from gangline.report.tail import History
+from gangline.units import format_bytes, format_duration
+
+# A run that goes on by itself after a failure, in one line.
+
+
+MOST_NAMES = 3
+"""More hosts are folded: pc[1-8]."""
+
+
+def restart_line(record: Mapping[str, Any]) -> str:
+    """Attempt 2 on pc1 and pc2: pc3 does not answer; going on from step 1,240 (1 step again)
+
+    record: the supervisor's event `restarting`.
+    """
+    what = next(iter(str(record.get("what") or "").splitlines()), "")
+    without = [name for name in _names(record.get("without")) if not _says(what, name)]
+    hosts = _names(record.get("hosts"))
+    where = f" on {in_words(hosts)}" if hosts else ""
+    less = f", without {in_words(without)}" if without else ""
+    missing = f"missing: {record['missing']}" if record.get("missing") else ""
+    smaller = f" with micro_batch {record['micro_batch']}" if type(record.get("micro_batch")) is int else ""
+    parts = [what, f"going on from {_step(record)}{smaller}", missing]
+    return f"attempt {started_attempt(record)}{where}{less}: {'; '.join(part for part in parts if part)}"
+
+
+def started_attempt(record: Mapping[str, Any]) -> int | None:
+    """The number of the attempt that an event `restarting` tells of."""
+    number = record.get("next")
+    return number if type(number) is int else None
+
+
+def in_words(names: Sequence[str]) -> str:
+    """pc1, pc2 and pc3; many names are folded."""
+    if len(names) > MOST_NAMES:
+        return fold_names(names)
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def _step(record: Mapping[str, Any]) -> str:
+    step, lost = record.get("step"), record.get("lost_steps")
+    start = f"step {step:,}" if type(step) is int and step > 0 else "the beginning"
+    if type(lost) is not int or lost < 1:
+        return start
+    return f"{start} ({lost:,} {'step' if lost == 1 else 'steps'} again)"
+
+
+def _says(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text) is not None
+
+
+def _names(value: object) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, list) else []
+
+
+# Text from hosts, models and data sets, made harmless for a terminal.
+
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, erase
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)"  # OSC, DCS, SOS, PM, APC up to their end: titles, clipboard, hyperlinks
+    r"|\x1b[ -/]*[0-~]",  # all other escapes
+    re.DOTALL,
+)
+
+# C0 and C1 controls but tab and newline; marks that reverse or hide text (bidirectional overrides, zero width)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+
+
+def clean(text: str, *, keep_newlines: bool = False) -> str:
+    """Without escape sequences and control characters; tabs become spaces, newlines too unless they are kept."""
+    text = _CONTROLS.sub("", _SEQUENCES.sub("", text)).replace("\t", "    ")
+    return text if keep_newlines else text.replace("\n", " ")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns two spaces apart; texts are cleaned of control characters."""
+    texts = [[clean(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def step_line(record: dict[str, Any], *, remaining_s: float | None, width: int | None = None) -> str:
+    """One optimizer step: "step 120/400  loss 2.113  lr 1.8e-04  4 510 tok/s  ...".
+
+    Where it would be wider than `width`, memory goes first, then the time per step, then the learning rate.
+    """
+    memory = max((rank.get("memory_bytes") or 0 for rank in record.get("ranks") or []), default=0)
+    parts = [
+        f"step {record['step']}/{record.get('steps', '?')}",
+        "skipped: loss or gradient not finite" if record.get("skipped") else _figure("loss", record.get("loss"), ".4g"),
+        _figure("lr", record.get("learning_rate"), ".1e"),
+        f"{round(record['tokens_per_s']):,} tok/s".replace(",", " ") if record.get("tokens_per_s") else "",
+        f"{record['step_s']:.2f} s/step" if record.get("step_s") is not None else "",
+        f"mem {format_bytes(memory)}" if memory else "",
+        f"eta {format_duration(remaining_s)}" if remaining_s is not None else "",
+    ]
+    for expendable in (5, 4, 2):
+        if width is not None and len(_joined(parts)) > width:
+            parts[expendable] = ""
+    return _joined(parts)[:width]
+
+
+def evaluation_line(record: dict[str, Any]) -> str:
+    """One evaluation: "evaluation at step 120  loss 2.254  perplexity 9.53"."""
+    parts = [
+        f"evaluation at step {record['step']}",
+        _figure("loss", record.get("loss"), ".4g"),
+        _figure("perplexity", record.get("perplexity"), ".4g"),
+    ]
+    return _joined(parts)
+
+
+def event_line(record: dict[str, Any]) -> str | None:
+    """One event in a few words; None for events that the other lines tell already."""
+    event = str(record.get("event", ""))
+    if not event or _is_told(event, record):
+        return None
+    if event == "restarting":
+        return clean(restart_line(record))
+    parts = _PARTS.get(event, _DETAILS)
+    shown = [(key, _detail(key, value)) for key, value in record.items() if key in parts and value is not None]
+    details = [_WORDS.get(key, f"{key} {{}}").format(value) for key, value in shown]
+    name = _NAMES.get(event, event)
+    return clean(_joined([name, *details]))
+
+
+def _is_told(event: str, record: dict[str, Any]) -> bool:
+    if event == "failed" and record.get("why"):
+        return record.get("source") == "worker"
+    return event in _TOLD or (record.get("source") == "worker" and event in _ECHOED)
+
+
+_NAMES = {
+    "beginning": "",
+    "committed": "checkpoint committed",
+    "failed": "no further attempt",
+    "hanging": "stands still",
+    "leaving": "",
+    "memory-off": "memory",
+    "returned": "training again",
+    "started": "gang started",
+    "straggler": "slow",
+    "straggler-over": "no longer slow",
+}
+"""What events are called where that is not their name; "": the rest says it."""
+
+_PARTS = {
+    "failed": ("why",),
+    "going on": ("what",),
+    "hanging": ("what",),
+    "leaving": ("what",),
+    "memory-off": ("what",),
+    "returned": ("seconds",),
+    "straggler": ("step", "what"),
+    "straggler-over": ("step", "what"),
+}
+"""Parts of events that help a reader, where these are other ones than in general: `what` may name host, rank and step
+already."""
+
+_TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined", "exchange"})
+"""The start has its board, an evaluation its own line, a save counts once it is committed, a failure is told with what
+follows it, and how gradients are exchanged is for programs."""
+
+ENDS = frozenset({"finished", "stopped"})
+"""Events after which nothing comes."""
+
+_ECHOED = frozenset({"started", "stopping", "finished", "stopped", "failed"})
+"""Said by the supervisor for the whole gang."""
+
+_WORDS = {"what": "{}", "why": "{}", "seconds": "after {}"}
+"""Parts that are shown otherwise than with their name."""
+
+_DETAILS = ("step", "host", "rank", "reason", "what", "why", "duration_s")
+"""Parts of an event that help a reader; the rest stays in events.jsonl."""
+
+
+def final_losses(history: History) -> list[str]:
+    """First and last losses of training and evaluation."""
+    named = (("training loss", history.losses()), ("evaluation loss", history.evaluation_losses()))
+    return [f"{name:<16} {_from_to(points)}" for name, points in named if points]
+
+
+def _from_to(points: Sequence[tuple[float, float]]) -> str:
+    ends = [points[0], points[-1]][: len(points)]
+    return " -> ".join(f"{loss:.4g} at step {step:g}" for step, loss in ends)
+
+
+def age(time: str, *, now: datetime) -> str:
+    """How long ago an ISO time was: "3 min ago"; "" for what is no time."""
+    try:
+        passed_s = (now - datetime.fromisoformat(time.replace("Z", "+00:00"))).total_seconds()
+    except ValueError:
+        return ""
+    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed_s >= size_s:
+            return f"{passed_s // size_s:.0f} {unit} ago"
+    return f"{max(0.0, passed_s):.0f} s ago"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "  ".join(part for part in parts if part)
+
+
+def _figure(name: str, value: object, style: str) -> str:
+    return f"{name} {value:{style}}" if isinstance(value, (int, float)) else ""
+
+
+def _detail(key: str, value: object) -> str:
+    if key == "seconds" and isinstance(value, (int, float)):
+        return format_duration(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# Where the time of a run went, as a table of its ranks.
+
+
+MOST_ROWS = 16
+COLUMNS = ("computes", "data", "waits", "network", "rest")
+
+
+def time_table(report: TimeReport) -> list[str]:
+    """Parts of the time of all steps, by rank:
+
+    time of 398 steps, 12 min 03 s (waits: for slower ranks)
+    host  rank  computes  data  waits  network  rest
+    pc1   0         82 %   0 %    9 %      4 %   5 %
+    """
+    head = f"time of {report.num_steps} steps, {format_duration(report.total_s)}"
+    rows = [(each.host, str(each.rank), *_parts(each)) for each in report.ranks[:MOST_ROWS]]
+    more = len(report.ranks) - MOST_ROWS
+    return [
+        f"{head} (waits: for slower ranks)",
+        *table(("host", "rank", *COLUMNS), rows),
+        *([f"and {more} ranks more, see times.json"] if more > 0 else []),
+    ]
+
+
+def _parts(rank: RankTime) -> list[str]:
+    """Of the rank's own time, right-aligned below their names."""
+    seconds = (rank.compute_s, rank.data_s, rank.waits_s, rank.network_s, rank.rest_s)
+    whole_s = sum(seconds) or 1.0
+    return [f"{100 * each / whole_s:.0f} %".rjust(len(name)) for each, name in zip(seconds, COLUMNS, strict=True)]

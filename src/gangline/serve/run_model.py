@@ -1,0 +1,183 @@
+"""The model of a run: its checkpoints, its export, a talk with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from gangline.errors import GanglineError, HostUnreachable, UsageError
+from gangline.provision.ask import ask_worker
+from gangline.provision.checkpoint_sources import (
+    CheckpointHost,
+    Places,
+    Survey,
+    at_step,
+    bring_parts,
+    rejected_error,
+    survey_places,
+)
+from gangline.provision.tell import SILENT, Report
+from gangline.provision.trees import host_layout
+from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.files import read_json, write_json
+from gangline.runs.job import Job
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import COMMIT_FILE
+from gangline.transport.terminal import interactive
+from gangline.transport.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPart:
+    """A whole part of a committed checkpoint, on the host that has it."""
+
+    place: CheckpointHost
+    run_folder: Path
+    part: Path
+    """Of a step in parts, one of them; `complete` brings the others beside it."""
+    step: int
+    choice: CheckpointChoice
+    places: Places
+    """Where the run's checkpoints lie, by host."""
+
+
+def find_saved(
+    run_id: str, cluster: Cluster, transports: Mapping[str, Transport], *, step: int | None = None
+) -> SavedPart:
+    """The newest valid checkpoint of a run, or that of one step. Reads every byte of it; changes nothing.
+
+    Raises UsageError or CheckpointError where there is none, HostKeyRefused where another host answers in place of one.
+    """
+    places = {host.name: CheckpointHost(host=host, transport=transports[host.name]) for host in cluster.hosts}
+    surveys = survey_places(places, run_id, strict=True)
+    choice = choose(surveys) if step is None else at_step(surveys, step)
+    if choice.step is None:
+        silent = [name for name in places if name not in surveys]
+        raise _nothing_saved(run_id, choice, committed=_committed(surveys), silent=silent, step=step)
+    # the head's copy if it has one: that is where the model and the caches are warm
+    source = next((source for source in choice.sources if source.host == cluster.head.name), choice.sources[0])
+    place = places[source.host]
+    return SavedPart(
+        place=place,
+        run_folder=host_layout(place.host, run_id).folder,
+        part=part_folder(place.checkpoints(run_id), choice.step, source.part),
+        step=choice.step,
+        choice=choice,
+        places=places,
+    )
+
+
+def complete(saved: SavedPart, run_id: str, *, tell: Report = SILENT) -> None:
+    """Bring the parts that its host lacks, where a checkpoint lies in parts. Raises GanglineError."""
+    if saved.choice.held and saved.choice.record is not None:
+        host = saved.place.host.name
+        saved.place.transport.write(saved.part.parent / COMMIT_FILE, saved.choice.record)
+        bring_parts(saved.places, run_id, saved.choice, targets=[host], tell=tell)
+
+
+def export_argv(saved: SavedPart, *, to: Path | None, merged: bool) -> tuple[str, ...]:
+    """The worker's words that export a checkpoint; by default into the run directory of its host."""
+    words = ("export", str(saved.run_folder), "--checkpoint", str(saved.part), "--to", str(_written(saved, to, merged)))
+    return (*words, "--merged") if merged else words
+
+
+def export_model(
+    saved: SavedPart, layout: RunLayout, *, to: Path | None = None, merged: bool = False, on_text: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the model of a checkpoint for transformers and peft, loaded again and compared: the worker's record.
+
+    It ends up on this computer: written by another host, it is fetched. `layout`: this computer's records of the run.
+    """
+    host, transport = saved.place.host, saved.place.transport
+    fetched = host.transport != "local"
+    target = (to or layout.export / _name(saved, merged)).absolute()
+    if fetched and target.exists():
+        raise UsageError(f"{target} exists", seen="expected a new folder", fix="name another one: --to DIR")
+    complete(saved, layout.run_id, tell=_Ticking(on_text))
+    record = ask_worker(
+        host,
+        transport,
+        export_argv(saved, to=None if fetched else to, merged=merged),
+        on_progress=lambda record: on_text(str(record.get("text", ""))),
+    )
+    if fetched:
+        on_text(f"fetching {record['folder']} from {host.name}")
+        transport.pull(PurePath(record["folder"]), target)
+        name_base(target, Job.load(layout.job).model.path)
+        record = {**record, "folder": str(target)}
+    return record
+
+
+class _Ticking:
+    """Whoever asked for a model hears how its parts are getting on."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self.say = self.tick = on_text
+
+
+def name_base(folder: Path, base: str) -> None:
+    """Write where the base model of an adapter is on this computer: the host where it was written has it elsewhere."""
+    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("gangline.json", "base_model")):
+        path = folder / name
+        if path.exists() and (said := read_json(path))[key] != base:
+            write_json(path, {**said, key: base})
+
+
+def _name(saved: SavedPart, merged: bool) -> str:
+    return f"step-{saved.step}{'-merged' if merged else ''}"
+
+
+def _written(saved: SavedPart, to: Path | None, merged: bool) -> Path:
+    """Where its host writes it; a path of the user's is one of this computer."""
+    if saved.place.host.transport != "local":
+        return saved.run_folder / "export" / _name(saved, merged)
+    return (to or saved.run_folder / "export" / _name(saved, merged)).absolute()
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a model or an adapter that can be talked with."""
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def chat_with_folder(folder: Path, options: Sequence[str]) -> int:
+    """Talk in this terminal with the model of a folder; the exit code of the talk."""
+    here = Host(name="local", workdir=str(folder), python=sys.executable)
+    return interactive(here, here.argv("-m", "gangline.worker", "generate", str(folder), *options))
+
+
+def chat_with_saved(saved: SavedPart, options: Sequence[str]) -> int:
+    """Talk in this terminal with the model of a checkpoint; the exit code of the talk."""
+    words = ("generate", "--run", str(saved.run_folder), "--checkpoint", str(saved.part), *options)
+    host = saved.place.host
+    return interactive(host, (*_with_code(host), *host.argv("-m", "gangline.worker", *words)))
+
+
+def _with_code(host: Host) -> tuple[str, ...]:
+    """Words that let the host's Python find gangline, where it is not installed in it."""
+    return ("env", *(f"{name}={value}" for name, value in host.code_env.items())) if host.code_env else ()
+
+
+def _committed(surveys: Mapping[str, Survey]) -> list[int]:
+    return sorted({entry["step"] for survey in surveys.values() for entry in survey if entry["record"]})
+
+
+def _nothing_saved(
+    run_id: str, choice: CheckpointChoice, *, committed: list[int], silent: list[str], step: int | None
+) -> GanglineError:
+    if choice.rejected:
+        return rejected_error(run_id, choice)
+    if silent:
+        return HostUnreachable(
+            f"no checkpoint of {run_id} was found on the hosts that answer",
+            seen=f"no answer from {', '.join(silent)}",
+            fix="bring them back: gangline check says what is wrong",
+        )
+    return UsageError(
+        f"{run_id} has no checkpoint{'' if step is None else f' of step {step}'}",
+        seen=f"committed steps: {', '.join(map(str, committed)) or 'none'}",
+        fix="name a step that is there" if committed else "wait for the first save, or let the run finish",
+    )

@@ -1,0 +1,257 @@
+"""What the supervisor writes down of its attempt, and how it bears looks that fail: the next one may be better.
+
+Nobody restarts a supervisor (docs/decisions/0010).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any, Protocol
+
+from gangline.errors import RunFailed
+from gangline.runs.cluster import Cluster
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.state import AttemptOutcome, Phase, RunState, append_event
+
+log = logging.getLogger(__name__)
+
+
+class Superseded(RunFailed):
+    """Another supervisor with a higher epoch looks after the run: this one has nothing to say any more."""
+
+
+class Records:
+    """state.json, events.jsonl and the files of one attempt.
+
+    epoch: of this supervisor; once another one has a higher one, nothing is written and Superseded is raised.
+    disk_s: how long a file that cannot be written is tried again.
+    beat: says to who looks that we get on; called often.
+    """
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        attempt: int,
+        *,
+        disk_s: float = 60.0,
+        pause_s: float = 0.3,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.epoch = RunState.load(layout).epoch + 1
+        self.beat = beat
+        self._layout = layout
+        self._attempt = attempt
+        self._disk_s = disk_s
+        self._pause_s = pause_s
+        self._complaints: set[str] = set()
+
+    def set_phase(self, phase: Phase, **changes: object) -> None:
+        """Say where the run stands."""
+        state = RunState.load(self._layout)
+        self.require_charge(state.epoch)
+        changed = replace(state, phase=phase, attempt=self._attempt, epoch=self.epoch, **changes)  # type: ignore[arg-type]
+        self.persist(lambda: changed.save(self._layout))
+
+    def set_quiet(self, since: str | None) -> None:
+        """Say since when no rank has printed anything; None: they print. On a full disk only the event tells."""
+        state = RunState.load(self._layout)
+        self.require_charge(state.epoch)
+        try:
+            replace(state, quiet_since=since).save(self._layout)
+        except OSError as error:
+            self.complain(f"cannot write that the ranks are quiet: {error}")
+
+    def require_charge(self, epoch: int | None) -> None:
+        """Raise Superseded if somebody has seen a higher epoch than ours."""
+        if epoch is not None and epoch > self.epoch:
+            raise Superseded(
+                f"another supervisor looks after {self._layout.run_id}",
+                seen=f"its epoch is {epoch}, ours is {self.epoch}",
+                fix="nothing: this one leaves, and has changed nothing since",
+            )
+
+    def outcome(self, outcome: AttemptOutcome) -> None:
+        """Write outcome.json."""
+        self.require_charge(RunState.load(self._layout).epoch)
+        self.persist(lambda: outcome.save(self._layout.outcome(self._attempt)))
+
+    def board(self, board: dict[str, Any]) -> None:
+        """Write board.json; on a full disk it waits for the next."""
+        try:
+            write_record(self._layout.board(self._attempt), board)
+        except OSError as error:
+            self.complain(f"cannot write board.json: {error}")
+
+    def comparison(self, comparison: dict[str, Any]) -> None:
+        """Write comparison.json; on a full disk the run ends without it."""
+        self.require_charge(RunState.load(self._layout).epoch)
+        try:
+            write_record(self._layout.comparison, comparison)
+        except OSError as error:
+            self.complain(f"cannot write comparison.json: {error}")
+
+    def times(self, times: dict[str, Any]) -> None:
+        """Write times.json; on a full disk the run ends without it."""
+        try:
+            write_record(self._layout.times(self._attempt), times)
+        except OSError as error:
+            self.complain(f"cannot write times.json: {error}")
+
+    def event(self, event: str, **details: object) -> None:
+        """Add an event."""
+        try:
+            append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+        except OSError as error:
+            self.complain(f"cannot write event {event}: {error}")
+
+    def persist(self, write: Callable[[], None]) -> None:
+        """Write, and try again for a while: a full disk may get room once the ranks have ended."""
+        deadline = time.monotonic() + self._disk_s
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.complain(str(error))
+            self.beat()
+            time.sleep(self._pause_s)
+
+    def complain(self, words: str, *, error: Exception | None = None) -> None:
+        """One line for supervisor.log, once; with the way on which `error` came."""
+        if words not in self._complaints:
+            self._complaints.add(words)
+            log.warning("%s: %s", self._layout.run_id, words, exc_info=error)
+
+
+class Troubles:
+    """What goes wrong in looks of the supervisor; borne for `patience_s`, counted from the last look that was good."""
+
+    def __init__(self, records: Records, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records = records
+        self._patience_s = patience_s
+        self._clock = clock
+        self._since: float | None = None
+
+    @contextmanager
+    def borne(self) -> Iterator[None]:
+        """Do one look in here. What it raises is kept, until it has lasted too long or somebody else is in charge."""
+        try:
+            yield
+        except Superseded:
+            raise
+        except Exception as error:
+            now = self._clock()
+            self._since = now if self._since is None else self._since
+            words = f"{type(error).__name__}: {error}"
+            self._records.complain(f"a look failed: {words}", error=error)
+            if now - self._since < self._patience_s:
+                return
+            self._records.event("unsupervised", what=f"the supervisor gave up, and the ranks run on: {words}")
+            raise
+        self._since = None
+
+
+# What was planned beside what came of it, and where time went, read at the end of an attempt: where the figures
+# lie, and not all of them.
+
+
+MOST_BYTES = 8 << 20
+"""Of figures that are read: the last thousand steps of 64 ranks, or more of fewer."""
+BLOCK_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 50
+"""A file that has no end, as far as its host says, is looked at no further."""
+
+
+class MetricsReader(Protocol):
+    """What is needed of a Transport."""
+
+    def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
+        """See `Transport.read`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookBack:
+    """What is written down when an attempt has ended."""
+
+    times: dict[str, Any] | None = None
+    """The content of times.json; None where there were no steps."""
+    comparison: dict[str, Any] | None = None
+    """The content of comparison.json; None where nothing was foreseen, or there were too few steps."""
+    problem: str | None = None
+    """Why there is no comparison, where that is not as it should be."""
+
+
+def look_back(layout: RunLayout, attempt: int, *, cluster: Cluster, head: MetricsReader) -> LookBack:
+    """Read the figures of an attempt; raises whatever comes of a host that does not answer."""
+    from gangline.planner.outcome import spent
+
+    try:
+        records = last_records(head, RunLayout(Path(cluster.head.workdir), layout.run_id).metrics)
+    except FileNotFoundError:
+        return LookBack()
+    report = spent(records, run_id=layout.run_id, attempt=attempt)
+    times = report.to_json() if report is not None else None
+    try:
+        return LookBack(times=times, comparison=compared(layout, attempt, records))
+    except Exception as error:  # noqa: BLE001  (a damaged plan, of another version perhaps)
+        return LookBack(times=times, problem=f"{type(error).__name__}: {error}")
+
+
+def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The content of comparison.json; None where nothing was foreseen, or there were too few steps, or none.
+
+    Raises whatever comes of a damaged plan.
+    """
+    # not before the end: nobody else in a supervisor needs to plan
+    from gangline.planner.outcome import compare, observe
+    from gangline.planner.plan import Plan
+
+    try:
+        plan = load_record(layout.plan, Plan)
+        if plan.forecast is None:
+            return None
+    except FileNotFoundError:
+        return None
+    observed = observe(records, attempt=attempt, batch=plan.batch, num_ranks=len(plan.ranks))
+    comparison = compare(plan, observed, run_id=layout.run_id, attempt=attempt)
+    return None if comparison is None else comparison.to_json()
+
+
+def last_records(head: MetricsReader, path: PurePath) -> list[dict[str, Any]]:
+    """The objects in the last 8 MiB of a file of JSON lines; raises FileNotFoundError."""
+    begin = max(0, _end(head, path) - MOST_BYTES)
+    data = b""
+    while len(data) < MOST_BYTES and (piece := head.read(path, offset=begin + len(data), limit=BLOCK_BYTES)):
+        data += piece
+    lines = data.split(b"\n")
+    values = map(_object, lines[1:] if begin else lines)  # the first of them is a part
+    return [value for value in values if value is not None]
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    """None for what was torn by a crash."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _end(head: MetricsReader, path: PurePath) -> int:
+    """Where a file ends, rounded up to whole MiB: a Transport does not tell sizes, but reads nothing beyond."""
+    low, high = 0, MOST_BYTES
+    while high < LARGEST_BYTES and head.read(path, offset=high, limit=1):
+        low, high = high, 2 * high
+    while low and high - low > BLOCK_BYTES:
+        middle = (low + high) // 2 // BLOCK_BYTES * BLOCK_BYTES
+        low, high = (middle, high) if head.read(path, offset=middle, limit=1) else (low, middle)
+    return high

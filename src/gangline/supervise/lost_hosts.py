@@ -1,0 +1,255 @@
+"""Hosts that a run has lost, looked for until they answer again; how long a run took to come back after a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gangline.errors import GanglineError, RunFailed
+from gangline.inventory.pairs import Pair, say_tries
+from gangline.inventory.probe import Probe, listening
+from gangline.runs.cluster import Cluster, Host
+from gangline.supervise.hang import listed
+from gangline.transport.transport import Transport
+
+# Work that waits for hosts, done beside the supervisor: a host that dies meanwhile does not keep it from looking.
+
+
+Value = TypeVar("Value")
+
+
+class Aside(Generic[Value]):
+    """One piece of work again and again, never twice at a time. Not for several threads."""
+
+    def __init__(self, work: Callable[[], Value], *, patience_s: float) -> None:
+        self._work = work
+        self._patience_s = patience_s
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gangline aside")
+        self._running: Future[Value] | None = None
+        self._begun = 0.0
+
+    def do(self) -> Value | None:
+        """What it comes to, or raises; None if that takes longer than a few seconds: ask again, it goes on."""
+        if self._running is None:
+            self._running, self._begun = self._pool.submit(self._work), time.monotonic()
+        running = self._running
+        wait([running], max(0.0, self._begun + self._patience_s - time.monotonic()))
+        if not running.done():
+            return None
+        self._running = None
+        return running.result()
+
+    def finish(self) -> Iterator[Value]:
+        """What has not ended yet comes to, unless it fails; then the same work once more, however long it takes."""
+        running, self._running = self._running, None
+        if running is not None and running.exception() is None:
+            yield running.result()
+        yield self._work()
+
+
+BACK_S = 10.0
+"""A host that has answered for so long is back: one that comes and goes would only disturb the others."""
+LOOK_S = 3.0
+PATIENCE_S = 0.2
+
+
+class Away:
+    """The hosts that are away. answers: whether a host answers now; it may take long, and nobody waits for it."""
+
+    def __init__(self, answers: Callable[[str], bool], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._answers = answers
+        self._clock = clock
+        self._since: dict[str, float | None] = {}
+        """Since when it has answered each time; None: it does not."""
+        self._looks: dict[str, Aside[bool]] = {}
+        self._looked_at: dict[str, float] = {}
+
+    @property
+    def silent(self) -> set[str]:
+        """Those that are not back."""
+        return set(self._since) - set(self.back())
+
+    def lose(self, hosts: Iterable[str]) -> None:
+        """These are away now; those that were, and are not among them, have joined again."""
+        names = set(hosts)
+        self._since = {host: self._since.get(host) for host in names}
+        self._looks = {host: look for host, look in self._looks.items() if host in names}
+
+    def look(self) -> None:
+        """Look for them, beside whatever else is done."""
+        now = self._clock()
+        for host in self._since:
+            if now < self._looked_at.get(host, float("-inf")) + LOOK_S:
+                continue
+            look = self._looks.setdefault(host, Aside(self._ask(host), patience_s=PATIENCE_S))
+            said = look.do()
+            if said is None:
+                continue
+            self._looked_at[host] = now
+            self._since[host] = None if not said else self._since[host] or now
+
+    def _ask(self, host: str) -> Callable[[], bool]:
+        return lambda: self._answers(host)
+
+    def back(self) -> list[str]:
+        """Those that have answered for a while."""
+        now = self._clock()
+        return [host for host, since in self._since.items() if since is not None and now - since >= BACK_S]
+
+
+STAGES = ("ended", "prepared", "started", "joined", "step")
+"""ended: nothing of the attempt before runs any more. prepared: the checkpoint and the next attempt lie on every host.
+started: its guards stand. joined: its ranks. step: they have completed one.
+"""
+
+
+class Returning:
+    """From the moment a failure was seen to the first step after it. begun: that moment, by `clock`."""
+
+    def __init__(self, begun: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reached: dict[str, float] = {}
+        self._last = begun
+        self._begun = begun
+
+    def reach(self, stage: str) -> None:
+        """This stage is reached; only the first time counts."""
+        if stage not in self._reached:
+            now = self._clock()
+            self._reached[stage], self._last = now - self._last, now
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come back."""
+        return STAGES[-1] in self._reached
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds in all, and of each stage."""
+        stages = {stage: round(self._reached[stage], 2) for stage in STAGES if stage in self._reached}
+        return {"seconds": round(self._last - self._begun, 2), "stages": stages}
+
+
+# Which hosts of a run the others do not reach: asked of the hosts themselves, where no rank says why the gang
+# broke.
+
+
+OPEN_S = 60.0
+"""How long ports may stay open: much longer than it takes."""
+SHOWN_PAIRS = 4
+PARTITION_PATIENCE_S = 0.1
+FRESH_S = 15.0
+"""A host that was found to reach the others, or not to, is not asked again before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Hosts without which all others reach each other."""
+
+    hosts: tuple[str, ...]
+    what: str
+    seen: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As `Outcome.error`."""
+        fix = "is a firewall, a switch or a cable in the way? gangline check tries every pair; then: gangline resume"
+        return {**RunFailed(self.what, seen=self.seen, fix=fix).to_json(), "host": self.hosts[0]}
+
+
+def find_cut(
+    hosts: Iterable[Host], cluster: Cluster, transports: Mapping[str, Transport], *, port: int
+) -> Partition | None:
+    """Have these hosts try each other; None if all of them get through, or are one machine, or nobody can be asked.
+
+    port: where ranks meet; tried where it is free, and so are some that the kernel gives.
+    """
+    machines = list({host.address: host for host in hosts}.values())
+    if len(machines) < 2:
+        return None
+    with listening(cluster, machines, transports, seconds=OPEN_S, port=port) as ears:
+        pairs = Probe(ears=ears, transports=transports, measure=()).every_pair()
+    return judge(pairs, [host.name for host in machines])
+
+
+def judge(pairs: Sequence[Pair], names: Sequence[str]) -> Partition | None:
+    """Whom to leave out. Of two hosts that do not reach each other and all others, it is the one further back: rank 0
+    is on the first.
+    """
+    left = [pair for pair in pairs if not pair.is_open]
+    hosts: list[str] = []
+    words: list[str] = []
+    shown = left[:SHOWN_PAIRS]
+    while left:
+        peers = _peers(left)
+        worst = max(peers, key=lambda host: (len(peers[host]), names.index(host)))
+        mine = [pair for pair in left if worst in {pair.source, pair.target}]
+        left = [pair for pair in left if pair not in mine]
+        hosts.append(worst)
+        words.append(_words(worst, mine))
+    if not hosts:
+        return None
+    seen = [f"from {pair.source} to {pair.target}: {say_tries(pair.tries)}" for pair in shown]
+    return Partition(hosts=tuple(hosts), what="; ".join(words), seen="\n".join(seen))
+
+
+def _peers(pairs: Sequence[Pair]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for pair in pairs:
+        found.setdefault(pair.source, set()).add(pair.target)
+        found.setdefault(pair.target, set()).add(pair.source)
+    return found
+
+
+def _words(host: str, pairs: Sequence[Pair]) -> str:
+    to, since = ({pair.source for pair in pairs} - {host}, {pair.target for pair in pairs} - {host})
+    others = listed(sorted(to | since))
+    if to == since:
+        return f"{host} does not reach {others}, and is not reached from there"
+    if since:
+        return f"{host} does not reach {others}"
+    return f"{others} {'does' if len(to) == 1 else 'do'} not reach {host}"
+
+
+class CutOff:
+    """Hosts that were found to be cut off, and are asked again until they are not. find: who is now."""
+
+    def __init__(self, hosts: Iterable[str], find: Callable[[], Partition | None]) -> None:
+        self._hosts = set(hosts)
+        self._looking = Aside(lambda: [find()], patience_s=PARTITION_PATIENCE_S)
+
+    def look(self) -> set[str]:
+        """Those that are cut off, as far as is known by now."""
+        if self._hosts:
+            with suppress(GanglineError, OSError):
+                for found in self._looking.do() or []:
+                    self._hosts = set(found.hosts) if found else set()
+        return self._hosts
+
+
+class Reaching:
+    """Whether hosts that have come back reach those that train: asked once in a while, for it costs them a little.
+
+    find: who of some hosts is cut off from the others of them.
+    """
+
+    def __init__(
+        self, find: Callable[[Collection[str]], Partition | None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._find = find
+        self._clock = clock
+        self._said: dict[str, tuple[float, bool]] = {}
+
+    def reaches(self, host: str, others: Iterable[str]) -> bool:
+        """Whether all of the others and this host get through to each other."""
+        at, said = self._said.get(host, (float("-inf"), False))
+        if self._clock() - at > FRESH_S:
+            try:
+                found = self._find([*others, host])
+            except (GanglineError, OSError):
+                return False
+            said = found is None or host not in found.hosts
+            self._said[host] = self._clock(), said
+        return said

@@ -1,0 +1,425 @@
+"""Following a start: the board on disk, probes where it is stuck, and the error that ends it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.errors import HostUnreachable, RunFailed
+from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns
+from gangline.runs.cluster import Cluster
+from gangline.transport.transport import AGENT, Transport
+
+# The start board: how far the start has come on each host, who is behind, and when that has lasted too long. Pure.
+
+
+STAGES = ("ssh", "agent", "launcher", "port", "python", "torch", "joined")
+IMPORTS = {"launcher", "torch"}
+"""Stages that wait for an import, which a slow disk makes long."""
+ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
+"""Phases of a rank that has joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLimits:
+    """How long the start may take."""
+
+    sentence_s: float = 15.0
+    """From then on it is said who is behind."""
+    silence_s: float = 5.0
+    """A host that answers again within this time is not told of, as in presence.py."""
+    import_s: float = 300.0
+    stage_s: float = 90.0
+    """Every other stage, from when the last host has reached the one before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HostRow:
+    """One host."""
+
+    host: str
+    ranks: tuple[int, ...]
+    is_worker: bool
+    """Its ranks say themselves when they have joined."""
+    reached: dict[str, float] = field(default_factory=dict)
+    """Stage -> seconds after the start at which it was first seen."""
+    signs: tuple[RankSigns, ...] = ()
+    waits_for: tuple[str, ...] = ()
+    silent_since: float | None = None
+    """Since when the host does not answer, in seconds after the start; None: it answers."""
+    is_silent: bool = False
+    """The host does not answer now, and has not for a while."""
+
+    @property
+    def stage(self) -> str | None:
+        """The first stage that it has not reached; None: all."""
+        return next((stage for stage in STAGES if stage not in self.reached), None)
+
+    @property
+    def joined(self) -> list[int]:
+        """Its ranks that have joined."""
+        return [sign.rank for sign in self.signs if self._has_joined(sign)]
+
+    @property
+    def behind(self) -> list[int]:
+        """Its ranks that have not reached its stage."""
+        ready = {
+            "python": {sign.rank for sign in self.signs},
+            "torch": {sign.rank for sign in self.signs if sign.has_torch},
+            "joined": set(self.joined),
+        }.get(self.stage or "", set())
+        return [rank for rank in self.ranks if rank not in ready]
+
+    def note(self, status: HostStatus, seconds: float, *, silence_s: float) -> None:
+        """Take in what the host says now."""
+        if status.phase != "unreachable":
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = seconds
+        self.is_silent = self.silent_since is not None and seconds - self.silent_since >= silence_s
+        if status.signs is not None:
+            self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
+            if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
+                self.reached.pop("joined", None)  # it looked as if they had, until they wanted more connections
+        last = max((STAGES.index(stage) for stage in self._seen(status)), default=-1)
+        for stage in STAGES[: last + 1]:  # who has joined has imported torch, whether that was seen or not
+            self.reached.setdefault(stage, round(seconds, 1))
+
+    def _seen(self, status: HostStatus) -> list[str]:
+        if status.phase == "ended" and status.returncode == 0:
+            return list(STAGES)
+        if status.phase in {"unreachable", "starting"}:
+            return ["ssh"] if status.phase == "starting" else []
+        if status.phase == "running" and status.signs is None:  # nobody tells of stages
+            return list(STAGES)
+        signs = status.signs
+        whole = signs is not None and len(signs.ranks) >= len(self.ranks)
+        seen = {
+            "agent": True,
+            "launcher": signs is not None and signs.launcher,
+            "port": signs is not None and signs.met,
+            "python": whole,
+            "torch": whole and signs is not None and all(sign.has_torch for sign in signs.ranks),
+            "joined": whole and len(self.joined) >= len(self.ranks),
+        }
+        return [stage for stage, is_seen in seen.items() if is_seen]
+
+    def _has_joined(self, sign: RankSigns) -> bool:
+        return sign.phase in ARRIVED if self.is_worker else sign.has_torch and sign.has_met
+
+
+class StartBoard:
+    """The start of one attempt."""
+
+    def __init__(
+        self, request: LaunchRequest, *, limits: StartLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rows = {part.host: _row(part) for part in request.hosts}
+        self.limits = limits or StartLimits()
+        self._clock = clock
+        self._begun = clock()
+        self._stage: str | None = STAGES[0]
+        self._stage_since = self._begun
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self._clock() - self._begun
+
+    @property
+    def is_before_ranks(self) -> bool:
+        """Whether no rank runs yet: launchers start them once they have all met."""
+        return self.stage in {"ssh", "agent", "launcher", "port"}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether ranks that have joined stay so; those of the user's own program may want more connections later."""
+        return all(row.is_worker for row in self.rows.values())
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anybody tells how far the start has come."""
+        return any(row.signs for row in self.rows.values())
+
+    @property
+    def stage(self) -> str | None:
+        """What the slowest host has not reached; None: all have joined."""
+        stages = [STAGES.index(row.stage) for row in self.rows.values() if row.stage is not None]
+        return STAGES[min(stages)] if stages else None
+
+    @property
+    def stage_seconds(self) -> float:
+        """Since the slowest host has got to this stage."""
+        return self._clock() - self._stage_since
+
+    @property
+    def lagging(self) -> list[HostRow]:
+        """The hosts that have not reached it."""
+        return [row for row in self.rows.values() if row.stage is not None and row.stage == self.stage]
+
+    def note(self, statuses: Sequence[HostStatus]) -> None:
+        """Take in what the hosts say now."""
+        for status in statuses:
+            self.rows[status.host].note(status, self.seconds, silence_s=self.limits.silence_s)
+        if self.stage != self._stage:
+            self._stage, self._stage_since = self.stage, self._clock()
+
+    def is_late(self) -> bool:
+        """Whether it is time to say who is behind."""
+        return self.stage is not None and self.seconds >= self.limits.sentence_s
+
+    def is_overdue(self) -> bool:
+        """Whether the start has to be given up. The user's own program does not say that it has joined."""
+        if self.stage is None or (self.stage in {"torch", "joined"} and not all(row.is_worker for row in self.lagging)):
+            return False
+        limits = self.limits
+        return self.stage_seconds > (limits.import_s if self.stage in IMPORTS else limits.stage_s)
+
+    def to_json(self, *, sentence: str | None) -> dict[str, Any]:
+        """Plain data for board.json."""
+        rows = [
+            {
+                "host": row.host,
+                "ranks": len(row.ranks),
+                "joined": len(row.joined) if row.stage is not None else len(row.ranks),
+                "stages": {stage: row.reached.get(stage) for stage in STAGES},
+                "waits_for": list(row.waits_for) if row.stage is not None else [],
+            }
+            for row in self.rows.values()
+        ]
+        return {
+            "done": self.stage is None,
+            "order": list(STAGES),
+            "seconds": round(self.seconds, 1),
+            "ranks": sum(len(row.ranks) for row in self.rows.values()),
+            "joined": sum(int(str(row["joined"])) for row in rows),
+            "hosts": rows,
+            "sentence": sentence,
+        }
+
+
+def _row(part: HostRequest) -> HostRow:
+    return HostRow(host=part.host, ranks=part.ranks, is_worker=part.program == "worker")
+
+
+def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes: Mapping[str, str]) -> str:
+    """Who is behind, where, and what a probe says about it; for a board that is late.
+
+    meet: where launchers meet. places: address -> name of a host. probes: host -> what a probe on it said.
+    """
+    whole = board.to_json(sentence=None)
+    silent = [row for row in board.rows.values() if row.is_silent and row.stage is not None]
+    lagging = [row for row in board.lagging if not row.is_silent]
+    said = [f"{whole['joined']} of {whole['ranks']} ranks have joined after {board.seconds:.0f} s"]
+    if silent:
+        said.append(f"{_listed([row.host for row in silent])} {'does' if len(silent) == 1 else 'do'} not answer")
+    if lagging:
+        said.append(_behind(board.stage or "joined", lagging, meet=meet))
+    said += [
+        f"{row.host} gets no answer from {', '.join(_place(each, places) for each in row.waits_for[:3])}"
+        for row in lagging
+        if row.waits_for
+    ]
+    said += [probes[row.host] for row in lagging if row.host in probes]
+    return "; ".join(said)
+
+
+def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
+    """What hosts that do answer have not reached."""
+    names = _listed([row.host for row in rows])
+    does = {
+        "ssh": f"nothing is known yet of {names}",
+        "agent": f"the guard on {names} has not come up",
+        "launcher": f"torchrun on {names} still imports torch",
+        "port": f"torchrun on {names} does not reach {meet}",
+        "python": f"the launchers have met, but the ranks of {names} have not started",
+        "torch": f"{_ranks(rows)} still {_verb(rows, 'imports', 'import')} torch",
+        "joined": f"{_ranks(rows)} {_verb(rows, 'has', 'have')} not joined",
+    }
+    return does[stage]
+
+
+def _ranks(rows: Sequence[HostRow]) -> str:
+    parts = []
+    for row in rows:
+        word = "rank" if len(row.behind) == 1 else "ranks"
+        parts.append(f"{word} {', '.join(map(str, row.behind))} on {row.host}")
+    return _listed(parts)
+
+
+def _verb(rows: Sequence[HostRow], one: str, many: str) -> str:
+    return one if len(rows) == 1 and len(rows[0].behind) <= 1 else many
+
+
+def _place(endpoint: str, places: Mapping[str, str]) -> str:
+    address, _, port = endpoint.rpartition(":")
+    return f"{places[address]} ({address}, port {port})" if address in places else endpoint
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+WRITE_EVERY_S = 1.0
+PROBE_EVERY_S = 10.0
+PROBE_S = 3.0
+PROBE_TIMEOUT_S = 15.0
+TARGETS = 4
+"""How many of the places that give no answer are tried from each host."""
+WORDS = {
+    "timed out": "packets are dropped on the way, as by a firewall",
+    "refused": "nobody listens there",
+    "no route": "there is no way to that network",
+    "open": "the port is open, so the program itself hangs",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Probing:
+    """Probes that run beside the supervisor, which has more to do than wait for them."""
+
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=4))
+    running: dict[str, Future[str]] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    begun: float = float("-inf")
+
+    def take(self) -> None:
+        """Take in those that have ended."""
+        for host, future in list(self.running.items()):
+            if future.done():
+                del self.running[host]
+                self.said[host] = future.result()
+
+
+class StartFollower:
+    """Follows the start of one attempt until all ranks have joined."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        cluster: Cluster,
+        transports: Mapping[str, Transport],
+        *,
+        limits: StartLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.board = StartBoard(request, limits=limits, clock=clock)
+        self._clock = clock
+        self._transports = transports
+        self._meet = request.hosts[0].meet
+        self._places = {host.address: host.name for host in cluster.hosts}
+        self._probing = _Probing()
+        self._sentence: str | None = None
+        self._told: tuple[str | None, tuple[str, ...]] | None = None
+        self._written_at = float("-inf")
+        self.done = False
+
+    @property
+    def head(self) -> str:
+        """The host where the launchers meet."""
+        return next(iter(self.board.rows))
+
+    def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Take in what the hosts say now; what is new, as events with their details."""
+        if self.done and self.board.is_final:
+            return
+        was_done, self.done = self.done, self._have_joined(statuses)
+        if self.done:
+            self._sentence = self._told = None
+            if self.board.is_told and not was_done:
+                yield "joined", {"seconds": round(self.board.seconds, 1)}
+        elif self.board.is_late():
+            self._probe()
+            self._sentence = self._say()
+            if (news := self._news()) != self._told:
+                self._told = news
+                yield "waiting", {"what": self._sentence}
+
+    def _have_joined(self, statuses: Sequence[HostStatus]) -> bool:
+        self.board.note(statuses)
+        return self.board.stage is None
+
+    def is_due(self) -> bool:
+        """Whether board.json is a second old; its reader sees the time go by."""
+        if self.done or self._clock() < self._written_at + WRITE_EVERY_S:
+            return False
+        self._written_at = self._clock()
+        return True
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for board.json."""
+        return self.board.to_json(sentence=self._sentence)
+
+    def failure(self) -> RunFailed | None:
+        """Why the start has to be given up, if it has."""
+        if self.done or not self.board.is_overdue():
+            return None
+        lagging = self.board.lagging
+        names = " and ".join(row.host for row in lagging)
+        return RunFailed(
+            f"the start was given up: {self._say()}",
+            seen=f"nothing moved for {self.board.stage_seconds:.0f} s at the stage {self.board.stage!r} of {names}",
+            fix=self._fix(),
+        )
+
+    def _news(self) -> tuple[str | None, tuple[str, ...]]:
+        """What makes a sentence another one, unlike its seconds."""
+        hosts = [f"{row.host} {row.is_silent} {self._probing.said.get(row.host, '')}" for row in self.board.lagging]
+        return self.board.stage, tuple(hosts)
+
+    def _say(self) -> str:
+        meet = f"{self.head} at {self._meet[0]}, port {self._meet[1]}" if self._meet else self.head
+        return sentence(self.board, meet=meet, places=self._places, probes=self._probing.said)
+
+    def _fix(self) -> str:
+        said = " ".join(self._probing.said.values())
+        waits = any(row.waits_for for row in self.board.lagging)
+        if WORDS["timed out"] in said or waits:
+            return "let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair"
+        if self.board.stage in {"launcher", "torch"}:
+            return "a slow or shared disk? import torch there by hand once; the ranks' logs: gangline logs"
+        return "gangline check looks at every host and pair; the ranks' logs: gangline logs"
+
+    def _probe(self) -> None:
+        """Ask the hosts that are behind to connect to what they do not reach, every few seconds."""
+        probing = self._probing
+        probing.take()
+        if probing.running or self._clock() - probing.begun < PROBE_EVERY_S:
+            return
+        probing.said = {host: words for host, words in probing.said.items() if host in self._lagging_names()}
+        wanted = {row.host: targets for row in self.board.lagging if (targets := self._targets(row))}
+        if wanted:
+            probing.begun = self._clock()
+        for host, targets in wanted.items():
+            probing.running[host] = probing.pool.submit(self._try, host, targets)
+
+    def _lagging_names(self) -> set[str]:
+        return {row.host for row in self.board.lagging}
+
+    def _targets(self, row: HostRow) -> list[tuple[str, int]]:
+        if row.is_silent:
+            return []
+        if self.board.stage == "port" and self._meet:
+            return [self._meet]
+        if self.board.stage != "joined":
+            return []
+        pairs = [endpoint.rpartition(":") for endpoint in row.waits_for]
+        return [(address, int(port)) for address, _, port in pairs][:TARGETS]
+
+    def _try(self, host: str, targets: Sequence[tuple[str, int]]) -> str:
+        stdin = json.dumps({"targets": targets, "timeout_s": PROBE_S}).encode()
+        try:
+            result = self._transports[host].run((AGENT, "connect"), stdin=stdin, timeout_s=PROBE_TIMEOUT_S)
+            outcomes = json.loads(result.stdout)["outcomes"]
+        except (HostUnreachable, OSError) as error:
+            return f"{host} cannot be asked: {str(error).splitlines()[0]}"
+        except (ValueError, KeyError):
+            return ""
+        tried = sorted(zip(outcomes, targets, strict=True), key=lambda pair: pair[0] == "open")
+        outcome, (address, port) = tried[0]
+        place = self._places.get(address, address)
+        return f"a connection from {host} to {place} ({address}, port {port}): {outcome}: {WORDS.get(outcome, 'tried')}"

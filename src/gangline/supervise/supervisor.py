@@ -1,0 +1,683 @@
+"""The supervisor of one attempt: starts the gang or finds it running, watches it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import Any, Generic, Literal, TypeVar
+
+from gangline.diagnose.signatures import Failure
+from gangline.errors import CheckpointError, GanglineError, HostUnreachable, RunFailed
+from gangline.launch.backend import Backend, HostRequest, HostStatus, LaunchRequest, Leftover, SupervisorWords
+from gangline.runs.checkpoints import part_folder, step_folder
+from gangline.runs.cluster import Cluster
+from gangline.runs.gang import Gang
+from gangline.runs.layout import RunLayout
+from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, commit_record
+from gangline.runs.record_versions import decode_record, load_if_there, load_record, write_record
+from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState, StopOrder, read_order
+from gangline.supervise.attempt_records import LookBack, Records, Troubles, look_back
+from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory
+from gangline.supervise.clean import clean, clean_rest, end_earlier
+from gangline.supervise.gang_view import EpochClaims, Followed, PollIntervals, Statuses
+from gangline.supervise.lost_hosts import Aside, Partition, find_cut
+from gangline.transport.transport import Transport
+
+# What the guards of an attempt are told, and which of them have not heard it yet.
+
+
+Word = TypeVar("Word")
+AT_ONCE = 32
+
+
+class Telling(Generic[Word]):
+    """Tells hosts something, all at once, each of them never two things at a time. Not for several threads.
+
+    tell: tells one host; whether it heard. patience_s: how long we wait for what is under way.
+    """
+
+    def __init__(self, tell: Callable[[str, Word], bool], *, patience_s: float) -> None:
+        self._tell = tell
+        self._patience_s = patience_s
+        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="gangline order")
+        self._running: dict[str, tuple[Word, float, Future[bool]]] = {}
+
+    def tell(self, hosts: Collection[str], word: Word) -> set[str]:
+        """The hosts that have heard it. Ask again for the others; what takes long goes on meanwhile.
+
+        Raises what `tell` raises for one of them.
+        """
+        now = time.monotonic()
+        for host in hosts:
+            if host not in self._running:
+                self._running[host] = word, now, self._pool.submit(self._tell, host, word)
+        fresh = [future for _, begun, future in self._running.values() if begun + self._patience_s > now]
+        wait(fresh, self._patience_s)  # for those that take longer nobody waits again
+        heard = set()
+        for host, (told, _, future) in list(self._running.items()):
+            if future.done():
+                del self._running[host]
+                if future.result() and told == word and host in hosts:
+                    heard.add(host)
+        return heard
+
+
+GuardOrder = Literal["yield", "break", "stop", "kill"]
+"""yield: save at the next step, leave, and rest. break: the gang has failed; save what is complete, leave, and rest.
+stop: save at the next step and end. kill: end."""
+STRENGTH: tuple[GuardOrder, ...] = ("yield", "break", "stop", "kill")
+"""A later one takes the place of an earlier one."""
+
+
+class Ordering:
+    """Orders of one attempt. epoch: under which they are given."""
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        transports: Mapping[str, Transport],
+        *,
+        backend: Backend,
+        epoch: int,
+        patience_s: float,
+    ) -> None:
+        self.given: GuardOrder | None = None
+        """The strongest."""
+        self.given_at = float("inf")
+        """When, by the monotonic clock."""
+        self._request = request
+        self._transports = transports
+        self._backend = backend
+        self._epoch = epoch
+        self._telling = Telling(self._tell_one, patience_s=patience_s)
+        self._untold: set[str] = set()
+        """Hosts that have not heard the last of it."""
+
+    def give(self, order: GuardOrder) -> None:
+        """Order something of all guards; what was ordered before counts on if it is stronger."""
+        if self.given is None or STRENGTH.index(order) >= STRENGTH.index(self.given):
+            self.given = order
+        self.given_at = time.monotonic()
+        self._untold = set(self._request.names)
+
+    def announce(self) -> None:
+        """Have all guards told who is in charge."""
+        self._untold = set(self._request.names)
+
+    def tell(self, statuses: Sequence[HostStatus]) -> None:
+        """Tell the guards that have not heard it, and those that do not answer as soon as they do."""
+        reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
+        if reachable:
+            self._untold -= self._telling.tell(reachable, self.given)
+
+    def _tell_one(self, host: str, order: GuardOrder | None) -> bool:
+        """Whether its guard was told."""
+        part = self._request.on({host})
+        if order is None:
+            return not self._backend.announce(part, self._transports, epoch=self._epoch)
+        now, resting = order in {"break", "kill"}, order in {"yield", "break"}
+        return not self._backend.stop(part, self._transports, now=now, resting=resting, epoch=self._epoch)
+
+
+# How this supervisor can be started again, told to the guard beside it.
+
+
+KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
+"""Variables that it needs to find its code, and the ways to other hosts."""
+
+
+def reviving(request: LaunchRequest, cluster: Cluster, layout: RunLayout) -> LaunchRequest:
+    """The same request; guards on this computer know how to start the supervisor of the run again.
+
+    Only one of them: two would start two.
+    """
+    here = next((host.name for host in cluster.hosts if host.transport == "local" and host.name in request.names), None)
+    words = SupervisorWords(
+        argv=(sys.executable, "-m", "gangline.supervise", str(layout.folder), str(request.attempt), "--detach"),
+        env={name: os.environ[name] for name in KEPT if name in os.environ},
+        folder=str(layout.folder),
+    )
+    return dataclasses.replace(
+        request, hosts=tuple(_told(part, words, is_here=part.host == here) for part in request.hosts)
+    )
+
+
+def _told(part: HostRequest, words: SupervisorWords, *, is_here: bool) -> HostRequest:
+    return dataclasses.replace(part, supervisor=words) if is_here else part
+
+
+# Commit checkpoints: once every host of the attempt has its part, place the record on every host.
+
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+class Committer:
+    """Commits what one attempt saves.
+
+    The record is placed by files and not by a collective among ranks, which may be dying.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        transports: Mapping[str, Transport],
+        *,
+        run_id: str,
+        hosts: Sequence[str],
+        attempt: int,
+    ) -> None:
+        self._folders: dict[str, Path] = {
+            host.name: RunLayout(Path(host.workdir), run_id).checkpoints for host in cluster.hosts if host.name in hosts
+        }
+        self._transports = transports
+        self._attempt = attempt
+        self._done: set[bytes] = set()
+        """Records that are on every host. A step whose record retention has removed is not committed again."""
+
+    def sweep(self) -> list[Commit]:
+        """Commit every step that is complete now; returns what is newly committed, oldest first."""
+        return [commit for step in self._candidates() if (commit := self._commit(step)) is not None]
+
+    def _candidates(self) -> list[int]:
+        """Steps that have a folder on every host."""
+        names = [set(self._transports[host].names(folder)) for host, folder in self._folders.items()]
+        return sorted(int(found[1]) for name in set.intersection(*names) if (found := STEP.fullmatch(name)))
+
+    def _commit(self, step: int) -> Commit | None:
+        record = self._record(step)
+        if record is None or record in self._done:
+            return None
+        commit = Commit.from_bytes(record)
+        if commit.attempt != self._attempt or commit.step != step:
+            return None
+        fresh = [self._place(host, step, record) for host in self._folders]
+        self._done.add(record)
+        return commit if any(fresh) else None
+
+    def _record(self, step: int) -> bytes | None:
+        parts: dict[str, bytes] = {}
+        for host, folder in self._folders.items():
+            part = self._read(host, part_folder(folder, step, host) / PART_FILE)
+            if part is None:
+                return None
+            parts[host] = part
+        try:
+            return commit_record(parts)
+        except CheckpointError:  # parts of different attempts: some host has not written its new one yet
+            return None
+
+    def _place(self, host: str, step: int, record: bytes) -> bool:
+        path = step_folder(self._folders[host], step) / COMMIT_FILE
+        if self._read(host, path) == record:
+            return False
+        self._transports[host].write(path, record)
+        return True
+
+    def _read(self, host: str, path: PurePath) -> bytes | None:
+        try:
+            return self._transports[host].read(path)
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """An attempt of which nothing runs any more, as far as hosts answer."""
+
+    outcome: AttemptOutcome
+    statuses: tuple[HostStatus, ...] = ()
+    user_order: StopOrder | None = None
+    """What the user had ordered."""
+    told_to_stop: bool = False
+    """Guards were told to stop, or to kill, what is theirs: how they ended says nothing of their machines."""
+    made_way: str | None = None
+    """Why it was asked to end in good order, so that the next one takes its place; None: it was not."""
+    step: int | None = None
+    """The last step that it was seen to complete."""
+    joined: bool = False
+    """Its ranks had joined."""
+    noticed_at: float | None = None
+    """When a failure was first seen (monotonic)."""
+    silent_s: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that did not answer at its end, and for how long."""
+    cut: tuple[str, ...] = ()
+    """Hosts that answered us, but were found to be cut off from the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a supervisor calls at every look."""
+
+    beat: Callable[[], None] = lambda: None
+    """Says that it gets on."""
+    makes_way: Callable[[], str | None] = lambda: None
+    """Why the attempt is to end in good order, so that another can take its place; None: it is not."""
+
+
+class Supervisor:
+    """Looks after one attempt until nothing of it runs.
+
+    If the attempt runs already (an earlier supervisor was killed), it is taken over and not started again.
+    """
+
+    def __init__(
+        self,
+        layout: RunLayout,
+        attempt: int,
+        *,
+        backend: Backend,
+        connect: Callable[[Cluster], Mapping[str, Transport]],
+        pace: PollIntervals | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        hooks = hooks or Hooks()
+        self._layout = layout
+        self.attempt = attempt
+        self._backend = backend
+        self._connect = connect
+        self._pace = pace or PollIntervals()
+        self._cluster = Cluster.of_attempt(layout, attempt)
+        self._transports = connect(self._cluster)
+        self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=hooks.beat)
+        self.request = load_record(layout.request(attempt), LaunchRequest)
+        committer = Committer(
+            self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
+        )
+        self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
+        self._comparing = Aside(self._compared, patience_s=self._pace.patience_s)
+        self._claims = EpochClaims(num_hosts=len(self.request.hosts), doubt_s=self._pace.doubt_s)
+        self._makes_way = hooks.makes_way
+        self._made_way: str | None = None
+        self.ended: Ended | None = None
+        """Once it has; then the run goes on with another attempt, or `close` ends it."""
+        self._ordering = Ordering(
+            self.request, self._transports, backend=backend, epoch=self.epoch, patience_s=self._pace.patience_s
+        )
+        self._troubles = Troubles(self.records, patience_s=self._pace.trouble_s)
+        is_quiet = RunState.load(layout).quiet_since is not None
+        self.followed = Followed(self.request, self._cluster, self._transports, pace=self._pace, is_quiet=is_quiet)
+        self._user_order: StopOrder | None = None
+        """What the user ordered and was passed on."""
+        self._failed_at: float | None = None
+        """When a failure was first seen (monotonic)."""
+        self._failing: list[str] = []
+        """Hosts on which something failed, in the order in which that was seen."""
+        self._cut: tuple[str, ...] = ()
+        """Hosts that were found to be cut off from the others once it had ended."""
+        self._failure: GanglineError | None = None
+        """Why the start was given up, or a run that stood still was ended."""
+
+    @property
+    def epoch(self) -> int:
+        """Of two supervisors of a run, the one with the higher epoch is in charge."""
+        return self.records.epoch
+
+    def begin(self, secrets: Mapping[str, str] | None = None) -> None:
+        """`start`, once what attempts before have left is ended; where it raises, the run has ended."""
+        names = self.request.names
+        end_earlier(
+            self._layout, self.attempt, hosts=names, backend=self._backend, connect=self._connect, epoch=self.epoch
+        )
+        try:
+            self.start(secrets)
+        except GanglineError:
+            if self.ended is not None:
+                self.close(self.ended)
+            raise
+
+    def start(self, secrets: Mapping[str, str] | None = None) -> None:
+        """Say that we are here, and start the gang unless it runs; raises what `Backend.start` raises.
+
+        secrets: more environment for the ranks of a gang that is started.
+        """
+        statuses = self._poll()
+        has_begun = self._has_begun(statuses)
+        if not has_begun:
+            self._require_no_order()
+        self.records.set_phase("running", supervisor=ProcessId.current())
+        if has_begun:
+            self._ordering.announce()
+            self._ordering.tell(statuses)
+            if _is_done(self._layout, self.attempt):
+                self.followed.take_for_joined()
+        else:
+            self._start_gang(statuses, secrets)
+        # Not before: if nothing starts there, the run still belongs to the hosts that it ran on.
+        self.records.persist(lambda: write_record(self._layout.cluster, self._cluster.to_json()))
+
+    def _require_no_order(self) -> None:
+        """What was told to end before it began is not started; raises RunFailed. A guard may still come up: its
+        supervisor died as it started it. It finds an order, too.
+        """
+        self._user_order = read_order(self._layout, attempt=self.attempt)
+        if self._user_order is None:
+            return
+        self._backend.stop(self.request, self._transports, now=True, epoch=self.epoch)
+        self._conclude("stopped", None, left=self._clean_up(self._poll()))
+        raise RunFailed(
+            f"{self._layout.run_id} was told to stop before it began",
+            seen=f"an order to {self._user_order} attempt {self.attempt}",
+            fix=f"nothing was started; to start it: gangline resume {self._layout.run_id}",
+        )
+
+    def _start_gang(self, statuses: Statuses, secrets: Mapping[str, str] | None) -> None:
+        try:
+            for status in statuses:
+                if status.phase == "unreachable":
+                    raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
+            request = reviving(self.request, self._cluster, self._layout)
+            self._backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
+        except GanglineError as error:
+            self._conclude("failed", error.to_json(), left=self._clean_up(self._poll()))
+            raise
+        self.records.event("started", hosts=list(self.request.names))
+
+    def _has_begun(self, statuses: Statuses) -> bool:
+        """Whether an earlier supervisor has started the gang; of hosts that do not answer only the state can tell."""
+        phases = {status.phase for status in statuses}
+        if phases - {"starting", "unreachable"}:
+            return True
+        return "unreachable" in phases and RunState.load(self._layout).phase in {"running", "stopping"}
+
+    def watch(self) -> AttemptOutcome:
+        """Look after the gang until it has ended, and end the run with it."""
+        ended = self.look_after()
+        self.close(ended)
+        return ended.outcome
+
+    def look_after(self) -> Ended:
+        """Look after the gang until it has ended; outcome.json is written then."""
+        while True:
+            self.records.beat()
+            with self._troubles.borne():
+                ended = self._look_once()
+                if ended is not None:
+                    return ended
+            time.sleep(self._pace.poll_s)
+
+    def close(self, ended: Ended, *, why: str = "") -> None:
+        """The run has ended with this attempt: write that into events and state. why: nothing follows a failure."""
+        self._compare(ended.statuses)
+        self._order_rest()
+        outcome = ended.outcome
+        details: dict[str, Any] = {"what": outcome.error["what"]} if outcome.error else {}
+        if outcome.result == "stopped" and ended.user_order is None:
+            details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
+        details |= {"left": outcome.left} if outcome.left else {}
+        details |= {"unverified": outcome.unverified} if outcome.unverified else {}
+        details |= {"why": why} if why else {}
+        self.records.event(outcome.result, **details)
+        self.records.set_phase(outcome.result, error=outcome.error)
+
+    def _order_rest(self) -> None:
+        """Guards that rest wait for an attempt that does not come any more."""
+        if any(part.stand_by for part in self.request.hosts):
+            clean_rest(self._backend, self.request, self._transports, epoch=self.epoch, beat=self.records.beat)
+
+    def _look_once(self) -> Ended | None:
+        """Look, and do what follows from it; how it ended, once it has."""
+        statuses = self._poll()
+        self._require_charge(statuses)
+        self._follow(statuses)
+        self._pass_on_order()
+        self._make_way()
+        self._end_failed(statuses)
+        self._ordering.tell(statuses)
+        self._commit(statuses)
+        if not self._is_over(statuses):
+            return None
+        left = self._clean_up(statuses)
+        self._commit(statuses, last=True)
+        return self._judge(statuses, left)
+
+    def _poll(self) -> list[HostStatus]:
+        return self._backend.poll(self.request, self._transports)
+
+    def _require_charge(self, statuses: Statuses) -> None:
+        self.records.require_charge(RunState.load(self._layout).epoch)
+        for event, details in self._claims.note(statuses, epoch=self.epoch):
+            self.records.event(event, **details)
+        self.records.require_charge(self._claims.believed)
+
+    def _follow(self, statuses: Statuses) -> None:
+        events = self.followed.note(statuses, ordered=self._ordering.given is not None)
+        start = self.followed.start
+        if start.is_due() or any(event in {"joined", "waiting"} for event, _ in events):
+            self.records.board(start.to_json())
+        for event, details in events:
+            if event in {"quiet", "printing"}:
+                self.records.set_quiet(details.get("since"))
+            self.records.event(event, **details)
+
+    def _pass_on_order(self) -> None:
+        order = read_order(self._layout, attempt=self.attempt)
+        if order is None or self._user_order in {order, "kill"}:
+            return
+        self._user_order = order
+        self._ordering.give(order)
+        self.records.event("stopping", order=order)
+        self.records.set_phase("stopping")
+
+    def _make_way(self) -> None:
+        """End in good order, where the next attempt shall have other hosts."""
+        if self._ordering.given is not None or not self.followed.joined:
+            return
+        self._made_way = self._makes_way()
+        if self._made_way is not None:
+            self._ordering.give("yield")
+            self.records.event("leaving", what=self._made_way)
+
+    def _end_failed(self, statuses: Statuses) -> None:
+        """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
+        failing = [status.host for status in statuses if _has_failed(status) and status.host not in self._failing]
+        self._failing += failing
+        if self._user_order == "kill":
+            return
+        given = self._ordering.given
+        if self._failed_at is None:
+            self._failure = self._find_failure(statuses)
+            if self._failure is None and not any(map(_has_failed, statuses)):
+                return
+            self._failed_at = time.monotonic()
+            self._ordering.give(self._order_after_failure())
+            self.records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
+            self.records.set_phase("stopping")
+        elif given != "kill" and time.monotonic() > self._failed_at + self._failure_grace_s:
+            self._ordering.give("kill")
+
+    def _find_failure(self, statuses: Statuses) -> GanglineError | None:
+        """Why the gang is to be ended though none of it has failed by itself."""
+        if self._ordering.given is not None:
+            return None
+        late = self.followed.start.failure()
+        return late or (None if any(map(_has_failed, statuses)) else self.followed.failure())
+
+    def _order_after_failure(self) -> GuardOrder:
+        if self._rests:
+            return "break"
+        return "stop" if self.followed.has_something_to_save else "kill"
+
+    @property
+    def _rests(self) -> bool:
+        return any(part.stand_by for part in self.request.hosts)
+
+    @property
+    def _failure_grace_s(self) -> float:
+        return self._pace.break_grace_s if self._rests else self._pace.failure_grace_s
+
+    def _commit(self, statuses: Statuses, *, last: bool = False) -> None:
+        if any(status.phase == "unreachable" for status in statuses):
+            return  # it takes all hosts, and asking one that is silent takes long
+        try:
+            found = self._committing.finish() if last else [self._committing.do() or []]
+            for commit in chain.from_iterable(found):
+                self.records.event("committed", step=commit.step, hosts=sorted(commit.parts))
+        except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
+            self.records.complain(f"cannot commit: {error}")
+
+    def _compare(self, statuses: Statuses) -> None:
+        """Keep where time went, and the plan beside what came of it; the end of the run does not depend on it."""
+        head = self._cluster.head.name
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        if self.request.hosts[0].program == "command" or head in silent:
+            return
+        try:
+            found = self._comparing.do()
+        except Exception as error:  # noqa: BLE001  (figures that are missing or damaged, a host that is gone)
+            self.records.complain(f"the plan is not compared with the run: {type(error).__name__}: {error}")
+            return
+        if found is None:
+            self.records.complain(f"the plan is not compared with the run: its figures on {head} are read too slowly")
+            return
+        if found.problem is not None:
+            self.records.complain(f"the plan is not compared with the run: {found.problem}")
+        if found.times is not None:
+            self.records.times(found.times)
+        if found.comparison is not None:
+            self.records.comparison(found.comparison)
+
+    def _compared(self) -> LookBack:
+        head = self._transports[self._cluster.head.name]
+        return look_back(self._layout, self.attempt, cluster=self._cluster, head=head)
+
+    def _is_over(self, statuses: Statuses) -> bool:
+        """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
+        hopeless = time.monotonic() > self._ordering.given_at + self._pace.abandon_s
+        given_up = self.followed.heartbeats.stalled if hopeless else set()
+        phases = {status.phase for status in statuses if status.phase != "running" or status.host not in given_up}
+        if "running" in phases:
+            return False
+        if "unreachable" not in phases:
+            return True
+        # The ranks that are out of sight cannot go on without the others, and their guard knows what to do then.
+        silence_s = self.followed.presence.silence_s()
+        if phases == {"unreachable"}:
+            return self._ordering.given is not None and silence_s > self._pace.abandon_s
+        pace = self._pace
+        ordered_s = min(pace.silence_s, pace.ordered_silence_s)
+        return silence_s > (pace.silence_s if self._user_order is None else ordered_s)
+
+    def _clean_up(self, statuses: Statuses) -> list[Leftover]:
+        """End what is left on the hosts; what is left then, and the hosts where nobody could look."""
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
+        part = self.request.on(set(self.request.names) - silent)
+        if lost := {status.host for status in statuses if status.phase == "lost"}:
+            # ends what their guards have left
+            self._backend.stop(part.on(lost), self._transports, now=True, epoch=self.epoch)
+        verify_s, beat = self._pace.verify_s, self.records.beat
+        found = clean(self._backend, part, self._transports, epoch=self.epoch, verify_s=verify_s, beat=beat)
+        return found + unknown
+
+    def _cause(self, statuses: Statuses) -> dict[str, Any] | None:
+        error = self._failure.to_json() if self._failure is not None else None
+        error = error or first_cause(
+            self.request, statuses, ordered=self._user_order is not None, seen=self._failing, explain=self._of_memory
+        )
+        return self.followed.heartbeats.as_evidence(error) if error else None
+
+    def _of_memory(self, failure: Failure) -> RunFailed | None:
+        """Whether a rank ended for want of memory, beside what was planned for it."""
+        with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
+            plan, job = (load_if_there(path, dict) or {} for path in (self._layout.plan, self._layout.job))
+            smaller = load_record(self._layout.gang(self.attempt), Gang).micro_batch
+            return of_memory(failure, plan, {**job, **({"micro_batch": smaller} if smaller else {})})
+        return None
+
+    def _find_cut(self, statuses: Statuses) -> Partition | None:
+        """Hosts that are cut off from the others, where that may be why the gang broke."""
+        if self._user_order is not None or not (self._failure is not None or leaves_doubt(statuses)):
+            return None
+        silent = {status.host for status in statuses if status.phase == "unreachable"}
+        hosts = [host for host in self._cluster.hosts if host.name not in silent]
+        port = self.request.port
+        looking = Aside(
+            lambda: [find_cut(hosts, self._cluster, self._transports, port=port)], patience_s=self._pace.poll_s
+        )
+        with suppress(GanglineError, OSError):
+            while (found := looking.do()) is None:
+                self.records.beat()
+                time.sleep(self._pace.poll_s)
+            return found[0]
+        return None
+
+    def _judge(self, statuses: Statuses, left: Sequence[Leftover]) -> Ended:
+        error = self._cause(statuses)
+        if error is not None and (cut := self._find_cut(statuses)) is not None:
+            self._cut = cut.hosts
+            error = cut.to_json()
+        if error is None and self._said_finished(statuses):
+            return self._conclude("finished", None, statuses, left)
+        if error is None or (self._user_order == "kill" and self._failed_at is None):
+            return self._conclude("stopped", None, statuses, left)
+        return self._conclude("failed", error, statuses, left)
+
+    def _said_finished(self, statuses: Statuses) -> bool:
+        """Whether rank 0 left because all was done. A stop may come from the user, from a guard whose machine shuts
+        down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
+        The user's own program does not tell; it has finished if nobody told it to leave.
+        """
+        head = self.request.hosts[0]
+        if head.program == "command":
+            return all(status.reason == "finished" for status in statuses)
+        path = PurePath(head.rank_files) / self._layout.result(self.attempt).name
+        try:
+            said = decode_record(self._transports[head.host].read(path), path, dict, host=head.host)
+        except (OSError, ValueError, GanglineError) as error:
+            self.records.complain(f"{head.host} does not say how rank 0 left: {error}")
+            return False
+        return said.get("result") == "finished"
+
+    def _conclude(
+        self,
+        result: Literal["finished", "stopped", "failed"],
+        error: dict[str, Any] | None,
+        statuses: Statuses = (),
+        left: Sequence[Leftover] = (),
+    ) -> Ended:
+        outcome = AttemptOutcome(
+            result=result,
+            hosts={status.host: HostOutcome(phase=status.phase, returncode=status.returncode) for status in statuses},
+            error=error,
+            failures=tuple(gather_failures(statuses, seen=self._failing)),
+            left=tuple(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
+            unverified=tuple(sorted({each.host for each in left if each.kind == "unknown"})),
+        )
+        self.records.outcome(outcome)
+        self.ended = Ended(
+            outcome=outcome,
+            statuses=tuple(statuses),
+            user_order=self._user_order,
+            told_to_stop=self._ordering.given in {"stop", "kill"},
+            made_way=self._made_way,
+            step=self.followed.step,
+            joined=self.followed.joined,
+            noticed_at=self._failed_at,
+            silent_s=self.followed.presence.silent(),
+            cut=self._cut,
+        )
+        return self.ended
+
+
+def _has_failed(status: HostStatus) -> bool:
+    if status.phase in {"lost", "starting"} or any(failure["error"] is not None for failure in status.failures):
+        return True
+    return status.phase == "ended" and status.returncode != 0
+
+
+def _is_done(layout: RunLayout, attempt: int) -> bool:
+    """Whether an earlier supervisor has seen all ranks join."""
+    try:
+        return bool(load_record(layout.board(attempt), dict)["done"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return False

@@ -1,0 +1,140 @@
+"""What ssh is told to run on a host, and what is said to it first.
+
+No shell ever reads data: the command is a constant, and everything else travels in frames. The one exception is a
+command for a terminal (`remote_command`), whose words travel in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import io
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gangline.transport.fanout import once
+
+# The agent as one file in memory: what is sent to a host that has nothing but Python.
+
+
+ZIPAPP_MAIN = b"""import sys
+
+from gangline.agent.__main__ import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+"""The same files make the same bytes, whenever."""
+
+
+@once
+def agent_zipapp() -> bytes:
+    """gangline/__init__.py and gangline/agent/ as a program for `python FILE VERB`, from the package's own files.
+
+    Its members are stored as they are: it travels packed as one, which makes it a quarter smaller than one by one.
+    """
+    package = importlib.resources.files("gangline")
+    members = [("__main__.py", ZIPAPP_MAIN), ("gangline/__init__.py", package.joinpath("__init__.py").read_bytes())]
+    members += sorted(_sources(package.joinpath("agent"), "gangline/agent"))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members:
+            entry = zipfile.ZipInfo(name, LONG_AGO)
+            entry.external_attr = 0o600 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def _sources(folder: Any, name: str) -> Iterator[tuple[str, bytes]]:
+    for child in folder.iterdir():
+        path = f"{name}/{child.name}"
+        if child.name == "__pycache__":  # it may be another user's, and is none of the agent's
+            continue
+        if child.is_dir():
+            yield from _sources(child, path)
+        elif child.name.endswith(".py"):
+            yield path, child.read_bytes()
+
+
+START_BYTES = 2048
+PYTHONS = " ".join(["python3", *(f"python3.{minor}" for minor in range(20, 7, -1))])
+
+_EACH_PYTHON = "for p in " + PYTHONS + "; do command -v $p >/dev/null 2>&1 || continue; "
+BOOTSTRAP = (
+    f"exec sh -c '{_EACH_PYTHON}"
+    f'$p -I -S -c "import sys;sys.version_info<(3,8)and sys.exit(97);exec(sys.stdin.buffer.read({START_BYTES}))"; '
+    "r=$?; case $r in 97|126|127);; *) exit $r;; esac; done; exit 97'"
+)
+"""Runs the program that follows on stdin: START.
+
+Any login shell understands it: one line, no quotes inside quotes, no ! and no \\. A python3 that is too old leaves
+with 97, one that is no Python (the stand-in of a version manager) with 126 or 127, before they read anything.
+"""
+
+START = """
+import os, sys, zlib
+def load(stream):
+    data = zlib.decompress(stream.read(int(stream.read(16))))
+    try:
+        descriptor = os.memfd_create("gangline-agent", 0)
+    except (AttributeError, OSError):
+        import tempfile
+        descriptor, path = tempfile.mkstemp(prefix="gangline-agent-")
+        os.unlink(path)
+        os.set_inheritable(descriptor, True)
+    with open(descriptor, "wb", closefd=False) as memory:
+        memory.write(data)
+    sys.path.insert(0, "/proc/self/fd/%d" % descriptor)
+    with open("/proc/self/comm", "w") as name:
+        name.write("gangline-agent")
+load(sys.stdin.buffer)
+from gangline.agent.__main__ import main
+sys.exit(main(["channel"]))
+"""
+"""Takes the agent from stdin into a file without a name, and becomes its channel."""
+
+_EXEC = (
+    f"exec sh -c '{_EACH_PYTHON}"
+    '$p -I -S -c "import sys;sys.exit(sys.version_info<(3,8))" 2>/dev/null && '
+    'exec $p -I -S -c "import os,sys;w=bytes.fromhex(sys.argv[1]).split(bytes(1));os.execvp(w[0],w)" "$@"; '
+    "done; exit 97' sh"
+)
+"""Becomes the command that stands behind it in hexadecimal."""
+
+
+def remote_command(argv: Sequence[str]) -> str:
+    """The command line for a remote shell that runs `argv` as it is: the one place where data meets a shell.
+
+    The words travel as one in hexadecimal, with a NUL between them: no shell has a special meaning for 0-9 and a-f.
+    """
+    words = b"\0".join(_checked(word) for word in argv)
+    return f"{_EXEC} {words.hex()}"
+
+
+def first_words() -> bytes:
+    """What is said to a fresh BOOTSTRAP: START, filled up to its length, and the packed agent behind its own length."""
+    agent = packed_agent()
+    return START.encode().ljust(START_BYTES, b"\n") + b"%016d" % len(agent) + agent
+
+
+@once
+def packed_agent() -> bytes:
+    """The agent as it travels."""
+    return zlib.compress(agent_zipapp(), 9)
+
+
+def as_text(word: str | os.PathLike[str]) -> str:
+    """A word as JSON takes it, its bytes being utf-8 with lone surrogates, whatever the locale here is.
+
+    Raises ValueError for a NUL, which no command and no path can hold.
+    """
+    return _checked(word).decode("utf-8", "surrogateescape")
+
+
+def _checked(word: str | os.PathLike[str]) -> bytes:
+    data = os.fsencode(word)
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return data

@@ -1,0 +1,105 @@
+"""The same question to many hosts at once; one that does not answer costs its own time limit only."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, ParamSpec, TypeVar
+
+Target = TypeVar("Target")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostResult(Generic[Value]):
+    """What one host gave: a value, or the error that came in its place."""
+
+    value: Value | None = None
+    error: Exception | None = None
+
+    def get(self) -> Value:
+        """The value; raises the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+def fan_out(
+    function: Callable[[Target], Value],
+    targets: Mapping[str, Target],
+    *,
+    timeout_s: float,
+    on_outcome: Callable[[str, HostResult[Value]], None] | None = None,
+) -> dict[str, HostResult[Value]]:
+    """`function(target)` for every target, each in a thread of its own; by name, in the order of `targets`.
+
+    A target that takes longer than `timeout_s` has a TimeoutError as its outcome. Its thread is left to itself, and
+    does not hold up the end of the program. `on_outcome` sees every outcome as it comes, in the caller's thread.
+    """
+    board = _Board[Value]()
+    for name, target in targets.items():
+        threading.Thread(target=board.work, args=(name, function, target), name=f"ask {name}", daemon=True).start()
+    waiting = set(targets)
+    deadline = time.monotonic() + timeout_s
+    outcomes: dict[str, HostResult[Value]] = {}
+    while waiting:
+        for name, outcome in board.take(deadline) or _late(waiting, timeout_s):
+            waiting.discard(name)
+            outcomes[name] = outcome
+            if on_outcome:
+                on_outcome(name, outcome)
+    return {name: outcomes[name] for name in targets}
+
+
+def _late(names: set[str], timeout_s: float) -> list[tuple[str, HostResult[Value]]]:
+    return [
+        (name, HostResult(error=TimeoutError(f"{name}: no answer within {timeout_s:g} s"))) for name in sorted(names)
+    ]
+
+
+class _Board(Generic[Value]):
+    """Where threads put their outcomes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._new: list[tuple[str, HostResult[Value]]] = []
+
+    def work(self, name: str, function: Callable[[Target], Value], target: Target) -> None:
+        """A thread: one target."""
+        try:
+            outcome = HostResult(value=function(target))
+        except Exception as error:  # noqa: BLE001  (the caller gets it, whatever it is)
+            outcome = HostResult(error=error)
+        with self._changed:
+            self._new.append((name, outcome))
+            self._changed.notify()
+
+    def take(self, deadline: float) -> list[tuple[str, HostResult[Value]]]:
+        """Wait for outcomes; none at `deadline` (monotonic)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._new, max(0.0, deadline - time.monotonic()))
+            new, self._new = self._new, []
+            return new
+
+
+# Work that is done once, however many threads want it at the same time.
+
+
+Parameters = ParamSpec("Parameters")
+Made = TypeVar("Made")
+
+
+def once(function: Callable[Parameters, Made]) -> Callable[Parameters, Made]:
+    """`functools.cache` for threads: that alone has all who come before the first answer do the work, too."""
+    lock = threading.Lock()
+    kept = functools.cache(function)
+
+    @functools.wraps(function)
+    def ask(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Made:
+        with lock:
+            return kept(*args, **kwargs)  # type: ignore[arg-type]
+
+    return ask

@@ -1,0 +1,379 @@
+"""The transport over the system's OpenSSH: one connection per host, on which the agent answers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import NoReturn
+
+from gangline.errors import GanglineError, HostUnreachable
+from gangline.runs.cluster import Host
+from gangline.transport import connection as rsync
+from gangline.transport.bootstrap import BOOTSTRAP, agent_zipapp, as_text, first_words
+from gangline.transport.channel import NAMES_BYTES
+from gangline.transport.connection import MARGIN_S, HostLink, exit_code
+from gangline.transport.ssh_options import checked_name, destination, printable
+from gangline.transport.transport import AGENT, OUTPUT_LIMIT_BYTES, ByteProgress, CommandResult, LineFeed, TailBuffer
+
+# The agent's work on files and folders (gangline/agent/provision/tree_stream.py), on this computer and on a host.
+
+
+ERROR_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How much a tree holds."""
+
+    members: int
+    """Files and folders."""
+    bytes: int
+    folder: bool
+    """Whether it is a folder, not a file."""
+
+
+class Here:
+    """The work on this computer: the same program, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._program = folder / "agent.pyz"
+        if not self._program.exists():
+            fresh = folder / f"agent.pyz.{threading.get_ident()}"
+            fresh.write_bytes(agent_zipapp())
+            fresh.replace(self._program)
+
+    def argv(self, *words: str) -> list[str]:
+        """The command of a verb."""
+        return [sys.executable, "-I", str(self._program), "trees", *words]
+
+    def do(self, *words: str) -> bytes:
+        """Do it; what it says. Raises the error that it met."""
+        done = subprocess.run(self.argv(*words), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            raise_error("this computer", done.stderr)
+        return done.stdout
+
+
+class RemoteTrees:
+    """The work on a host."""
+
+    def __init__(self, link: HostLink) -> None:
+        self._link = link
+
+    def do(
+        self,
+        *words: str,
+        data: bytes | Iterator[bytes] = b"",
+        on_piece: Callable[[bytes], None] | None = None,
+    ) -> bytes:
+        """Do it; what it says, unless `on_piece` takes that. Raises the error that it met."""
+        said = bytearray()
+        argv = ["trees", *map(as_text, words)]
+        code, stderr = self._link.agent(argv, data=data, on_piece=on_piece or said.extend)
+        if code:
+            raise_error(self._link.host.name, stderr)
+        return bytes(said)
+
+
+def measured(said: bytes, where: str) -> Measure:
+    """What `measure` says."""
+    try:
+        record = json.loads(said)
+        measure = Measure(members=record["members"], bytes=record["bytes"], folder=record["folder"])
+        if type(measure.members) is int and type(measure.bytes) is int and type(measure.folder) is bool:
+            return measure
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise GanglineError(f"{where}: the size of a folder cannot be understood", seen=printable(repr(said[:100])))
+
+
+def raise_error(where: str, stderr: bytes) -> NoReturn:
+    """Raise what a verb met; its last line says it."""
+    last = stderr.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+    try:
+        record = json.loads(last)
+        number, text, path = record["errno"], printable(str(record["text"])), record["path"]
+    except (ValueError, KeyError, TypeError):
+        number, text, path = None, printable(last), None
+    text = text[:ERROR_CHARACTERS]
+    if type(number) is int:
+        raise OSError(number, f"{where}: {text}", None if path is None else printable(str(path)))
+    raise GanglineError(f"{where}: files cannot be copied", seen=text, fix="see what is said of it above")
+
+
+# Files and folders to a host and back: as a stream on the channel, or by rsync beside it.
+
+
+RSYNC_FROM_BYTES = 8 << 20
+"""Below this a stream on the channel is quicker than the start of rsync, and nothing is lost if it breaks."""
+PIECE_BYTES = 1 << 18
+MEMBER_BYTES = 1 << 13
+"""What a member of a stream costs besides its bytes, at most: a longest path and a few words."""
+CLEAR_UP_S = 5.0
+STDERR_BYTES = 1 << 16
+
+
+def push(link: HostLink, source: Path, target: PurePath, *, on_progress: ByteProgress | None) -> None:
+    """Bring a file or folder to the host."""
+    source.stat()  # what is not there needs no connection
+    here, there = Here(link.connection().folder), RemoteTrees(link)
+    near = os.path.realpath(source)
+    size = measured(here.do("measure", near), "this computer")
+    if not rsync_fits(link, size, near):
+        _push_stream(here, there, near, str(target), _Counter(size, on_progress))
+        return
+    part = part_path(target, near)
+    there.do(f"room-for-{'folder' if size.folder else 'file'}", part)
+    _rsync(link, _slash(near, size), rsync.far(_slash(part, size)), size, on_progress)
+    there.do("place", part, str(target))
+
+
+def pull(link: HostLink, source: PurePath, target: Path, *, on_progress: ByteProgress | None) -> None:
+    """Bring a file or folder from the host."""
+    here, there = Here(link.connection().folder), RemoteTrees(link)
+    size = measured(there.do("measure", str(source)), link.host.name)
+    target = target.absolute()
+    if not rsync_fits(link, size, str(source)):
+        _pull_stream(here, there, str(source), str(target), _Counter(size, on_progress))
+        return
+    part = part_path(target, f"{link.host.name}:{source}")
+    here.do(f"room-for-{'folder' if size.folder else 'file'}", part)
+    _rsync(link, rsync.far(_slash(str(source), size)), _slash(part, size), size, on_progress)
+    here.do("place", part, str(target))
+
+
+def rsync_fits(link: HostLink, size: Measure, source: str) -> bool:
+    """Whether this goes by rsync; it takes a name with *, ? or [ for a pattern, and a noisy login for nonsense."""
+    if size.bytes < RSYNC_FROM_BYTES or any(char in source for char in "*?[\\"):
+        return False
+    connection = link.connection()
+    quiet = not connection.channel.frames.noise
+    return quiet and connection.control_path is not None and rsync.is_here() and link.has_rsync()
+
+
+def part_path(target: PurePath, source: str) -> str:
+    """Where a copy grows, beside its target: the same for the same source, so that it is gone on with."""
+    mark = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
+    return str(target.with_name(f".{target.name}.{mark}.part"))
+
+
+def _rsync(link: HostLink, source: str, target: str, size: Measure, on_progress: ByteProgress | None) -> None:
+    connection = link.connection()
+    assert connection.control_path is not None
+    try:
+        rsync.copy(rsync.argv(source, target, connection.control_path), size.bytes, link.host.name, on_progress)
+    except GanglineError as error:
+        if connection.channel.is_open:
+            raise
+        raise HostUnreachable(
+            f"{link.host.name}: the connection was lost while files were copied", seen=error.seen, fix=error.fix
+        ) from None
+
+
+def _slash(path: str, size: Measure) -> str:
+    """With a slash at the end: what is in the folder, not the folder."""
+    return path + "/" if size.folder else path
+
+
+class _Counter:
+    """Tells the progress of a stream, and ends one that is longer than it can be."""
+
+    def __init__(self, size: Measure, on_progress: ByteProgress | None) -> None:
+        self._total_bytes = size.bytes
+        self._limit_bytes = size.bytes + (size.members + 1) * MEMBER_BYTES
+        self._on_progress = on_progress
+        self._bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count what went by."""
+        self._bytes += num_bytes
+        if self._on_progress:
+            self._on_progress(min(self._bytes, self._total_bytes), self._total_bytes)
+
+    def is_beyond(self) -> bool:
+        """Whether more came than there can be."""
+        return self._bytes > self._limit_bytes
+
+
+def _push_stream(here: Here, there: RemoteTrees, source: str, target: str, counter: _Counter) -> None:
+    with _NearEnd(here.argv("pack", source)) as near:
+
+        def pieces() -> Iterator[bytes]:
+            while piece := near.stdout.read(PIECE_BYTES):
+                counter.add(len(piece))
+                yield piece
+
+        try:
+            there.do("unpack", target, data=pieces())
+        except HostUnreachable:
+            raise
+        except GanglineError:
+            near.raise_if_failed(timeout_s=CLEAR_UP_S)  # then that is why the stream broke off
+            raise
+
+
+def _pull_stream(here: Here, there: RemoteTrees, source: str, target: str, counter: _Counter) -> None:
+    with _NearEnd(here.argv("unpack", target)) as near:
+
+        def on_piece(piece: bytes) -> None:
+            counter.add(len(piece))
+            if counter.is_beyond():
+                raise GanglineError("more comes than there was to copy", fix="nothing of it was kept; try again")
+            near.stdin.write(piece)
+
+        with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
+            there.do("pack", source, on_piece=on_piece)
+            near.stdin.close()
+        near.raise_if_failed()
+
+
+class _NearEnd:
+    """This computer's end of a stream. When we leave early it sees the stream break off, and clears up."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in __exit__)
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.stdin = self._process.stdin
+        self.stdout = self._process.stdout
+
+    def raise_if_failed(self, *, timeout_s: float | None = None) -> None:
+        """Wait for its end, and raise what it met; nothing if it still runs after `timeout_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._process.wait(timeout_s):
+                self._stderr.seek(0)
+                raise_error("this computer", self._stderr.read(STDERR_BYTES))
+
+    def __enter__(self) -> _NearEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdin, self.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        try:
+            self._process.wait(CLEAR_UP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+
+class SshTransport:
+    """A host behind ssh. Connects at the first call, and again at the next call after a connection was lost."""
+
+    def __init__(
+        self, host: Host, *, ssh_config: Path | None = None, output_limit_bytes: int = OUTPUT_LIMIT_BYTES
+    ) -> None:
+        """ssh_config: read in the place of the user's and the system's."""
+        self.host = checked_name(host)
+        destination(host)  # a bad one is refused before anything is started
+        self._output_limit_bytes = output_limit_bytes
+        self._link = HostLink(host, BOOTSTRAP, first_words, ssh_config)
+        weakref.finalize(self, self._link.close)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+        on_line: Callable[[str], None] | None = None,
+    ) -> CommandResult:
+        """Run a command in a session of its own; see `Transport.run`. Of a longer output the last 8 MiB are kept."""
+        stdout = TailBuffer(self._output_limit_bytes)
+        lines = LineFeed(on_line) if on_line else None
+
+        def on_piece(piece: bytes) -> None:
+            stdout.add(piece)
+            if lines:
+                lines.add(piece)
+
+        body = {
+            "op": "run",
+            "argv": [as_text(word) for word in argv],
+            "agent": argv[0] == AGENT,
+            "env": {_name(name): as_text(value) for name, value in (env or {}).items()},
+            "timeout_s": timeout_s,
+        }
+        answer, stderr = self._link.ask(body, data=stdin, on_piece=on_piece, timeout_s=timeout_s + MARGIN_S)
+        if answer.get("timeout"):
+            raise TimeoutError(f"{self.host}: {argv[0]} did not end within {timeout_s:g} s")
+        if lines:
+            lines.end()
+        return CommandResult(
+            host=self.host,
+            argv=tuple(argv),
+            returncode=exit_code(self.host, answer),
+            stdout=stdout.text(),
+            stderr=stderr.decode("utf-8", "replace"),
+        )
+
+    def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
+        """See `Transport.read`."""
+        body = {"op": "read", "path": as_text(path), "offset": offset, "limit": limit}
+        try:
+            return self._collect(body, limit)
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise FileNotFoundError(error.errno, "no such file", str(path)) from error
+
+    def write(self, path: PurePath, data: bytes) -> None:
+        """See `Transport.write`."""
+        self._link.ask({"op": "write", "path": as_text(path)}, data=data)
+
+    def names(self, path: PurePath) -> list[str]:
+        """See `Transport.names`."""
+        listing = self._collect({"op": "names", "path": as_text(path)}, NAMES_BYTES)
+        return sorted(os.fsdecode(name) for name in listing.split(b"\0") if name)
+
+    def push(self, source: Path, target: PurePath, *, on_progress: ByteProgress | None = None) -> None:
+        """See `Transport.push`. Large trees go by rsync where both sides have it, and go on where they broke off."""
+        push(self._link, source, target, on_progress=on_progress)
+
+    def pull(self, source: PurePath, target: Path, *, on_progress: ByteProgress | None = None) -> None:
+        """See `Transport.pull`, and `push`."""
+        pull(self._link, source, target, on_progress=on_progress)
+
+    def home(self) -> PurePath:
+        """See `Transport.home`."""
+        hello = self._link.connection().hello
+        assert hello is not None
+        return PurePath(hello.home)
+
+    def close(self) -> None:
+        """End the connection; the next call makes a new one."""
+        self._link.close()
+
+    def _collect(self, body: dict[str, object], limit: int) -> bytes:
+        data = bytearray()
+
+        def on_piece(piece: bytes) -> None:
+            data.extend(piece)
+            if len(data) > limit:
+                raise HostUnreachable(
+                    f"{self.host} does not speak our protocol",
+                    seen=f"more than the {limit} bytes that were asked for came for {body['op']} {body['path']}",
+                )
+
+        self._link.ask(body, on_piece=on_piece)
+        return bytes(data)
+
+
+def _name(name: str) -> str:
+    if "=" in name:
+        raise ValueError("illegal environment variable name")
+    return as_text(name)

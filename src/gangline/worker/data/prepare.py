@@ -1,0 +1,188 @@
+"""What a run reads, made ready before any process group exists: token sets by content hash, the model's fingerprint.
+
+`python -m gangline.worker inputs <job.json> <root>` writes JSON lines on stdout: {"kind": "progress", "done_bytes",
+"total_bytes", "rows"} at most twice a second, and last {"kind": "result", "train", "evaluation", "model", "counts"}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import UsageError
+from gangline.formats import FORMATS
+from gangline.runs.job import Job
+from gangline.worker.data.build import Tooling, ensure_set, sweep
+from gangline.worker.data.model_folder import (
+    DigestCache,
+    Hub,
+    HuggingFace,
+    ModelFolder,
+    check_sequence_length,
+    open_model_folder,
+)
+from gangline.worker.data.requests import SetRequest, plan_sets
+from gangline.worker.data.row_formats import Format
+from gangline.worker.data.tokens import TokenSet
+
+PROGRESS_INTERVAL_S = 0.5
+
+RowProgress = Callable[[int, int, int], None]
+"""(bytes done, bytes in all or 0 if unknown, rows done)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetCounts:
+    """The size of one token set, and what was left out of it."""
+
+    samples: int
+    rows: int
+    """Tokenised rows: a text that was split is several."""
+    source_rows: int
+    tokens: int
+    label_tokens: int
+    """Positions with a target."""
+    skipped_rows: int
+    truncated_rows: int
+    bad_rows: tuple[str, ...]
+    """The first rows that were skipped: file, line, reason."""
+    reused: bool
+    """It was there already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedInputs:
+    """What a run reads: content hashes of its token sets, the fingerprint of its model."""
+
+    train: str
+    evaluation: str | None
+    model: str
+    train_counts: SetCounts
+    evaluation_counts: SetCounts | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the last line of `inputs_main`."""
+        counts = {
+            "train": dataclasses.asdict(self.train_counts),
+            "evaluation": self.evaluation_counts and dataclasses.asdict(self.evaluation_counts),
+        }
+        return {"train": self.train, "evaluation": self.evaluation, "model": self.model, "counts": counts}
+
+
+def prepare_inputs(
+    job: Job, root: Path, *, progress: RowProgress | None = None, hub: Hub | None = None
+) -> PreparedInputs:
+    """Tokenise what is not there yet below `root`/data, and fingerprint the model.
+
+    Raises DataError or ModelError; a set that could not be finished leaves nothing behind.
+    """
+    hub = hub or HuggingFace()
+    meter = _Meter(progress)
+    folder = open_model_folder(job.model)
+    check_sequence_length(folder, job.data.sequence_length)
+    sweep(root)
+    cache = DigestCache(root / "data" / "digests.json", beat=meter.beat)
+    requests = plan_sets(
+        job,
+        tokenizer_digest=folder.tokenizer_digest(cache),
+        vocab_size=folder.vocab_size,
+        cache=cache,
+        hub=hub,
+    )
+    model = folder.fingerprint(cache, weights=job.model.start == "pretrained")
+    cache.save()
+    tooling = functools.cache(lambda: _load_tooling(job, folder))
+    meter.total_bytes = sum(request.num_bytes for request in requests)
+    found = []
+    for request in requests:
+        tokens, reused = ensure_set(request, root, tooling=tooling, hub=hub, tick=meter.tick)
+        meter.next_source(request.num_bytes)
+        found.append((request, _counts(tokens, reused=reused)))
+    return _inputs(found, model)
+
+
+def inputs_main(argv: list[str]) -> int:
+    """`inputs <job.json> <root>`: JSON lines on stdout; raises GanglineError for the caller to report."""
+    if len(argv) != 2:
+        raise UsageError("inputs takes two words", seen=f"{len(argv)} words", fix="inputs <job.json> <root>")
+
+    def progress(done_bytes: int, total_bytes: int, rows: int) -> None:
+        _write({"kind": "progress", "done_bytes": done_bytes, "total_bytes": total_bytes, "rows": rows})
+
+    inputs = prepare_inputs(Job.load(Path(argv[0])), Path(argv[1]), progress=progress)
+    _write({"kind": "result", **inputs.to_json()})
+    return 0
+
+
+def _write(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
+    # these import torch and transformers, seconds that a set found by its hash does not cost
+    from gangline.worker.data.tokenise import Encoder, chat_renderer
+    from gangline.worker.model import load_tokenizer
+
+    # the folder itself also for a hub model, unless it needs the Python files that only the hub has
+    model = job.model if job.model.trust_remote_code else dataclasses.replace(job.model, path=str(folder.path))
+    tokenizer = load_tokenizer(model)
+    render = chat_renderer(tokenizer, model=folder.name) if FORMATS[job.data.format].messages is not None else None
+    return Tooling(
+        encoder=Encoder(tokenizer),
+        format=Format.of(job.data, render),
+        vocab_size=folder.vocab_size or len(tokenizer),
+    )
+
+
+def _counts(tokens: TokenSet, *, reused: bool) -> SetCounts:
+    return SetCounts(**tokens.manifest["counts"], bad_rows=tuple(tokens.manifest["bad_rows"]), reused=reused)
+
+
+def _inputs(found: list[tuple[SetRequest, SetCounts]], model: str) -> PreparedInputs:
+    hashes: dict[str, str] = {request.purpose: request.content_hash for request, _ in found}
+    counts = {request.purpose: count for request, count in found}
+    return PreparedInputs(
+        train=hashes["train"],
+        evaluation=hashes.get("evaluation"),
+        model=model,
+        train_counts=counts["train"],
+        evaluation_counts=counts.get("evaluation"),
+    )
+
+
+class _Meter:
+    """Passes progress on, at most twice a second."""
+
+    def __init__(self, progress: RowProgress | None) -> None:
+        self.total_bytes = 0
+        self._progress = progress
+        self._base_bytes = 0
+        self._base_rows = 0
+        self._rows = 0
+        self._last_s = float("-inf")
+
+    def beat(self) -> None:
+        """A sign of life while files are hashed."""
+        self.tick(0, 0)
+
+    def tick(self, done_bytes: int, rows: int) -> None:
+        """This many bytes and rows of the present source are done."""
+        self._rows = rows
+        now = time.monotonic()
+        if self._progress is not None and now - self._last_s >= PROGRESS_INTERVAL_S:
+            self._last_s = now
+            self._progress(self._base_bytes + done_bytes, self.total_bytes, self._base_rows + rows)
+
+    def next_source(self, num_bytes: int) -> None:
+        """The present source is done."""
+        self._base_bytes += num_bytes
+        self._base_rows += self._rows
+        self._rows = 0

@@ -1,0 +1,119 @@
+"""The rows of one job read by their data format: values by role, then the documents that are tokenised."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.formats import FORMATS, DataFormat, RowError, Segment, read_text
+from gangline.runs.job import DataJob
+from gangline.worker.data.rows import PIECE_CHARS, SourceRow, cut
+
+USUAL_NAMES: dict[str, tuple[str, ...]] = {
+    "text": ("content", "body", "document", "passage"),
+    "prompt": ("question", "query", "instruction", "input", "problem"),
+    "completion": ("answer", "response", "output", "solution", "chosen"),
+    "instruction": ("prompt", "question", "query"),
+    "output": ("response", "answer", "completion"),
+    "messages": ("conversations", "conversation", "chat", "dialog", "turns"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpan:
+    """What becomes one stretch of tokens. `follows` and `continues` join the pieces of a long text."""
+
+    row: SourceRow
+    segments: tuple[Segment, ...]
+    follows: bool = False
+    continues: bool = False
+    templated: bool = False
+    """The chat template has written the special tokens already."""
+
+
+Render = Callable[[list[dict[str, Any]]], tuple[Segment, ...]]
+"""Messages -> the segments of the rendered conversation; raises RowError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How the rows of one job are read."""
+
+    name: str
+    rules: DataFormat
+    fields: Mapping[str, str]
+    """Role -> column, for every role of the format."""
+    render: Render | None = None
+
+    @staticmethod
+    def of(data: DataJob, render: Render | None = None) -> Format:
+        """The format of a job; `render` is needed for rows that are messages. Raises UsageError, PluginError."""
+        rules = FORMATS[data.format]
+        return Format(data.format, rules, {role: data.fields.get(role, role) for role in rules.roles}, render)
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that are read."""
+        return frozenset(self.fields.values())
+
+    def values(self, row: SourceRow) -> dict[str, Any]:
+        """The row's values by role; raises RowError for one that is missing or of the wrong type."""
+        found = {}
+        for role, column in self.fields.items():
+            value = row.values.get(column)
+            if value is None:
+                if role not in self.rules.optional:
+                    raise RowError(_missing(role, column, row.values))
+                found[role] = ""
+            elif reader := self.rules.readers.get(role):
+                with FORMATS.guard(self.name, passing=RowError):
+                    found[role] = reader(column, value)
+            else:
+                found[role] = read_text(column, value)
+        return found
+
+    def documents(self, row: SourceRow, values: Mapping[str, Any]) -> Iterator[TokenSpan]:
+        """The documents of a row: one, or the pieces of a long text; none for an empty text."""
+        rules = self.rules
+        if rules.messages is not None:
+            assert self.render is not None
+            with FORMATS.guard(self.name, passing=RowError):
+                messages = rules.messages(values)
+            yield TokenSpan(row=row, segments=self.render(messages), templated=True)
+        elif rules.whole:
+            yield from _pieces(row, "".join(segment.text for segment in self._segments(values)))
+        elif rules.answer is not None and not values[rules.answer]:
+            raise RowError(f"{self.fields[rules.answer]!r} is empty")
+        else:
+            yield TokenSpan(row=row, segments=tuple(self._segments(values)))
+
+    def _segments(self, values: Mapping[str, Any]) -> Sequence[Segment]:
+        assert self.rules.segments is not None
+        with FORMATS.guard(self.name, passing=RowError):
+            segments = self.rules.segments(values)
+            if not all(isinstance(segment, Segment) and isinstance(segment.text, str) for segment in segments):
+                raise TypeError("segments gives something else than a sequence of gangline.formats.Segment")
+            return segments
+
+
+def _pieces(row: SourceRow, text: str) -> Iterator[TokenSpan]:
+    follows = row.follows
+    while len(text) > PIECE_CHARS:
+        at = cut(text, PIECE_CHARS)
+        yield TokenSpan(row=row, segments=(Segment(text[:at], learned=True),), follows=follows, continues=True)
+        text, follows = text[at:], True
+    if text or follows or row.continues:
+        segment = Segment(text, learned=True)
+        yield TokenSpan(row=row, segments=(segment,), follows=follows, continues=row.continues)
+
+
+def _missing(role: str, column: str, values: Mapping[str, Any]) -> str:
+    if column in values:
+        return f"{column!r} is null"
+    names = list(values)
+    usual = [name for name in USUAL_NAMES.get(role, ()) if name in values]
+    near = difflib.get_close_matches(column, names, n=1) or usual[:1]
+    hint = f"; did you mean data.fields: {{{role}: {near[0]}}}?" if near else ""
+    return f"no field {column!r}; there are {', '.join(map(repr, names[:12])) or 'none'}{hint}"

@@ -1,0 +1,227 @@
+"""Joining the gang: process group, device, and the place of this rank in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from gangline.errors import RunFailed
+from gangline.runs.gang import Gang
+from gangline.worker import compat
+
+# The end of a wait for ranks that are gone: on SIGUSR2 this rank cuts its own connections to all others.
+
+
+LOST = re.compile(r"Connection (was likely )?(reset|closed)|Broken pipe|Socket (was )?closed|abort", re.IGNORECASE)
+"""What a wait says that was cut off."""
+_ABORT_S = 3.0
+"""How long NCCL may take to let go; connections are cut then, whatever it does."""
+_CONNECTED = (socket.AF_INET, socket.AF_INET6)
+
+
+class AbortHandler:
+    """Whether this rank was told that the gang has failed, and what comes of it.
+
+    Until `stay`, and in any case as long as this rank has nothing to save, it leaves at once; then it is the main
+    thread that leaves, at the next place where it looks (`check`), or out of the wait that was cut off.
+    """
+
+    def __init__(self) -> None:
+        self.ordered = False
+        self._lock = threading.Lock()
+        self._leave: Callable[[], None] | None = None
+
+    def install(self, leave: Callable[[], None]) -> None:
+        """Listen to SIGUSR2. For the main thread; leave: says why, and ends the process; called by another thread."""
+        self._leave = leave
+        heard, told = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(told, False)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        # the descriptor hears of signals only that have a handler
+        signal.signal(signal.SIGUSR2, lambda _number, _frame: None)
+        threading.Thread(target=self._listen, args=(heard,), name="gangline-cut", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+    def stay(self) -> None:
+        """From now on there may be something to save: the main thread leaves by itself."""
+        with self._lock:
+            self._leave = None
+
+    def check(self) -> None:
+        """Where nothing is half done: raises RunFailed once the order has come."""
+        if self.ordered:
+            raise told_to_leave()
+
+    def explains(self, error: BaseException) -> bool:
+        """Whether an error is what the cut did, and not one of this rank's own."""
+        return self.ordered and (isinstance(error, dist.DistError) or LOST.search(str(error)) is not None)
+
+    def _listen(self, heard: int) -> None:
+        while numbers := os.read(heard, 64):
+            if signal.SIGUSR2 in numbers:
+                self._order()
+
+    def _order(self) -> None:
+        with self._lock:
+            self.ordered = True
+            leave = self._leave
+        if leave is not None:
+            leave()
+        abort_comm()
+
+
+def told_to_leave(seen: str = "") -> RunFailed:
+    """What a rank says that was told to leave. `supervise.cause` knows it by these words for no cause."""
+    return RunFailed(
+        "it was told that the gang has failed elsewhere, and left",
+        seen=seen,
+        fix="another rank, or another host, says why; then: gangline resume",
+    )
+
+
+@contextlib.contextmanager
+def connecting() -> Iterator[None]:
+    """Process groups are made inside: the sockets that appear meanwhile are theirs, and `abort_comm` ends them.
+
+    gloo connects all pairs of a group when it is made, and nothing later (torch 2.13: a test counts), and the store's
+    client connects in `init_process_group`. A socket that another thread opens just then counts as one of them.
+    """
+    before = set(_sockets().values())
+    try:
+        yield
+    finally:
+        _of_groups.update(set(_sockets().values()) - before)
+
+
+_of_groups: set[str] = set()
+"""Sockets of process groups, as /proc names them, with their inode: a descriptor may be given to another one."""
+
+
+def abort_comm() -> None:
+    """End all talk with other ranks, here and there: they hear at once that this rank has gone, whatever it still does.
+
+    The TCP connections of process groups are shut down, and no others: an exporter may still send what it has.
+    """
+    if torch.cuda.is_initialized() and dist.is_initialized():
+        aborting = threading.Thread(target=_abort_nccl, daemon=True)
+        aborting.start()
+        aborting.join(_ABORT_S)
+    for descriptor, name in _sockets().items():
+        if name in _of_groups:
+            _shut_down(descriptor)
+
+
+def _abort_nccl() -> None:
+    for group in list(compat.PROCESS_GROUPS.get().pg_names):
+        with contextlib.suppress(RuntimeError):
+            group.abort()
+
+
+def _sockets() -> dict[int, str]:
+    """The open sockets of this process: descriptor -> name with inode."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                found[int(entry.name)] = name
+    return found
+
+
+def _shut_down(descriptor: int) -> None:
+    """The connection, if it is one; the descriptor stays open, so that whoever has it finds out by himself."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family in _CONNECTED and connection.type == socket.SOCK_STREAM:
+            connection.getpeername()  # raises for one that listens, which shutdown would end
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup:
+    """This rank's place in the gang."""
+
+    gang: Gang
+    rank: int
+    device: torch.device
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.gang.world_size
+
+    @property
+    def host(self) -> str:
+        """Name of this rank's host."""
+        return self.gang.ranks[self.rank].host
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def is_first_of_host(self) -> bool:
+        """Whether this rank writes its host's checkpoints."""
+        return self.rank == next(index for index, rank in enumerate(self.gang.ranks) if rank.host == self.host)
+
+    @property
+    def shares(self) -> list[int]:
+        """Micro-batches of a full step, by rank."""
+        return [rank.share for rank in self.gang.ranks]
+
+
+def join(gang: Gang) -> ProcessGroup:
+    """Join the process group that torchrun prepared.
+
+    Raises RunFailed when the number of processes is not the gang's: a run of another size would be another run.
+    """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if size != gang.world_size:
+        raise RunFailed(
+            f"the gang of {gang.run_id} was started with another number of processes than planned",
+            seen=f"expected {gang.world_size}, saw WORLD_SIZE={size}",
+            fix="start it with `gangline train` or `gangline resume`, not by hand",
+        )
+    device = _own_device(gang.ranks[rank].device)
+    if size > 1:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and not gang.shares_gpus else "gloo"
+        with connecting():
+            dist.init_process_group(backend, timeout=timedelta(seconds=gang.collective_timeout_s))
+    return ProcessGroup(gang=gang, rank=rank, device=device)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once with an exit code.
+
+    Not by returning: whoever drops the last reference to a gloo group (DDP's reducer, as a frame unwinds) joins the
+    group's thread while holding the interpreter's lock, which that thread may need to let go of a tensor; one rank in
+    a few hundred then never ends (torch 2.13). Files must be closed before.
+    """
+    if code == 0 and dist.is_initialized() and torch.cuda.is_available():  # of a broken gang it would wait for ever
+        dist.destroy_process_group()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _own_device(index: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    index %= torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

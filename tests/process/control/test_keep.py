@@ -1,0 +1,26 @@
+"""Who keeps a run: whether a host is this computer is asked of ssh."""
+
+import dataclasses
+
+import pytest
+
+from gangline.control.supervision import who_keeps
+from gangline.errors import RunFailed
+from gangline.runs.cluster import Host
+from tests.unit.control.test_keep import World
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_the_head_keeps_a_run_unless_one_of_the_hosts_is_this_computer(world):
+    assert who_keeps(world.cluster, world.means).host == "pc1"
+    laptop = Host(name="laptop", workdir="/home/laptop", python="python3")
+    mixed = dataclasses.replace(world.cluster, hosts=(*world.cluster.hosts, laptop))
+    keeping = who_keeps(mixed, world.means)
+    assert keeping.host is None
+    assert "laptop is this computer" in keeping.why_not[0]
+    with pytest.raises(RunFailed, match="cannot look after"):
+        who_keeps(dataclasses.replace(mixed, supervisor="head"), world.means)

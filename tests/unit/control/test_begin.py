@@ -1,0 +1,196 @@
+"""A start that is broken off while its supervisor comes up elsewhere: what is said of it is true, whatever came of it."""
+
+import dataclasses
+import json
+from pathlib import PurePath
+
+import pytest
+
+from gangline import app
+from gangline.context import Context, Dependencies
+from gangline.control.equip import Ready
+from gangline.control.start import preparing, resumable, start_attempt, told_if_kept
+from gangline.control.supervision import Keeping
+from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
+from gangline.runs.cluster import Cluster, Host
+from gangline.runs.gang import Gang, GangRank
+from gangline.runs.job import DataJob, Job, ModelJob, SourceJob
+from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import write_record
+from gangline.runs.state import ProcessId, RunState
+from tests.fakes.backend import FakeBackend
+from tests.fakes.transport import FakeTransport
+from tests.unit.planner.outcomes import plan
+
+ROWS = SourceJob(files=("rows.jsonl",))
+JOB = Job(name="tiny", model=ModelJob(path="model"), data=DataJob(train=ROWS), batch=1, micro_batch=1)
+THERE = ProcessId(pid=4711, start_ticks=99)
+LOST = HostUnreachable("pc1 does not answer any more", seen="the connection ended", fix="look at the network")
+
+
+class World:
+    """A run that pc1 is to look after, and what becomes of its start."""
+
+    def __init__(self, home):
+        self.home = home
+        self.keeper = FakeTransport("pc1")
+        self.cluster = Cluster(
+            name="lan", hosts=(Host(name="pc1", workdir="/home/pc1", python="python3", transport="ssh", ssh="pc1"),)
+        )
+        self.layout = RunLayout(home, "calm-otter-7")
+        self.layout.folder.mkdir(parents=True)
+        self.comes_up = False
+        self.error = LOST
+        self.said = []
+
+    def say(self, line):
+        self.said.append(line)
+
+    @property
+    def there(self):
+        return RunLayout(PurePath("/home/pc1"), self.layout.run_id)
+
+    def spawn_there(self, _head, keeper, there, number, *, secrets):
+        assert (keeper, there, number, secrets) == (self.keeper, self.there, 1, {})
+        if self.comes_up:
+            self.come_up()
+        if self.error is not None:
+            raise self.error
+
+    def come_up(self):
+        state = RunState(name="job", phase="running", supervisor=THERE, epoch=1)
+        self.keeper.files[PurePath(self.there.state)] = json.dumps(dataclasses.asdict(state)).encode()
+        stat = " ".join(["4711", "(python)", "S", *["0"] * 18, "99", "0"])
+        self.keeper.files[PurePath("/proc/4711/stat")] = stat.encode()
+
+    def is_alive(self, _layout, keeper):
+        keeper.names(PurePath("/"))  # as every question to a host: raises where it does not answer
+        return PurePath("/proc/4711/stat") in self.keeper.files
+
+    @property
+    def seams(self):
+        return Dependencies(
+            connect=lambda _cluster: {"pc1": self.keeper},
+            backend=FakeBackend,
+            spawn_there=self.spawn_there,
+            is_alive=self.is_alive,
+            unfinished=lambda _layout, _keeper: (),
+            free_port=lambda _cluster, _head, *, claim: 4711,
+            variables={},
+        )
+
+    def start(self):
+        means = Context(transports={"pc1": self.keeper}, home=self.home, talk=self, seams=self.seams)
+        ready = Ready(cluster=self.cluster, networks={}, keeping=lambda: Keeping(host="pc1"))
+        gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
+        state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
+        with told_if_kept(self.layout, self), preparing(self.layout, state):
+            JOB.save(self.layout.job)
+            write_record(self.layout.cluster, self.cluster.to_json())
+            start_attempt(self.layout, ready, gang, means)
+
+    def record(self):
+        (listed,) = app.records(self.home, seams=self.seams)
+        return listed.record
+
+    def may_be_resumed(self):
+        with app.opened(self.layout.run_id, home=self.home, seams=self.seams) as run:
+            return resumable(run, self.seams)
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def broken_off(world):
+    with pytest.raises(HostUnreachable, match="it is not known whether calm-otter-7 has started") as caught:
+        world.start()
+    words = " ".join([world.said[-1], caught.value.fix])
+    assert "which is" not in world.said[-1]
+    assert "calm-otter-7, which may be running" in world.said[-1]
+    for command in ("gangline ps", "gangline attach calm-otter-7", "gangline resume calm-otter-7"):
+        assert command in words
+    assert "the connection ended" in caught.value.seen
+    assert "look at the network" in caught.value.fix
+
+
+def test_a_supervisor_that_came_up_though_the_connection_was_lost_is_found_running(world):
+    world.comes_up = True
+    broken_off(world)
+    assert world.record().phase == "running"
+    with pytest.raises(UsageError, match="is running"):
+        world.may_be_resumed()
+
+
+@pytest.mark.parametrize("planned", [True, False])  # a command of the user's own has no plan
+def test_who_looks_after_a_run_has_its_plan_to_hold_what_comes_against(world, planned):
+    world.comes_up, world.error = True, None
+    if planned:
+        write_record(world.layout.plan, plan().to_json())
+    world.start()
+    handed_over = world.keeper.files.get(PurePath(world.there.plan))
+    assert (handed_over is None) != planned
+    assert not planned or json.loads(handed_over)["job"] == "tiny"
+
+
+def test_a_supervisor_that_did_not_come_up_leaves_a_run_that_is_lost_and_can_be_resumed(world):
+    broken_off(world)
+    assert world.record().phase == "lost"
+    assert world.may_be_resumed().attempt == 1
+
+
+def test_a_supervisor_that_comes_up_later_is_found_running(world):
+    broken_off(world)
+    world.come_up()
+    assert world.record().phase == "running"
+
+
+def test_as_long_as_the_head_does_not_answer_nobody_says_more(world):
+    broken_off(world)
+    world.keeper.reachable = False
+    record = world.record()
+    assert record.phase == "running"
+    assert "pc1 does not answer" in record.silent
+    with pytest.raises(HostUnreachable, match="may be running"):
+        world.may_be_resumed()
+
+
+@pytest.mark.parametrize(("comes_up", "phase"), [(True, "running"), (False, "lost")])
+def test_ctrl_c_while_the_supervisor_comes_up_is_told_as_it_is(world, comes_up, phase):
+    world.comes_up, world.error = comes_up, KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        world.start()
+    assert "which may be running" in world.said[-1]
+    assert Keeping.load(world.layout).host == "pc1"
+    assert world.record().phase == phase
+
+
+@pytest.mark.parametrize(
+    "error", [HostKeyRefused("pc1 shows another key"), RunFailed("the supervisor of calm-otter-7 did not start")]
+)
+def test_a_supervisor_that_surely_did_not_come_up_leaves_a_run_that_failed(world, error):
+    world.error = error
+    with pytest.raises(GanglineError) as caught:
+        world.start()
+    assert caught.value is error
+    assert "which is failed: gangline resume calm-otter-7" in world.said[-1]
+    assert Keeping.load(world.layout).host is None
+
+
+def test_a_start_whose_end_was_not_seen_runs(world):
+    """The supervisor came up, and then the head fell silent."""
+    world.error = None
+    world.comes_up = True
+    read = world.keeper.read
+
+    def silent(path, **how):
+        if path.name == "state.json" and PurePath("/proc/4711/stat") in world.keeper.files:
+            raise LOST
+        return read(path, **how)
+
+    world.keeper.read = silent
+    world.start()
+    assert RunState.load(world.layout).phase == "running"
+    world.keeper.read = read
+    assert world.record().phase == "running"

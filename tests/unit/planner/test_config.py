@@ -1,0 +1,144 @@
+"""Reading the shape of a model from its config.json: published totals, adapters, windows, and what is refused."""
+
+import pytest
+
+from gangline.errors import ModelError
+from gangline.planner.architecture import ALL_LINEAR, adapted, lora_parameters
+from gangline.planner.config import UnknownArchitecture, read_architecture
+from tests.unit.planner.published import PUBLISHED, config
+
+LLAMA = PUBLISHED["Llama-2-7B"][0]
+
+
+def read(name):
+    return read_architecture(PUBLISHED[name][0])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_number_of_parameters_is_the_published_one(name):
+    assert read(name).num_parameters == PUBLISHED[name][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "numbers"),
+    [
+        ("Llama-2-7B", ("q_proj", "v_proj"), 8_388_608),
+        ("Llama-2-7B", ALL_LINEAR, 39_976_960),
+        ("Llama-3-8B", ALL_LINEAR, 41_943_040),
+        ("Qwen-7B", ("c_attn", "c_proj", "w1", "w2"), 35_782_656),
+        ("GPT-2", ("c_attn",), 589_824),
+    ],
+)
+def test_adapters_of_rank_16_have_the_known_numbers(name, targets, numbers):
+    assert lora_parameters(read(name), 16, targets) == numbers
+
+
+def test_targets_that_match_nothing_are_answered_with_names_that_do():
+    with pytest.raises(ModelError) as caught:
+        lora_parameters(read("Llama-2-7B"), 16, ("c_attn",))
+    assert "c_attn" in caught.value.what
+    assert "q_proj" in caught.value.seen
+    assert "all-linear" in caught.value.fix
+
+
+def test_experts_in_one_tensor_carry_adapters_under_their_old_names_and_only_both_halves():
+    model = read("Mixtral-8x7B")
+    assert [each.name for each in adapted(model.layers[0], ("w1", "w2", "w3"))] == ["w1", "w3", "w2"]
+    with pytest.raises(ModelError, match="half"):
+        lora_parameters(model, 16, ("w1",))
+
+
+def test_dense_layers_come_before_layers_with_experts():
+    first, rest = read("DeepSeek-V3").layers
+    assert (first.count, first.experts) == (3, 0)
+    assert (rest.count, rest.experts, rest.top_k) == (58, 256, 8)
+    assert rest.width == 9 * 2048
+
+
+def test_active_weights_count_a_tokens_own_experts_and_the_head():
+    assert read("Mixtral-8x7B").active_weights == pytest.approx(12.75e9, rel=0.01)
+    assert read("Llama-2-7B").active_weights == 6_738_415_616 - 32000 * 4096 - 65 * 4096
+
+
+def test_windows_follow_the_family_or_layer_types():
+    assert {layer.window for layer in read("Mistral-7B").layers} == {4096}
+    assert [layer.window for layer in read("Gemma-2-2B").layers][:2] == [4096, None]
+    assert [(layer.count, layer.window) for layer in read("Gemma-3-1B").layers][:2] == [(5, 512), (1, None)]
+    assert {layer.window for layer in read("Qwen2.5-7B").layers} == {None}
+    named = {**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["full_attention"] * 26}
+    assert {layer.window for layer in read_architecture(named).layers} == {None}
+
+
+def test_heads_that_scale_or_cap_their_logits_are_told_apart():
+    assert read("Llama-3-8B").linear_head
+    assert not read("Gemma-2-2B").linear_head
+    assert not read("Granite-3.0-8B").linear_head
+
+
+def test_the_language_model_inside_a_larger_config_is_read():
+    inner = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    nested = read_architecture({"model_type": "outer", "text_config": inner, "tie_word_embeddings": True})
+    assert nested.num_parameters == 6_738_415_616 - 32000 * 4096
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"model_type": "mamba2", "hidden_size": 64},
+        {"model_type": "gemma3", "text_config": PUBLISHED["Gemma-3-1B"][0], "vision_config": {"hidden_size": 8}},
+        {**PUBLISHED["Gemma-3-1B"][0], "layer_types": ["linear_attention"] * 26},
+        {**PUBLISHED["phi-2"][0], "qk_layernorm": True},
+        {**PUBLISHED["OPT-6.7B"][0], "word_embed_proj_dim": 512},
+    ],
+    ids=["unheard-of", "with a tower", "linear attention", "norms that the row does not have", "projected tables"],
+)
+def test_a_model_without_a_closed_form_is_left_to_counting(data):
+    with pytest.raises(UnknownArchitecture) as caught:
+        read_architecture(data)
+    assert caught.value.model_type == data["model_type"]
+    assert caught.value.seen
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": None},
+        {"hidden_size": "4096"},
+        {"hidden_size": 4096.5},
+        {"hidden_size": -1},
+        {"hidden_size": True},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": 1_000_000},
+        {"num_attention_heads": 8192},
+        {"num_key_value_heads": 5},
+        {"num_key_value_heads": 64},
+        {"vocab_size": 1 << 40},
+        {"vocab_size": None},
+        {"intermediate_size": None},
+        {"intermediate_size": 1 << 23, "hidden_size": 1 << 23},
+        {"tie_word_embeddings": "yes"},
+        {"attention_bias": "no"},
+        {"layer_types": ["full_attention"]},
+        {"model_type": ""},
+        {"model_type": 7},
+    ],
+    ids=str,
+)
+def test_a_config_that_no_model_can_have_is_named_in_three_parts(change):
+    with pytest.raises(ModelError) as caught:
+        read_architecture({**LLAMA, **change})
+    assert not isinstance(caught.value, UnknownArchitecture)
+    assert "config.json" in caught.value.what
+    assert caught.value.seen
+    assert caught.value.fix
+
+
+def test_more_experts_per_token_than_there_are_is_refused():
+    with pytest.raises(ModelError, match="experts"):
+        read_architecture({**PUBLISHED["Mixtral-8x7B"][0], "num_experts_per_tok": 9})
+
+
+def test_a_short_config_is_completed_as_transformers_would():
+    data = config("qwen2", 64, 2, 4, None, 96, 100)
+    assert read_architecture(data).layers[0].kv_heads == 4

@@ -1,0 +1,667 @@
+"""Which way to run a job is chosen, what it needs, and what more memory, machines or bandwidth change."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Literal
+
+import pytest
+
+from gangline.planner import decision, room
+from gangline.planner import report as reports
+from gangline.planner.decision import AS_FAST, Verdict, decide, drafts_of_kinds, ways_out
+from gangline.planner.machines import PlannedCluster, Seat, link
+from gangline.planner.memory import CPU, rank_memory
+from gangline.planner.option import Compute, EvaluationContext, Option, Question, lacking, weigh
+from gangline.planner.report import Length, report, slower_than_alone, verdict_json, ways_lines
+from gangline.planner.saves import Saving
+from gangline.planner.speed import ComputeModel
+from gangline.planner.training import PlannedStrategy, Training
+from gangline.runs.job import StrategyJob
+from gangline.units import format_duration
+from tests.unit.planner.worlds import crowded, question, with_memory, world
+
+EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
+
+
+def best_of_kinds(job: Question, machines: PlannedCluster) -> list[Option]:
+    """The best option of every strategy, all that fit and those that do not."""
+    return [draft.weighed() for draft in drafts_of_kinds(job, machines, EvaluationContext())]
+
+
+def kind(verdict: Verdict, name: str) -> Option:
+    return next(option for option in verdict.by_kind if option.strategy.kind == name)
+
+
+def test_three_unlike_pcs_train_a_7b_adapter_side_by_side() -> None:
+    verdict = decide(question(), world())
+    best = verdict.best
+    assert best is not None
+    assert best.strategy.kind == "ddp"
+    assert best.time is not None
+    assert best.time.communication_share < 0.05
+    # the slower a machine, the less it does
+    seconds = dict(zip(best.world.hosts, best.time.compute_s, strict=True))
+    assert max(seconds.values()) < 1.35 * min(seconds.values())
+    assert best.shares[0] > best.shares[1]
+    assert sum(best.shares) * best.training.micro_batch == 24
+
+
+def test_weights_that_travel_over_a_home_network_are_named_as_the_reason() -> None:
+    verdict = decide(question(method="lora", sequence_length=512), with_memory(world(), 24, 24, 24))
+    assert verdict.best is not None
+    assert verdict.best.strategy.kind == "ddp"
+    sharded = kind(verdict, "fsdp")
+    assert sharded.seconds > 5 * verdict.best.seconds
+    lines = "\n".join(report(verdict, Length((100, "100 steps"), Saving(every_minutes=10)), width=400))
+    assert "weights for" in lines
+    assert "over this link" in lines
+
+
+def test_what_no_card_holds_alone_goes_through_them_in_layers() -> None:
+    verdict = decide(question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), world())
+    assert verdict.best is None or verdict.best.strategy.kind == "pipeline"
+    roomy = decide(
+        question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512), with_memory(world(), 16, 12, 12)
+    )
+    assert roomy.best is not None
+    assert roomy.best.strategy.kind == "pipeline"
+    assert sum(roomy.best.strategy.stages) == 40
+    assert roomy.runnable == roomy.best
+    assert not any(line.startswith("today") for line in report(roomy, Length(None)))
+
+
+def test_a_pipeline_in_fp16_is_planned_and_what_is_done_today_is_another_way() -> None:
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, compute="fp16")
+    verdict = decide(job, with_memory(world(), 16, 12, 12))
+    assert verdict.best is not None
+    assert verdict.best.strategy.kind == "pipeline"
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "fsdp"
+    assert "cannot do pipeline with precision: fp16 yet" in "\n".join(report(verdict, Length(None)))
+
+
+def test_what_only_the_optimizer_stands_against_is_said_by_its_name() -> None:
+    job = question("meta-llama/Llama-2-7b-hf", method="full", optimizer="adamw-8bit", sequence_length=512)
+    verdict = decide(job, world("4xrtx4090"))
+    assert verdict.best is not None
+    assert not verdict.best.is_built
+    said = f"cannot do {verdict.best.strategy.kind} with optimizer: adamw-8bit and method: full yet"
+    assert said in "\n".join(report(verdict, Length(None), width=400))
+
+
+def test_shares_of_the_cluster_file_are_layers_in_a_pipeline() -> None:
+    job = question(method="lora", leave_open=False, checkpointing=True)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+    machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 80, 80, 80)
+    weights = zip(machines.seats, (3.0, 1.0, 0.0), strict=True)
+    seats = tuple(dataclasses.replace(seat, weight=weight) for seat, weight in weights)
+    (option,) = decide(job, dataclasses.replace(machines, seats=seats)).by_kind
+    assert option.strategy.stages == (24, 7, 1)  # a layer is the least
+    (option,) = decide(job, machines).by_kind
+    assert option.strategy.stages == (11, 11, 10)
+
+
+def test_where_sending_takes_time_more_micro_batches_are_on_their_way_if_there_is_room() -> None:
+    job = question("meta-llama/Llama-3.1-8B", method="qlora", sequence_length=1024, batch=24)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
+    ample, tight = [24.0] * 3, [4.0] * 3
+    found = {}
+    for wire, gib in (("1gbit", ample), ("100gbit", ample), ("1gbit", tight)):
+        machines = with_memory(world("rtx4090,rtx4090,rtx4090", wire=wire), *gib)
+        (found[wire, gib[0]],) = decide(job, machines).by_kind
+    slow, quick, small = found.values()
+    assert slow.strategy.eager
+    assert not quick.strategy.eager
+    assert small.fits
+    assert not small.strategy.eager
+    assert slow.seconds < 0.98 * small.seconds
+    assert slow.needs[0].memory.allocated_bytes > 1.3 * quick.needs[0].memory.allocated_bytes
+
+
+def test_machines_for_two_pipelines_make_two_and_share_the_batch() -> None:
+    """Llama-2-13B in 16 bits wants two such cards; six make three pipelines with a third of the bubble each."""
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", sequence_length=512, batch=24)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+    machines = with_memory(world(",".join(["rtx4090"] * 6), wire="10gbit"), *[24] * 6)
+    (option,) = decide(job, machines).by_kind
+    assert option.strategy.replicas == 3
+    assert [sum(row) for row in option.strategy.rows] == [40] * 3
+    assert option.fits
+    assert option.dealt[0] == option.dealt[1] == option.dealt[2]
+    auto = decide(dataclasses.replace(job, strategy=StrategyJob()), machines)
+    assert auto.best is not None
+    assert auto.best.strategy == option.strategy
+    assert "gradients between pipelines" in {each.what for each in option.traffic.exchanges}
+    times = {}
+    for replicas in (1, 2, 3):
+        asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=replicas))
+        (one,) = decide(asked, machines).by_kind
+        assert one.strategy.replicas == replicas
+        times[replicas] = one.seconds
+    assert times[3] == option.seconds == min(times.values())
+    small = decide(job, with_memory(machines, *[14] * 6)).by_kind[0]  # three of them hold one
+    assert small.strategy.replicas == 2
+
+
+def test_one_table_at_both_ends_of_a_pipeline_is_trained_at_both() -> None:
+    machines = with_memory(world("rtx4090,rtx4090"), 80, 80)
+    for name, method, sums in (
+        ("meta-llama/Llama-3.2-1B", "full", True),
+        ("meta-llama/Llama-3.2-1B", "lora", False),
+        ("meta-llama/Llama-2-7b-hf", "full", False),
+    ):
+        job = question(name, method=method, sequence_length=512, leave_open=False)
+        asked = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"))
+        (option,) = decide(asked, machines).by_kind
+        assert (option.strategy.kind, option.is_built) == ("pipeline", True)
+        assert ("gradients of the tied table" in {each.what for each in option.traffic.exchanges}) == sums
+    assert "single" in {option.strategy.kind for option in decide(asked, with_memory(world("rtx4090"), 80)).by_kind}
+
+
+def test_a_pipeline_of_a_model_that_cannot_be_entered_is_shown_and_not_taken() -> None:
+    job = question("meta-llama/Llama-2-13b-hf", method="lora", checkpointing=True, sequence_length=1024)
+    machines = with_memory(world("rtx4090,rtx4090,rtx4090"), 16, 16, 16)
+    assert decide(job, machines).runnable == decide(job, machines).best
+    for changes in ({"model_type": "granite"}, {"entry_dropout": "embd_pdrop"}):
+        other = dataclasses.replace(job, architecture=dataclasses.replace(job.architecture, **changes))  # type: ignore[arg-type]
+        verdict = decide(other, machines)
+        assert verdict.best is not None
+        assert (verdict.best.strategy.kind, verdict.best.is_built) == ("pipeline", False)
+        assert verdict.runnable is None or verdict.runnable.strategy.kind != "pipeline"
+        lines = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
+        missing = lacking(verdict.best.strategy, other.training, other.architecture)
+        assert missing is not None
+        assert f"cannot do {missing.what}" in lines
+
+
+def test_ranks_that_share_a_gpu_are_weighed_with_what_they_can_do() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", sequence_length=512)
+    cards = world("2xa100-80gb,2xa100-80gb", wire="hdr")
+    verdict = decide(job, crowded(cards, "host2"))
+    assert {option.strategy.kind for option in verdict.by_kind} == {"ddp", "local-sgd"}
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "ddp"
+    assert {"fsdp", "pipeline"} < {option.strategy.kind for option in decide(job, cards).by_kind}
+
+
+def test_a_fast_fabric_makes_shards_worth_while() -> None:
+    job = question("zai-org/GLM-4.5-Air", method="lora", batch=64, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    fast = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
+    assert fast.best is not None
+    assert fast.best.strategy.kind in {"hsdp", "fsdp", "zero-3"}
+    assert not kind(fast, "ddp").may_fit
+
+
+def test_what_fits_nowhere_says_what_would_and_no_way_contains_another() -> None:
+    verdict = decide(question("meta-llama/Llama-2-7b-hf", method="full", sequence_length=2048), world())
+    assert verdict.best is None
+    ways = ways_out(verdict.question, verdict.world)
+    assert ways
+    assert all(way.option.fits for way in ways)
+    lines = "\n".join(ways_lines(ways))
+    assert "method: qlora" in lines
+    assert "one card with" in lines
+    sets = [set(way.words) for way in ways]
+    assert not any(one < other for one in sets for other in sets)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw-8bit"])
+@pytest.mark.parametrize(
+    ("method", "built"),
+    [
+        ("full", {"ddp", "pipeline"}),
+        ("lora", {"ddp", "fsdp", "hsdp", "pipeline"}),
+        ("qlora", {"ddp", "fsdp", "hsdp", "pipeline"}),
+    ],
+)
+def test_moments_of_8_bits_are_for_weights_that_some_rank_has_whole(
+    optimizer: str, method: str, built: set[str]
+) -> None:
+    job = question("meta-llama/Llama-3.2-1B", method=method, optimizer=optimizer, sequence_length=512)
+    verdict = decide(job, world("2xa100-80gb,2xa100-80gb"))
+    assert {option.strategy.kind for option in verdict.by_kind if option.is_built} == built
+
+
+def test_where_only_states_are_too_large_8_bits_of_them_are_a_way_out() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
+    short = with_memory(world("rtx4090"), 20)
+    ways = ways_out(job, short)
+    assert ("optimizer.kind: adamw-8bit",) in [way.words for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "words"),
+    [
+        (True, "activation_offloading: true"),
+        (False, "activation_checkpointing: true with activation_offloading: true"),
+    ],
+)
+def test_long_rows_whose_layers_inputs_take_too_much_may_move_them(checkpointing: bool, words: str) -> None:
+    job = question("meta-llama/Llama-2-7b-hf", method="qlora", sequence_length=16384, leave_open=False)
+    job = dataclasses.replace(job, training=dataclasses.replace(job.training, checkpointing=checkpointing))
+    short = with_memory(world("rtx4090"), 12)
+    assert decide(job, short).best is None
+    assert (words,) in [way.words for way in ways_out(job, short)]
+    bare = dataclasses.replace(short, seats=tuple(dataclasses.replace(seat, gpu=None) for seat in short.seats))
+    assert "activation_offloading" not in "\n".join(ways_lines(ways_out(job, bare)))
+
+
+def test_one_machine_that_is_faster_than_all_is_said() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=6, sequence_length=512)
+    verdict = decide(job, with_memory(world("a=rtx5090,b=rtx3060", wire="100mbit"), 30, 30))
+    assert verdict.runnable is not None
+    assert verdict.by_hosts[0].runnable is not None
+    assert verdict.runnable.seconds > verdict.by_hosts[0].runnable.seconds
+    said = slower_than_alone(verdict)
+    assert said is not None
+    assert "a alone" in said
+
+
+def test_the_machine_that_alone_can_hold_it_is_found_though_another_is_faster() -> None:
+    job = question("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", method="full", batch=8, sequence_length=512)
+    verdict = decide(job, with_memory(world("fast=rtx5080,big=rtx3090", wire="10mbit"), 8, 24))
+    alone = verdict.by_hosts[0]
+    assert alone.count == 1
+    assert alone.runnable is not None
+    assert alone.runnable.world.hosts == ("big",)
+    assert verdict.today is not None
+    assert verdict.today.world.hosts == ("big",)
+
+
+def test_a_start_is_not_refused_because_something_that_is_not_built_fits_better() -> None:
+    job = question("Qwen/Qwen2.5-0.5B", method="full", batch=8, sequence_length=1024, leave_open=False)
+    cards = world("rtx4090,rtx4090", wire="10gbit")
+    for gib in (x / 4 for x in range(20, 80)):
+        verdict = decide(job, with_memory(cards, gib, gib))
+        chance = max(kind(verdict, each).chance for each in ("ddp", "fsdp"))
+        assert (verdict.runnable is not None) == (chance >= 0.1)
+
+
+@pytest.mark.parametrize("asked", ["ddp", "fsdp", "hsdp"])
+def test_a_strategy_that_the_job_names_is_taken_whatever_is_faster(asked: str) -> None:
+    for cards, taken in (
+        ("2xa100-80gb,2xa100-80gb", asked),
+        ("a100-80gb,2xa100-80gb", "fsdp" if asked == "hsdp" else asked),
+    ):
+        job = dataclasses.replace(question(method="lora"), strategy=StrategyJob(kind=asked))  # type: ignore[arg-type]
+        verdict = decide(job, world(cards, wire="hdr"))
+        assert verdict.best is not None
+        assert verdict.best.strategy.kind == taken
+        assert verdict.runnable == verdict.best
+    alone = decide(job, world("a100-80gb"))
+    assert alone.best is not None
+    assert alone.best.strategy.kind == "single"
+
+
+def test_local_steps_are_never_taken_by_themselves_and_said_to_be_other_numbers() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
+    slow = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 48, 48, 48))
+    assert slow.best is not None
+    assert slow.best.is_exact
+    assert kind(slow, "local-sgd").seconds < slow.best.seconds / 2
+    lines = " ".join("\n".join(report(slow, Length(None), width=400)).split())
+    assert "local-sgd would take" in lines
+    assert "other numbers than one big machine" in lines
+    assert f"instead of {format_duration(slow.best.seconds)}, with other numbers" in lines
+    assert not kind(slow, "local-sgd").is_built
+
+
+def rounds(**more: object) -> StrategyJob:
+    return StrategyJob(kind="local-sgd", **more)  # type: ignore[arg-type]
+
+
+def test_a_job_that_asks_for_local_steps_gets_them_with_its_own_numbers() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=2048)
+    cards = with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), 48, 48, 48)
+    asked = {
+        steps: decide(dataclasses.replace(job, strategy=rounds(inner_steps=steps)), cards).runnable
+        for steps in (20, 200)
+    }
+    for steps, taken in asked.items():
+        assert taken is not None
+        assert (taken.strategy.kind, taken.strategy.inner_steps, taken.strategy.payload) == ("local-sgd", steps, "int8")
+        assert taken.is_built
+    assert asked[200].seconds < asked[20].seconds  # type: ignore[union-attr]
+
+
+def test_where_only_local_steps_fit_they_are_not_begun_unasked() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=96, sequence_length=512)
+    for gib in range(15, 35):
+        verdict = decide(job, with_memory(world("rtx4090,rtx4090,rtx4090", wire="100mbit"), gib, gib, gib))
+        assert verdict.runnable is None or verdict.runnable.strategy.kind != "local-sgd"
+
+
+def test_one_machine_has_nobody_to_train_apart_from() -> None:
+    job = dataclasses.replace(question("Qwen/Qwen2.5-0.5B", method="full", batch=8), strategy=rounds())
+    verdict = decide(job, with_memory(world("rtx4090"), 48))
+    assert verdict.runnable is not None
+    assert verdict.runnable.strategy.kind == "single"
+
+
+def test_ranks_that_wait_for_each_other_in_every_micro_batch_have_equal_shares() -> None:
+    job = question("meta-llama/Llama-3.2-1B", method="full", batch=24, sequence_length=512, leave_open=False)
+    verdict = decide(job, with_memory(world(), 80, 80, 80))
+    assert len(set(kind(verdict, "fsdp").shares)) == 1
+    assert len(set(kind(verdict, "ddp").shares)) > 1
+
+
+def test_a_pipeline_that_fits_only_tightly_is_shown_with_the_split_that_does() -> None:
+    job = question("meta-llama/Llama-3.1-8B", method="lora", batch=32, leave_open=False, targets=("all-linear",))
+    chances = []
+    for length in (1536, 1700, 1800, 1850, 1950, 2048):
+        asked = dataclasses.replace(job, training=dataclasses.replace(job.training, sequence_length=length))
+        verdict = decide(asked, with_memory(world("rtx4070,rtx3060,rtx3090"), 11.7, 11.7, 23.7))
+        chances.append(kind(verdict, "pipeline").chance)
+    assert chances == sorted(chances, reverse=True)
+    assert chances[3] > 0.5 or chances[2] < 0.9  # fifty tokens more are no cliff
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_memory_never_makes_a_plan_worse(seed: int) -> None:
+    dice = random.Random(seed)
+    job = question(method=dice.choice(("lora", "qlora", "full")), sequence_length=dice.choice((512, 1024, 2048)))
+    before: Verdict | None = None
+    for gib in (4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 80, 141):
+        machines = with_memory(world("rtx4090,rtx4090"), gib, gib)
+        verdict = decide(job, machines)
+        if before is not None and before.best is not None and before.best.fits:
+            assert verdict.best is not None
+            assert verdict.best.seconds <= before.best.seconds * 1.021  # of two as fast, the simpler is taken
+        before = verdict
+    assert before is not None
+    assert before.best is not None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_faster_link_never_makes_a_plan_slower(seed: int) -> None:
+    dice = random.Random(seed)
+    job = question(method=dice.choice(("lora", "full")), batch=dice.choice((6, 24, 48)))
+    machines = with_memory(world("rtx4090,rtx3090,rtx3060"), 80, 80, 80)
+    last = float("inf")
+    for name in ("100mbit", "1gbit", "2.5gbit", "10gbit", "100gbit", "hdr"):
+        options = best_of_kinds(job, dataclasses.replace(machines, wire=link(name)))
+        fastest = min(option.seconds for option in options if option.is_exact)
+        assert fastest <= last * AS_FAST  # of those that are as fast the simplest is taken
+        last = fastest
+
+
+def test_shares_sum_to_the_batch_whatever_the_machines() -> None:
+    dice = random.Random(3)
+    for _ in range(20):
+        names = [dice.choice(("rtx4090", "rtx3060", "rtx4070", "rtx3090", "t4")) for _ in range(dice.randint(1, 5))]
+        batch = dice.choice((6, 12, 20, 24, 32, 48))
+        job = question("meta-llama/Llama-3.2-1B", method="lora", batch=batch, sequence_length=512)
+        for option in decide(job, world(",".join(names))).by_kind:
+            assert sum(option.dealt) * option.training.micro_batch == batch
+
+
+def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
+    job = dataclasses.replace(question(), compute=lambda _seat, _training: None)
+    option = weigh(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
+    assert option.time is None
+    assert option.shares == (8, 8, 8)
+    verdict = decide(job, world())
+    assert "not known" in "\n".join(report(verdict, Length(None)))
+
+
+def test_the_users_own_shares_are_kept() -> None:
+    machines = world()
+    weighted = dataclasses.replace(
+        machines,
+        seats=tuple(
+            dataclasses.replace(seat, weight=weight) for seat, weight in zip(machines.seats, (3, 2, 1), strict=True)
+        ),
+    )
+    option = weigh(question(), weighted, PlannedStrategy(kind="ddp", world_size=3), question().training)
+    assert option.shares == (12, 8, 4)
+
+
+def speeds(**by_host: float) -> Compute:
+    """Machines of which one computes so many micro-batches of one sample in a second."""
+    length = question().tokens_per_sample
+    return lambda seat, _: ComputeModel(per_token_s=1 / (by_host[seat.host] * length), source="measured", spread=0.03)
+
+
+def about(batch: int, *, leave_open: bool = False) -> Question:
+    """A job for pc1, pc2 and pc3 with speeds of 1, 0.55 and 0.45."""
+    job = question(batch=batch, method="lora", leave_open=leave_open)
+    return dataclasses.replace(job, compute=speeds(pc1=1, pc2=0.55, pc3=0.45), open=("batch", *job.open))
+
+
+BIG = with_memory(world(), 80, 80, 80)
+
+
+def test_a_batch_near_the_wish_is_chosen_that_the_machines_divide_well() -> None:
+    verdict = decide(about(32), BIG)
+    assert verdict.best is not None
+    assert (verdict.best.strategy.kind, verdict.best.shares) == ("ddp", (20, 11, 9))
+    assert (verdict.question.batch, verdict.question.about, verdict.question.open) == (40, 32, ())
+    text = " ".join("\n".join(report(verdict, Length(None), width=400)).split())
+    assert "divides batch 40, about 32 as the job says: shares 20/11/9 reach 100 % of the sum of the speeds" in text
+    assert "32 would reach 97.8 %" in text
+    told = verdict_json(verdict, [])["batch"]
+    assert (told["batch"], told["about"], round(told["ceiling"], 6)) == (40, 32, 1.0)
+
+
+def test_an_exact_batch_is_never_changed_and_said_to_divide_badly() -> None:
+    verdict = decide(dataclasses.replace(about(24), open=()), BIG)
+    assert (verdict.question.batch, verdict.question.about) == (24, None)
+    assert "divides    badly: batch 24 reaches 94.3 %" in "\n".join(report(verdict, Length(None), width=400))
+    good = decide(dataclasses.replace(about(40), open=()), BIG)
+    assert not any(line.startswith("divides") for line in report(good, Length(None)))
+    assert round(verdict_json(good, [])["batch"]["ceiling"], 6) == 1.0
+
+
+def test_all_numbers_of_machines_are_weighed_with_the_batch_that_was_chosen() -> None:
+    verdict = decide(about(32), BIG)
+    options = [option for few in verdict.by_hosts if (option := few.runnable) is not None]
+    assert [sum(option.shares) * option.training.micro_batch for option in options] == [40, 40, 40]
+
+
+def test_micro_batch_and_batch_are_chosen_together() -> None:
+    floor = dataclasses.replace(about(32, leave_open=True), compute=_with_floor)
+    verdict = decide(floor, BIG)
+    assert verdict.best is not None
+    micro_batch, batch = verdict.best.training.micro_batch, verdict.question.batch
+    assert micro_batch > 1
+    assert batch % micro_batch == 0
+    assert 24 <= batch <= 42
+    taken = batch / verdict.best.seconds
+    for size in (1, 2, 3, 4, 8):
+        training = dataclasses.replace(floor.training, micro_batch=size)
+        for other in (each for each in range(24, 43) if each % size == 0):
+            exact = dataclasses.replace(floor, batch=other, training=training, open=())
+            option = weigh(exact, BIG, PlannedStrategy(kind="ddp", world_size=3), training)
+            assert other / option.seconds <= taken * 1.04  # 2 % for the simpler one, 1 % for the nearer batch
+
+
+def _with_floor(seat: Seat, _: Training) -> ComputeModel:
+    """Two samples at once take no longer than one."""
+    speed = {"pc1": 1.0, "pc2": 0.55, "pc3": 0.45}[seat.host]
+    per_token_s = 1 / (speed * question().tokens_per_sample)
+    return ComputeModel(per_token_s=per_token_s, floor_s=2 / speed, source="measured", spread=0.03)
+
+
+def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
+    blind = dataclasses.replace(about(32), compute=lambda _seat, _training: None)
+    assert decide(blind, BIG).question.batch == 32
+    seats = [dataclasses.replace(seat, weight=1.0) for seat in BIG.seats]
+    verdict = decide(about(32), dataclasses.replace(BIG, seats=tuple(seats)))
+    assert verdict.question.batch == 32
+    assert "no speeds decide about it" in "\n".join(report(verdict, Length(None), width=400))
+    in_fours = dataclasses.replace(blind, batch=30, training=dataclasses.replace(blind.training, micro_batch=4))
+    assert decide(in_fours, BIG).question.batch == 28
+
+
+def test_where_nothing_fits_the_batch_is_the_wish_in_whole_micro_batches() -> None:
+    job = question("meta-llama/Llama-2-70b-hf", batch=30, method="full", micro_batch=4, leave_open=False)
+    verdict = decide(dataclasses.replace(job, open=("batch",)), world())
+    assert verdict.best is None
+    assert verdict.dividing is None
+    assert verdict.question.batch == 28
+    assert verdict_json(verdict, [])["batch"] is None
+
+
+def test_ranks_with_equal_shares_get_a_batch_that_has_as_many_for_each() -> None:
+    job = question("zai-org/GLM-4.5-Air", batch=60, method="lora", leave_open=False, checkpointing=True)
+    job = dataclasses.replace(job, open=("batch",))
+    verdict = decide(job, world("8xa100-80gb,8xa100-80gb", wire="hdr", inside="nvlink-a100"))
+    assert verdict.best is not None
+    assert verdict.best.strategy.half.lockstep
+    assert verdict.question.batch == 64
+    assert set(verdict.best.shares) == {4}
+
+
+@pytest.mark.parametrize("gib", [3, 6, 10, 80])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: int) -> None:
+    job = question("meta-llama/Llama-3.2-1B", method=method, batch=24, sequence_length=512)
+    machines = with_memory(world("rtx4090,rtx4090,rtx3060"), gib, gib, gib)
+    for shown in best_of_kinds(job, machines):
+        if shown.strategy.kind == "pipeline":  # each way has stages of its own
+            continue
+        others = [weigh(job, machines, shown.strategy, training) for training in decision.trainings(job)]
+        assert shown in others
+        fitting = [each for each in others if each.fits] or [each for each in others if each.may_fit]
+        if fitting:
+            assert shown in fitting
+            assert shown.seconds <= 1.02 * min(each.seconds for each in fitting)
+        else:
+            assert shown.chance == max(each.chance for each in others)
+
+
+@pytest.mark.parametrize(("hosts", "most"), [(EIGHT, 1100), (",".join(f"8x{card}" for card in EIGHT.split(",")), 1500)])
+def test_memory_is_reckoned_once_for_ranks_that_do_the_same(
+    hosts: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """benchmarks/plan_speed.py measures the time: this is most of it."""
+    asked = []
+    monkeypatch.setattr(room, "rank_memory", lambda *ask, **more: asked.append(more) or rank_memory(*ask, **more))
+    decide(question("meta-llama/Llama-3.1-8B", method="lora", batch=240), world(hosts, wire="10gbit"))
+    assert 100 < len(asked) < most
+
+
+def test_gradients_are_rounded_only_where_that_is_asked_for_and_pays() -> None:
+    job = question(method="lora", targets=("all-linear",), sequence_length=512, batch=12, leave_open=False)
+    job = dataclasses.replace(job, strategy=StrategyJob(kind="ddp"))
+    slow, fast = (with_memory(world(wire=wire), 24, 24, 24) for wire in ("100mbit", "10gbe"))
+    asked = decide(job, slow)
+    assert asked.runnable is not None
+    assert asked.runnable.narrow_s is not None
+    assert asked.runnable.narrow_s < 0.9 * asked.runnable.seconds
+    lines = " ".join(" ".join(report(asked, Length(None), width=400)).split())
+    assert "exchange: bf16 would take" in lines
+    auto = dataclasses.replace(job, open=("exchange",))
+    chosen = decide(auto, slow).runnable
+    assert chosen is not None
+    assert chosen.training.exchange == "bf16"
+    assert chosen.seconds == pytest.approx(asked.runnable.narrow_s, rel=1e-6)
+    assert 2 * chosen.traffic.sent_bytes == asked.runnable.traffic.sent_bytes
+    assert "gradients travel in bf16" in " ".join(report(decide(auto, slow), Length(None), width=400))
+    quick = decide(auto, fast)
+    assert quick.runnable is not None
+    assert quick.runnable.training.exchange is None
+    assert "bf16 would take" not in " ".join(report(quick, Length(None), width=400))
+
+
+def test_numbers_that_are_no_wider_are_not_rounded() -> None:
+    job = question(method="lora", parameters="bf16", targets=("all-linear",), sequence_length=512, leave_open=False)
+    verdict = decide(dataclasses.replace(job, open=("exchange",)), with_memory(world(wire="100mbit"), 24, 24, 24))
+    assert verdict.runnable is not None
+    assert verdict.runnable.narrow_s is None
+    assert verdict.runnable.training.exchange is None
+
+
+def test_one_rank_has_nothing_to_send_in_bf16() -> None:
+    job = question(method="lora", sequence_length=512, exchange="bf16", leave_open=False)
+    lines = " ".join(report(decide(job, with_memory(world("rtx4090"), 24)), Length(None), width=400))
+    assert "exchange: bf16 does nothing" in lines
+
+
+def test_deepspeed_is_never_taken_unasked_and_taken_where_the_job_asks_for_it() -> None:
+    eight = with_memory(world(",".join(["4xa100-80gb"] * 2), wire="hdr"), *[80.0] * 8)
+    job = question(method="full", batch=64, sequence_length=512)
+    unasked = decide(job, eight)
+    assert unasked.best == unasked.runnable
+    assert unasked.best is not None
+    assert not unasked.best.strategy.kind.startswith("zero")
+    for asked in ("zero-1", "zero-2", "zero-3"):
+        given = decide(dataclasses.replace(job, strategy=StrategyJob(kind=asked)), eight)  # type: ignore[arg-type]
+        assert given.runnable is not None
+        assert given.runnable.strategy.kind == asked
+
+
+def test_states_in_the_machines_memory_leave_the_card() -> None:
+    cards = with_memory(world("a100-80gb,a100-80gb", wire="hdr"), 80, 80)
+    need = {}
+    for offload in ((), ("optimizer",), ("optimizer", "parameters")):
+        asked = StrategyJob(kind="zero-3", offload=offload)  # type: ignore[arg-type]
+        job = dataclasses.replace(
+            question(method="full", batch=8, sequence_length=512, leave_open=False), strategy=asked
+        )
+        option = decide(job, cards).by_kind[0]
+        need[len(offload)] = option.tightest.memory.persistent_bytes
+        assert option.strategy.offload == offload
+    weights = job.architecture.num_parameters
+    assert need[0] - need[1] == pytest.approx(12 * weights / 2, rel=1e-6)  # fp32 weights and two moments, by halves
+    assert need[1] - need[2] == pytest.approx(2 * weights / 2, rel=1e-6)
+
+
+def test_states_on_a_disk_leave_the_machines_memory_but_for_a_group_of_them() -> None:
+    job = question(method="full", batch=8, sequence_length=512, leave_open=False)
+    asked = StrategyJob(kind="zero-3", offload=("optimizer",), offload_to="/scratch")
+    verdict = decide(dataclasses.replace(job, strategy=asked), world("a100-80gb,a100-80gb", wire="hdr"))
+    way = verdict.by_kind[0].strategy
+    in_memory, on_disk = (
+        rank_memory(job.architecture, job.training, dataclasses.replace(way, on_disk=each), device=CPU)
+        for each in (False, True)
+    )
+    numbers = job.architecture.num_parameters // 2
+    assert (in_memory.disk_bytes, on_disk.disk_bytes) == (0, 16 * numbers)
+    freed = in_memory.persistent_bytes - on_disk.persistent_bytes
+    assert freed == pytest.approx(12 * numbers - 16 * 100_000_000, rel=1e-6)
+    lines = "\n".join(report(verdict, Length(known=None)))
+    assert "zero-3, optimizer on disk" in lines
+    assert "50.2 GiB of each rank are written and read in every step" in lines
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_parts_in_the_machines_memory_leave_the_card_and_pass_the_bus(kind: str) -> None:
+    """All state of a rank: weights, gradients and two moments in fp32. Adapters and their states stay."""
+    cards = with_memory(world("2xa100-80gb,2xa100-80gb", wire="hdr"), 80, 80, 80, 80)
+    both: tuple[Literal["optimizer", "parameters"], ...] = ("optimizer", "parameters")
+    for method, offload in (("full", both), ("lora", both[1:])):
+        job = question(method=method, batch=8, sequence_length=512, leave_open=False, accumulation=2)
+        found = []
+        for each in ((), offload):
+            asked = dataclasses.replace(job, strategy=StrategyJob(kind=kind, offload=each))  # type: ignore[arg-type]
+            (option,) = [each for each in decide(asked, cards).by_kind if each.strategy.kind == kind]
+            found.append(option)
+        plain, moved = (option.tightest.memory for option in found)
+        weights, parts = job.architecture.num_parameters, 4 if kind == "fsdp" else 2
+        state = (16 if method == "full" else 2) * weights / parts
+        assert (plain.offloaded_bytes, moved.offloaded_bytes) == (0, pytest.approx(state, rel=1e-6))
+        assert plain.persistent_bytes - moved.persistent_bytes == moved.offloaded_bytes
+        assert moved.allocated_bytes < plain.allocated_bytes
+        assert found[1].time is not None
+        assert found[0].time is not None
+        assert found[1].time.communication_s > found[0].time.communication_s
+        assert "parameters in RAM" in reports.name(found[1].strategy)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method": "qlora"}, "zero-3 with method: qlora"),
+        ({"method": "lora", "compute": "fp16"}, "zero-3 with precision: fp16"),
+        ({"method": "full", "parameters": "bf16"}, "zero-3 with precision.parameters: compute"),
+    ],
+)
+def test_what_deepspeed_does_not_do_is_not_planned(words: dict[str, str], said: str) -> None:
+    job = question(**words)  # type: ignore[arg-type]
+    way = PlannedStrategy(kind="zero-3", world_size=2, shard_size=2, asked=True)
+    missing = lacking(way, job.training, job.architecture)
+    assert missing is not None
+    assert missing.what == said

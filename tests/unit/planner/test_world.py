@@ -1,0 +1,85 @@
+"""Machines that somebody thinks of: read from the command line, added, taken away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gangline.errors import UsageError
+from gangline.planner.machines import bus_of, imagine, link, with_hosts, without_hosts
+from tests.unit.planner.worlds import world
+
+
+def test_machines_are_named_counted_and_known_by_what_people_call_them() -> None:
+    seats = imagine("pc1=rtx4090, 2xrtx3090,8 x a100-80gb")
+    assert [seat.host for seat in seats] == ["pc1", "host2", "host2", *["host3"] * 8]
+    assert [seat.device for seat in seats[:3]] == [0, 0, 1]
+    assert (seats[0].gpu, seats[1].label, seats[-1].label) == ("GeForce RTX 4090", "RTX 3090", "A100-SXM4-80GB")
+    assert all(seat.memory_from == "catalogue" for seat in seats)
+    assert 22 < (seats[0].free_bytes or 0) / 2**30 < 24
+
+
+def test_a_laptop_is_not_its_desktop_namesake() -> None:
+    desktop, laptop = imagine("rtx5070ti,rtx5070ti-laptop")
+    assert (desktop.free_bytes or 0) > (laptop.free_bytes or 0)
+    assert laptop.label == "RTX 5070 Ti Laptop"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rtx4091", "no GPU called 'rtx4091'"),
+        ("pc1=", "no GPU called 'pc1='"),
+        ("", "no machine can be read"),
+        ("0xrtx4090", "no GPU called"),
+        ("a=rtx4090,a=rtx4080", "two machines are called a"),
+        ("999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090", "4995 ranks"),
+    ],
+)
+def test_what_is_no_machine_is_refused_with_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        imagine(text)
+    assert caught.value.fix
+    assert caught.value.seen
+
+
+def test_a_misspelt_card_or_link_is_answered_with_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        imagine("rtx 4090 tie")
+    assert "RTX 4090" in caught.value.seen
+    with pytest.raises(UsageError, match="no link called"):
+        link("1 gigabanana")
+
+
+def test_machines_are_added_and_taken_away() -> None:
+    more = with_hosts(world(), "rtx4090")
+    assert more.hosts == ("pc1", "pc2", "pc3", "host4")
+    less = without_hosts(more, ["pc2"])
+    assert less.hosts == ("pc1", "pc3", "host4")
+    with pytest.raises(UsageError, match="no host 'pc9'"):
+        without_hosts(more, ["pc9"])
+    with pytest.raises(UsageError, match="no host is left"):
+        without_hosts(world("rtx4090"), ["host1"])
+
+
+def test_a_machine_beside_a_single_one_is_reached_over_an_assumed_network() -> None:
+    alone = dataclasses.replace(world("rtx4090"), wire=world().inside)
+    assert "assumed" in with_hosts(alone, "rtx3090").wire.source
+    assert with_hosts(world(), "rtx3090").wire == world().wire
+    assert with_hosts(world(), "2xrtx3090").inside.bytes_per_s <= bus_of(imagine("2xrtx3090")).bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("cards", "bus"),
+    [
+        ("8xa100-80gb", "NVLink A100"),
+        ("8xh100", "NVLink H100"),
+        ("8xb200", "NVLink B200"),
+        ("2xH100 NVL", "PCIe"),
+        ("2xA100 80GB PCIe", "PCIe"),
+        ("2xrtx4090", "PCIe"),
+    ],
+)
+def test_what_joins_cards_is_told_by_their_name(cards: str, bus: str) -> None:
+    assert bus in bus_of(imagine(cards)).source
