@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES
-
 from gangline.strategies.base import Capabilities, PlanHalf
 
 
