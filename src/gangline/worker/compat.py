@@ -100,7 +100,7 @@ def overriding(base: type, methods: Mapping[Private, Callable[..., Any]]) -> Any
 
 _TORCH = "2.13.0"
 _TRANSFORMERS = "5.3.0 to 5.23.0"
-_DEEPSPEED = "0.19.0 to 0.19.8"
+_DEEPSPEED = "0.19.8"
 
 PROCESS_GROUPS = Private(
     place="torch.distributed.distributed_c10d:_world",
