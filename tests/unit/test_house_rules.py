@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house import count, homonyms
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "gangline"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -38,6 +40,16 @@ CODE_ALLOWED: list[tuple[str, str, str]] = [
 
 MACHINE_PATHS = re.compile("|".join(["/wo" + "rk/", "/ro" + "ot/", "/tmp/" + "env"]))
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
+
+# Public names that stand for two things in src, each with its reason. At most ten; take one out when it is gone.
+HOMONYMS: dict[str, str] = {
+    "plan": "every strategy's pure half, the document of a run that they fill, and the verb",
+    "train": "every strategy's torch half, the entry of a rank that runs them, and the verb",
+    "export": "the verb, and the code beside the model that it starts on a host",
+    "plugins": "the verb that lists plug-ins, and the tables that they add rows to",
+    "memory": "the checks of a host's memory, and the planner's formula for a rank's",
+    "reference": "the writer of docs/job.md and docs/cluster.md, and the writer of docs/strategies.md",
+}
 
 
 def functions(tree):
@@ -192,6 +204,32 @@ def test_every_module_and_every_public_name_has_a_docstring():
 
 def test_no_module_is_called_after_nothing():
     assert [str(path) for path in MODULES if VAGUE_NAMES & {path.stem, path.parent.name}] == []
+
+
+def test_every_public_class_and_module_name_stands_for_one_thing():
+    house = count(SOURCE)
+    found = {**homonyms(house.classes), **homonyms(house.modules)}
+    assert {name: places for name, places in found.items() if name not in HOMONYMS} == {}
+    assert HOMONYMS.keys() - found.keys() == set(), "gone: take its row away"
+    assert len(HOMONYMS) <= 10
+
+
+def test_a_class_and_a_module_that_stand_for_two_things_are_noticed(tmp_path):
+    for folder in ("checks", "planner"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "room.py").write_text("class Room:\n    pass\n")
+        (tmp_path / folder / "__main__.py").write_text("class _Hidden:\n    pass\n")
+    house = count(tmp_path)
+    assert homonyms(house.classes) == {"Room": ["checks/room.py", "planner/room.py"]}
+    assert homonyms(house.modules) == {"room": ["checks/room.py", "planner/room.py"]}
+
+
+def test_lines_of_code_are_counted_without_blanks_comments_and_docstrings(tmp_path):
+    (tmp_path / "one.py").write_text(
+        '"""Its page,\n\non lines."""\n\n# why\nx = (\n    1\n)\n\n\ndef f():\n    """It."""\n    return x\n'
+    )
+    house = count(tmp_path)
+    assert (house.code_lines, house.function_lengths, house.file_lengths) == (5, [3], [13])
 
 
 def test_no_path_of_a_developers_machine():
