@@ -258,8 +258,7 @@ class StrategyWords(Section):
     """What becomes of the mean change of all hosts (local-sgd)."""
     offload: Annotated[list[Literal["optimizer", "parameters"]], OneOrMore()] = Field(default=[])
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
-    processor; under zero-3 the `parameters`, too (zero-1, zero-2, zero-3). fsdp, hsdp: both together, with gradients;
-    of LoRA and QLoRA the frozen `parameters` alone."""
+    processor, or the `parameters`, or both. What can be moved depends on the [strategy](strategies.md)."""
     offload_to: Annotated[Text | None, NONE, Field(examples=["/scratch"])] = None
     """A folder on a fast disk of every host, such as an NVMe: the `optimizer`'s states lie there, not in the machine's
     memory, and come and go in every step (zero-3). It takes libaio and a compiler on every host."""
@@ -273,8 +272,8 @@ class OptimizerWords(Section):
 
     kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
     """`adamw`: its two moments have the format of the trained weights. `adamw-8bit`: they have 8 bits, by bitsandbytes:
-    2 bytes for each trained number in place of 8, and less exact; not for every weight in parts (`fsdp`, `hsdp` with
-    `method: full`). `paged-adamw-8bit`: the same, and large tensors of them leave the GPU while it is short of memory
+    2 bytes for each trained number in place of 8, and less exact; not under every [strategy](strategies.md).
+    `paged-adamw-8bit`: the same, and large tensors of them leave the GPU while it is short of memory
     (on CPUs, as `adamw-8bit`)."""
     learning_rate: Positive = 2e-4
     """The full learning rate, after the warm-up."""

@@ -70,6 +70,24 @@ class Limit:
         return tuple(value for value in VALUES[self.key] if value not in self.refused)
 
 
+NO_FP16 = Limit(
+    key="precision.compute",
+    refused=("fp16",),
+    why="gradients in parts have no loss scale, without which fp16 loses small ones",
+    fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
+)
+NO_EIGHT_BITS = Limit(
+    key="optimizer.kind",
+    refused=EIGHT_BITS,
+    why="a block of 256 numbers with one scale would lie on two ranks",
+    fix="write `kind: adamw`, or `strategy: ddp`",
+)
+NO_ACTIVATION_OFFLOADING = Limit(
+    key="activation_offloading",
+    refused=(True,),
+    why="only inputs of layers that a rank computes whole and one after the other are moved",
+    fix="delete it, or write `strategy: fsdp`",
+)
 EVERY: tuple[Limit, ...] = (
     Limit(
         key="optimizer.kind",

@@ -20,7 +20,7 @@ from gangline.planner.architecture import Layer, layer_adapters
 from gangline.planner.states import padded_experts
 from gangline.planner.traffic import Exchange, Hides, TrafficQuery, linear_bytes, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy, Training
-from gangline.strategies.base import ADAPTERS, EIGHT_BITS, FULL, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import ADAPTERS, FULL, NO_EIGHT_BITS, NO_FP16, Capabilities, PlanHalf
 
 if TYPE_CHECKING:
     from gangline.planner.option import Shift
@@ -28,20 +28,8 @@ if TYPE_CHECKING:
     from gangline.runs.job import StrategyJob
 
 LIMITS = (
-    Limit(
-        key="precision.compute",
-        refused=("fp16",),
-        when=FULL,
-        why="gradients in parts have no loss scale, without which fp16 loses small ones",
-        fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
-    ),
-    Limit(
-        key="optimizer.kind",
-        refused=EIGHT_BITS,
-        when=FULL,
-        why="a block of 256 numbers with one scale would lie on two ranks",
-        fix="write `kind: adamw`, or `strategy: ddp`, or `method: lora`",
-    ),
+    replace(NO_FP16, when=FULL),
+    replace(NO_EIGHT_BITS, when=FULL, fix="write `kind: adamw`, or `strategy: ddp`, or `method: lora`"),
 )
 OFFLOAD = ((("full",), ("optimizer", "parameters")), (ADAPTERS, ("parameters",)))
 

@@ -24,7 +24,17 @@ from gangline.planner.states import Share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.runs import schedule
-from gangline.strategies.base import ADAPTERS, Asked, Capabilities, Limit, Machines, PlanHalf, Violation
+from gangline.strategies.base import (
+    ADAPTERS,
+    NO_ACTIVATION_OFFLOADING,
+    NO_FP16,
+    Asked,
+    Capabilities,
+    Limit,
+    Machines,
+    PlanHalf,
+    Violation,
+)
 
 if TYPE_CHECKING:
     from gangline.planner.option import Shift
@@ -47,18 +57,8 @@ class PipelinePlan(PlanHalf):
     )
     capabilities = Capabilities(
         limits=(
-            Limit(
-                key="precision.compute",
-                refused=("fp16",),
-                why="gradients in parts have no loss scale, without which fp16 loses small ones",
-                fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
-            ),
-            Limit(
-                key="activation_offloading",
-                refused=(True,),
-                why="a stage holds the activations of several micro-batches at once",
-                fix="delete it, or write `strategy: fsdp`",
-            ),
+            NO_FP16,
+            NO_ACTIVATION_OFFLOADING,
             Limit(
                 key="exchange",
                 refused=("bf16",),

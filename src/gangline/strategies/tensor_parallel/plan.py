@@ -22,7 +22,17 @@ from gangline.planner.config import FAMILIES, SLICED
 from gangline.planner.states import Share, whole_share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import EIGHT_BITS, Capabilities, Limit, PlanHalf, Violation, asked_of, violations
+from gangline.strategies.base import (
+    NO_ACTIVATION_OFFLOADING,
+    NO_EIGHT_BITS,
+    NO_FP16,
+    Capabilities,
+    Limit,
+    PlanHalf,
+    Violation,
+    asked_of,
+    violations,
+)
 
 if TYPE_CHECKING:
     from gangline.planner.option import Shift
@@ -53,24 +63,9 @@ class TensorParallelPlan(PlanHalf):
                 why="weights are cut by columns and rows as they are, and quantised numbers share their scales",
                 fix="write `strategy: hsdp`, or `method: lora`",
             ),
-            Limit(
-                key="precision.compute",
-                refused=("fp16",),
-                why="gradients in parts have no loss scale, without which fp16 loses small ones",
-                fix="write `precision: bf16` or `precision: fp32`, or `strategy: ddp` if a device holds the model",
-            ),
-            Limit(
-                key="optimizer.kind",
-                refused=EIGHT_BITS,
-                why="a block of 256 numbers with one scale would lie on two ranks",
-                fix="write `kind: adamw`, or `strategy: ddp`",
-            ),
-            Limit(
-                key="activation_offloading",
-                refused=(True,),
-                why="a rank has a part of each layer only",
-                fix="delete it, or write `strategy: fsdp`",
-            ),
+            NO_FP16,
+            NO_EIGHT_BITS,
+            NO_ACTIVATION_OFFLOADING,
         ),
         min_ranks_on_host=2,
         equal_hosts=True,

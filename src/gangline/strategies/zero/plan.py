@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from gangline.planner.states import Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import EIGHT_BITS, METHODS, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import EIGHT_BITS, METHODS, NO_ACTIVATION_OFFLOADING, Capabilities, Limit, PlanHalf
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
@@ -56,12 +56,7 @@ LIMITS = (
         why="states that lie in parts are those of torch's AdamW",
         fix="write `kind: adamw`, or `strategy: ddp`",
     ),
-    Limit(
-        key="activation_offloading",
-        refused=(True,),
-        why="inputs of layers are moved only where gangline wraps every layer itself",
-        fix="delete it, or write `strategy: fsdp`",
-    ),
+    NO_ACTIVATION_OFFLOADING,
 )
 
 
