@@ -7,7 +7,7 @@ Three lab hosts with real sshd, real torchrun and gloo, gangline's own trainer w
 on the head (hosts may log in to each other) or on the user's computer; the controller is `gangline train` or `gangline
 attach` in front of a terminal. Either gets kill -9 at a random moment, 25 times per place:
 
-    supervisor, head    the head's guard starts another one; after each within so many seconds
+    supervisor, head    the head's host agent starts another one; after each within so many seconds
     supervisor, desk    nobody is there to start one (docs/decisions/0010): `resume` refuses to launch the run a second
                         time, and `attach` starts a supervisor that takes the attempt over as it runs
     controller          nobody else is touched, and of the connections that it had nothing stays
@@ -44,8 +44,8 @@ from tests.lab.user import make_model
 KINDS = ("controller", "supervisor")
 PLACES = ("head", "desk")
 IN_A_WORLD = {"head": 8, "desk": 50}
-"""Kills in one world. The head's guard waits longer before each next supervisor if they die one after the other, as it
-shall; the first four times less than half a minute."""
+"""Kills in one world. The head's host agent waits longer before each next supervisor if they die one after the other,
+as it shall; the first four times less than half a minute."""
 BACK_S = 120.0
 GAP_S, TIMES_USUAL = 3.0, 3.0
 BEFORE_S = 10.0
@@ -196,7 +196,7 @@ class Kill:
         terminal.close()
 
     def _settled(self, gang: Gang) -> Gang:
-        """How it is, once what comes and goes (a look of a guard) has gone."""
+        """How it is, once what comes and goes (a look of a host agent) has gone."""
         for _ in range(5):
             after = self.world.gang()
             if not gang.changes(after):

@@ -9,7 +9,7 @@ ours and real. What is done to the gang:
     stop, kill      nothing: it is ordered to end
     controller      kill -9 of the supervisor on the user's computer, then stop
     head            the same with the supervisor on the head, asked and ordered from afar
-    guard           kill -9 of the guard on one host
+    host agent           kill -9 of the host agent on one host
     launcher        kill -9 of what stands for torchrun on one host
     rank            kill -9 of one rank
     ssh             all ssh connections to one host are cut
@@ -101,11 +101,11 @@ class Cycle:
         state = self.gang.look()["state"]
         self.lab.hosts[0].check(["kill", "-9", str(state["supervisor"]["pid"])])
 
-    def _do_guard(self) -> None:
-        self._kill(f"{self.victim.name}/guard.json", "pid")
+    def _do_host_agent(self) -> None:
+        self._kill(f"{self.victim.name}/agent.json", "pid")
 
     def _do_launcher(self) -> None:
-        self._kill(f"{self.victim.name}/guard.json", "torchrun_pid")
+        self._kill(f"{self.victim.name}/agent.json", "torchrun_pid")
 
     def _do_rank(self) -> None:
         first = sum(RANKS[host.name] for host in self.lab.hosts[: self.lab.hosts.index(self.victim)])

@@ -6,9 +6,9 @@
 Three lab hosts with real sshd, real torchrun and gloo, gangline's own trainer with a small model on the processor. What
 is done:
 
-    rank, process, guard, launcher    kill -9 of a rank; of the process it was forked from; of a guard; of torchrun
-    crash, power                      a host is gone, with a reset to its peers, or without a word; it stays away
-    partition                         a host is cut off for a minute, then back
+    rank, process, host agent, launcher    kill -9 of a rank; of the process it was forked from; of a host agent; of
+    torchrun crash, power                      a host is gone, with a reset to its peers, or without a word; it stays
+    away partition                         a host is cut off for a minute, then back
     one-way                           nothing of its peers reaches a host, for a minute; it can still be asked
     flap                              the cable of a host is out for five seconds
     stopped                           SIGSTOP of a rank

@@ -26,7 +26,7 @@ PYTHON = f"{PLACE}/bin/python"
 CLOCK = "/var/lib/lab-clock"
 CLOCK_LIBRARY = "/usr/local/lib/lab-clock.so"
 MEMORY_MB = 3000
-"""Of all programs of a host; what an idle rank, torchrun and a guard need is below 1000."""
+"""Of all programs of a host; what an idle rank, torchrun and a host agent need is below 1000."""
 HERE = Path(__file__).parent
 ASKED = "import importlib.util, sys; print(sys.executable, importlib.util.find_spec('torch').name)"
 

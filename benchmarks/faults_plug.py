@@ -45,8 +45,8 @@ class Trained(Protocol):
     def rank_pid(self, host: LabHost) -> int:
         """Of the rank there."""
 
-    def guard(self, host: LabHost) -> dict[str, Any]:
-        """{"torchrun_pid": of torchrun there}; {"pid": of the guard} where there is one."""
+    def host_agent(self, host: LabHost) -> dict[str, Any]:
+        """{"torchrun_pid": of torchrun there}; {"pid": of the host agent} where there is one."""
 
 
 class Plug:
@@ -81,11 +81,11 @@ class Plug:
         pid = self.world.rank_pid(self.victim)
         self._kill(int(self.victim.check(["ps", "-o", "ppid=", "-p", str(pid)])))
 
-    def _guard(self) -> None:
-        self._kill(self.world.guard(self.victim)["pid"])
+    def _host_agent(self) -> None:
+        self._kill(self.world.host_agent(self.victim)["pid"])
 
     def _launcher(self) -> None:
-        self._kill(self.world.guard(self.victim)["torchrun_pid"])
+        self._kill(self.world.host_agent(self.victim)["torchrun_pid"])
 
     def _stopped(self) -> None:
         self._kill(self.world.rank_pid(self.victim), 19)

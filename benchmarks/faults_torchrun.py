@@ -46,7 +46,7 @@ BOTH = ("rank", "launcher", "crash", "power", "partition")
 """Tried on the host where the launchers meet, and on another one."""
 KINDS = (*BOTH, "one-way", "flap", "stopped", "exception", "nan", "nan-stays", "flip", "memory", "disk", "clock", "ssh")
 CASES = tuple((kind, victim) for kind in KINDS for victim in (("h2", "h0") if kind in BOTH else ("h2",)))
-WITHOUT = "supervisor, guard, process: torchrun alone has no such parts; its launchers look after the ranks"
+WITHOUT = "supervisor, host agent, process: torchrun alone has no such parts; its launchers look after the ranks"
 
 
 def play(kind: str, victim: str) -> Line:

@@ -110,7 +110,7 @@ class Trial:
         """Of the rank there."""
         return int(host.read(PID))
 
-    def guard(self, host: LabHost) -> dict[str, Any]:
+    def host_agent(self, host: LabHost) -> dict[str, Any]:
         """Of torchrun there."""
         return {"torchrun_pid": int(host.read("plug/torchrun"))}
 
@@ -154,7 +154,7 @@ class Trial:
             if not host.is_alive:
                 continue
             code = host.run(["cat", "plug/ended"]).stdout.strip()
-            running = host.run(["kill", "-0", str(self.guard(host)["torchrun_pid"])]).returncode == 0
+            running = host.run(["kill", "-0", str(self.host_agent(host)["torchrun_pid"])]).returncode == 0
             if code:
                 yield f"torchrun on {host.name} has ended with {code}"
             elif not running:

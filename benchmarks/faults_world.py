@@ -208,7 +208,7 @@ class World:
         data = host.read(f"{self.folder(host)}/attempts/{attempt}/rank-{self._rank(host, attempt)}.phase")
         return float(struct.unpack_from("<qqqd", data)[3])
 
-    def guard(self, host: LabHost) -> dict[str, Any]:
-        """What the guard on a host says of itself."""
-        found: dict[str, Any] = self.record(host, f"attempts/{self.state()['attempt']}/{host.name}/guard.json")
+    def host_agent(self, host: LabHost) -> dict[str, Any]:
+        """What the host agent on a host says of itself."""
+        found: dict[str, Any] = self.record(host, f"attempts/{self.state()['attempt']}/{host.name}/agent.json")
         return found

@@ -6,7 +6,8 @@ Three lab hosts with real sshd. The same script (one all_reduce) is started in t
 
 by hand    `ssh HOST torchrun --node-rank N ... script.py` to all three hosts at the same time, with all addresses and
            ranks typed, the script copied before
-gangline   `gangline run -- script.py`, which looks at the hosts, compares the project, and starts guards and torchrun
+gangline   `gangline run -- script.py`, which looks at the hosts, compares the project, and starts host agents and
+torchrun
 
 One start of each comes before, uncounted: what is copied once, and the disk's cache, are no part of it. The network
 between the hosts is tried by that start, and by later ones only if it was ten minutes ago; with `--anew` by each.
@@ -52,7 +53,7 @@ MARKS = (
     ("project", "the project was compared, and is there"),
     ("handed over", "the head has the plan of the start"),
     ("supervisor", "the supervisor on the head begins"),
-    ("guards", "guards stand on all hosts"),
+    ("host agents", "host agents stand on all hosts"),
     ("rank", "torchrun has started rank 0"),
     ("begun", "the script begins"),
     ("reduced", "the first all_reduce is done"),
@@ -137,7 +138,7 @@ def seen(stage: Stage, run_id: str) -> dict[str, float]:
         "project": _changed(stage.desk, f"{here}/command.json"),
         "handed over": _changed(h0, f"{attempt}/cluster.json"),
         "supervisor": _changed(h0, f"{attempt}/supervisor.log"),
-        "guards": max(_changed(host, f"{attempt}/{host.name}/guard.json") for host in stage.hosts),
+        "host agents": max(_changed(host, f"{attempt}/{host.name}/agent.json") for host in stage.hosts),
         "rank": _changed(h0, f"{attempt}/rank-0.pid"),
         **_printed(h0.read(f"{attempt}/rank-0.log").decode()),
         "left": max(_changed(host, f"{attempt}/{host.name}/exit.json") for host in stage.hosts),

@@ -6,8 +6,8 @@ Three lab hosts with real sshd, real torchrun and gloo, gangline's own trainer w
 Every forward pass takes 0.1 s longer, asleep, as on a GPU: three ranks share the processors of one machine. After a
 minute without faults, by which a step is measured, one of these comes every 30 s, on a random host, all equally often:
 
-    rank, process, guard, launcher    kill -9 of a rank; of the process it was forked from; of a guard; of torchrun
-    flap                              the cable of a host is out for five seconds
+    rank, process, host agent, launcher    kill -9 of a rank; of the process it was forked from; of a host agent; of
+    torchrun flap                              the cable of a host is out for five seconds
     ssh                               all ssh connections to a host are cut
     supervisor                        kill -9 of the supervisor, on the head
 
@@ -211,9 +211,9 @@ def strike(world: HangWorld, kind: str, victim: LabHost) -> None:
     elif kind == "supervisor":
         _kill(victim, int(world.state()["supervisor"]["pid"]))
     elif kind == "guard":
-        _kill(victim, int(world.guard(victim)["pid"]))
+        _kill(victim, int(world.host_agent(victim)["pid"]))
     elif kind == "launcher":
-        _kill(victim, int(world.guard(victim)["torchrun_pid"]))
+        _kill(victim, int(world.host_agent(victim)["torchrun_pid"]))
     elif kind == "process":
         _kill(victim, int(victim.check(["ps", "-o", "ppid=", "-p", str(world.rank_pid(victim))])))
     else:

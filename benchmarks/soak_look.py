@@ -23,10 +23,10 @@ def stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def guards(runs: Path, host: str) -> set[tuple[int, int]]:
-    """Process and start of every guard of this host that has ever stood."""
+def host_agents(runs: Path, host: str) -> set[tuple[int, int]]:
+    """Process and start of every host agent of this host that has ever stood."""
     found = set()
-    for path in runs.glob(f"*/attempts/*/{host}/guard.json"):
+    for path in runs.glob(f"*/attempts/*/{host}/agent.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             record = json.loads(path.read_text())
             found.add((int(record["pid"]), int(record["start_ticks"])))
@@ -61,7 +61,7 @@ def kind(pid: int, fields: list[str], standing: set[tuple[int, int]]) -> str:
 
 def main() -> None:
     """Look, and print."""
-    standing = guards(Path(sys.argv[1]), sys.argv[2])
+    standing = host_agents(Path(sys.argv[1]), sys.argv[2])
     found: dict[str, dict[str, Any]] = {}
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         if pid == os.getpid():

@@ -23,7 +23,7 @@ DATA_PORTS = "32768-60999"
 
 Moment = Literal["checked", "handed over", "standing", "started", "ready"]
 """checked: all checks have passed. handed over: the head has got the plan of the start. standing: every host has its
-guard, torchrun imports torch. started: the supervisor knows it. ready: every rank has imported torch and waits at
+host agent, torchrun imports torch. started: the supervisor knows it. ready: every rank has imported torch and waits at
 init_process_group."""
 
 SCRIPT = f"""\
@@ -189,7 +189,7 @@ CASES = [
     ),
     Case(
         name="dies-early",
-        words="a host loses power as soon as its guard stands",
+        words="a host loses power as soon as its host agent stands",
         alone=HANGS,
         after=lambda stage: stage["h2"].power_off(),
         moment="standing",
@@ -197,7 +197,7 @@ CASES = [
     ),
     Case(
         name="dies",
-        words="a host loses power once all guards stand",
+        words="a host loses power once all host agents stand",
         alone=HANGS,
         after=lambda stage: stage["h2"].power_off(),
         moment="started",
@@ -205,7 +205,7 @@ CASES = [
     ),
     Case(
         name="crashes",
-        words="a host crashes once all guards stand",
+        words="a host crashes once all host agents stand",
         alone=HANGS,
         after=lambda stage: stage["h2"].kill(),
         moment="started",
@@ -235,7 +235,7 @@ CASES = [
     ),
     Case(
         name="full",
-        words="no guard can stand: the disk of a host is full",
+        words="no host agent can stand: the disk of a host is full",
         alone=HANGS,
         before=_full,
         ids=("E-DISK-01",),

@@ -94,7 +94,7 @@ def signs_of(moment: Moment, stage: Stage) -> list[tuple[LabHost, str]]:
     return {
         "checked": [(stage.desk, f"{RUNS}/*/findings.json")],
         "handed over": [(h0, f"{attempt}/request.json")],
-        "standing": [(host, f"{attempt}/{host.name}/guard.json") for host in stage.hosts],
+        "standing": [(host, f"{attempt}/{host.name}/agent.json") for host in stage.hosts],
         "started": [(h0, "gangline/runs/*/events.jsonl")],
         "ready": [(host, READY) for host in stage.hosts],
     }[moment]

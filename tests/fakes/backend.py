@@ -75,7 +75,7 @@ class FakeBackend:
                 env={**(networks or {}).get(name, {}), **hosts[name].env},
                 program=(program or WORKER).kind,
                 ranks=tuple(number for number, rank in enumerate(gang.ranks) if rank.host == name),
-                guard_argv=("fake-guard",),
+                agent_argv=("fake-agent",),
                 run_id=gang.run_id,
                 attempt=gang.attempt,
                 alone=(program or WORKER).alone,
@@ -103,7 +103,7 @@ class FakeBackend:
         for part in request.hosts:
             if part.host in self.broken | self.silent:
                 self.stop(request, transports, now=True, epoch=epoch)
-                raise RunFailed(f"{part.host}: the guard did not start", fix="this is a fake")
+                raise RunFailed(f"{part.host}: the gangline agent did not start", fix="this is a fake")
             if part.host in self._attempts:
                 earlier = replace(self.statuses[part.host], rests=False)
                 self._before[part.host, self._attempts[part.host]] = earlier

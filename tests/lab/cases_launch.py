@@ -205,9 +205,9 @@ class Relay:
             assert time.monotonic() < deadline, f"{what}: {statuses}"
             time.sleep(0.05)
 
-    def guards(self, request):
+    def host_agents(self, request):
         records = {
-            part.host: self.transports[part.host].read(Path(part.folder, "guard.json")) for part in request.hosts
+            part.host: self.transports[part.host].read(Path(part.folder, "agent.json")) for part in request.hosts
         }
         return {host: json.loads(record)["pid"] for host, record in records.items()}
 
@@ -222,7 +222,7 @@ def relay(hosts, run_id="calm-otter-7", keep="desk"):
     run = Relay(hosts, run_id)
     names = [host["name"] for host in hosts]
     first, _ = run.start(1, names)
-    before = run.guards(first)
+    before = run.host_agents(first)
     victim = first.hosts[1]
     pid = json.loads(run.transports[victim.host].read(Path(victim.rank_files, f"rank-{victim.ranks[0]}.pid")))["pid"]
     run.transports[victim.host].run(("kill", "-9", str(pid)))
@@ -231,7 +231,7 @@ def relay(hosts, run_id="calm-otter-7", keep="desk"):
     rested = run.until(first, lambda each: each.rests, "all rest")
     left = run.backend.verify(first, run.transports)
     second, seconds = run.start(2, names[:-1])
-    after = run.guards(second)
+    after = run.host_agents(second)
     old = {each.host: each.rests for each in run.backend.poll(first, run.transports)}
     left += run.backend.verify(first, run.transports)
     for request in (second, first):

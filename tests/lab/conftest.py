@@ -1,4 +1,4 @@
-"""Labs for tests: the fixture `lab`, the marker `lab` with the capabilities that a test needs, and their guard."""
+"""Labs for tests: the fixture `lab`, the marker `lab` with the capabilities that a test needs, and their host agent."""
 
 import contextlib
 import os

@@ -1,7 +1,7 @@
 """A story with secrets in it: what an ordinary user does with three hosts, tokens in the shell and in files nearby.
 
-Everything goes wrong once: a rank is killed, a script fails, supervisor, guard and controller are killed, gangline itself
-has a bug. What every command printed is kept, to be searched for the secrets.
+Everything goes wrong once: a rank is killed, a script fails, supervisor, host agent and controller are killed, gangline
+itself has a bug. What every command printed is kept, to be searched for the secrets.
 """
 
 import hashlib
@@ -166,7 +166,7 @@ class Story:
         self.types("resume", run)
 
     def loses_who_looks_after_it(self):
-        """Supervisor, guard and controller are killed; then the run is stopped."""
+        """Supervisor, host agent and controller are killed; then the run is stopped."""
         hosts = self.lab.hosts
         run = self.starts("wait")
         self.awaits(run, hosts[1])

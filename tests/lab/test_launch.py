@@ -1,4 +1,5 @@
-"""Starting, watching and stopping work on real hosts, and killing every part of it: nothing is left, and the cause is named."""
+"""Starting, watching and stopping work on real hosts, and killing every part of it: nothing is left, and the cause is
+named."""
 
 import json
 import sys
@@ -88,8 +89,8 @@ def test_a_killed_supervisor_changes_nothing_and_stop_still_works(three):
 
 
 KILLS = {
-    "guard": ("guard.json", "pid", "the guard on h1 is gone without a word"),
-    "launcher": ("guard.json", "torchrun_pid", "torchrun on h1 was killed by SIGKILL"),
+    "host-agent": ("agent.json", "pid", "the gangline agent on h1 died; its ranks were stopped"),
+    "launcher": ("agent.json", "torchrun_pid", "torchrun on h1 was killed by SIGKILL"),
     "rank": ("../rank-2.pid", "pid", "rank 2 on h1 was killed by SIGKILL"),
 }
 

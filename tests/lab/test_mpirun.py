@@ -1,4 +1,5 @@
-"""The backend mpirun on real hosts: the whole of a run, and the end of each of its parts. Nothing is left on any host."""
+"""The backend mpirun on real hosts: the whole of a run, and the end of each of its parts. Nothing is left on any
+host."""
 
 import json
 
@@ -75,8 +76,8 @@ def test_a_killed_agent_is_named_and_what_it_had_started_is_ended(gang):
     gang.begin(backend="mpirun")
     gang.joined()
     h1 = gang.lab.hosts[1]
-    h1.check(["kill", "-9", str(gang.record(h1, "h1/guard.json")["pid"])])
-    assert_ended(gang, "the guard on h1 is gone without a word")
+    h1.check(["kill", "-9", str(gang.record(h1, "h1/agent.json")["pid"])])
+    assert_ended(gang, "the gangline agent on h1 died; its ranks were stopped")
 
 
 @pytest.mark.slow

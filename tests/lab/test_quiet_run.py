@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 SCRIPT = """
 import mmap, os, socket, sys, time
-with open("libtorch_played.so", "wb+") as library:  # by which a guard knows that torch is there
+with open("libtorch_played.so", "wb+") as library:  # by which a host agent knows that torch is there
     library.write(bytes(4096))
     library.flush()
     torch = mmap.mmap(library.fileno(), 4096, prot=mmap.PROT_READ)

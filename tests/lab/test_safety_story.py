@@ -1,4 +1,5 @@
-"""A whole story of an ordinary user with secrets in the shell, everything going wrong once; then everything is searched.
+"""A whole story of an ordinary user with secrets in the shell, everything going wrong once; then everything is
+searched.
 
 S2 hostile words arrive, S4 and S5 secrets are nowhere, S6 no socket of ours listens, S11 nobody else may write or read,
 S14 no privilege is needed.
@@ -58,7 +59,7 @@ def test_s4_no_secret_is_in_any_file_of_any_machine(story):
     assert story.found() == []
 
 
-def test_s5_no_secret_is_left_where_supervisor_guard_and_controller_were_killed(story):
+def test_s5_no_secret_is_left_where_supervisor_host_agent_and_controller_were_killed(story):
     assert story.left == []
     assert story.processes == []
 

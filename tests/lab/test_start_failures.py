@@ -34,7 +34,7 @@ def call(place):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-with open("/tmp/libtorch_played.so", "wb+") as library:  # by which a guard knows that torch is there
+with open("/tmp/libtorch_played.so", "wb+") as library:  # by which a host agent knows that torch is there
     library.write(bytes(4096))
     library.flush()
     torch = mmap.mmap(library.fileno(), 4096, prot=mmap.PROT_READ)

@@ -1,4 +1,4 @@
-"""A run on the disk of one computer, and its attempts, rank by rank: no launcher, no guard."""
+"""A run on the disk of one computer, and its attempts, rank by rank: no launcher, no host agent."""
 
 import json
 import shutil
@@ -34,7 +34,8 @@ class Run:
         gang.save(self.layout.gang(attempt))
 
     def start(self, attempt, hosts, shares, *, only=None, train=None, **words):
-        """Ranks of one attempt; `only` some of them. words: for `write_gang`. train: by rank, more words for `train`."""
+        """Ranks of one attempt; `only` some of them. words: for `write_gang`. train: by rank, more words for
+        `train`."""
         self.write_gang(attempt, hosts, shares, **words)
         port = free_port()
         return [

@@ -57,7 +57,7 @@ def told(run, attempt, name):
 
 
 def give_seat(run, control, attempt):
-    """As the guard does for the next attempt."""
+    """As the host agent does for the next attempt."""
     seat = {"words": ["train", str(run.layout.job), str(run.layout.gang(attempt)), str(run.folder)]}
     seat |= {
         "ranks": [0],

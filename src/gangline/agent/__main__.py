@@ -19,7 +19,7 @@ PROGRAMS = {
     "environment": "provision.build_environment:main",
     "facts": "host_facts.collect:main",
     "foreground": "supervise.foreground:main",
-    "guard": "supervise.host_agent:main",
+    "host-agent": "supervise.host_agent:main",
     "lay": "provision.put:lay_main",
     "left": "supervise.left:main",
     "listen": "netprobe.listen:main",

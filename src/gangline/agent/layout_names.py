@@ -12,7 +12,7 @@ PHASES = (
     "save",
     "ended",
 )
-AGENT_RECORD = "guard.json"
+AGENT_RECORD = "agent.json"
 STATUS = "status.json"
 EXIT = "exit.json"
 RESTING = "resting.json"

@@ -14,7 +14,7 @@ from gangline.errors import UsageError
 from gangline.units import parse_duration
 
 SHORTEST_STALL_S = 10.0
-"""Guards look once a second, and hosts may answer slowly."""
+"""Host agents look once a second, and hosts may answer slowly."""
 LONGEST_STALL_S = 30 * 86400.0
 MOST_RESTARTS = 1000
 

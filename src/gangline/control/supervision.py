@@ -38,8 +38,8 @@ from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport
 
 REVIVED_S = 75.0
-"""After so long the guard beside a supervisor that is gone has started another one: it looks once a second, and waits a
-minute at the most where several have died one after the other (gangline.agent.supervise.detach)."""
+"""After so long the host agent beside a supervisor that is gone has started another one: it looks once a second, and
+waits a minute at the most where several have died one after the other (gangline.agent.supervise.detach)."""
 ATTEMPT_FILES: tuple[tuple[Callable[[RunLayout, int], Path], Any], ...] = (
     (RunLayout.outcome, AttemptOutcome),
     (RunLayout.board, checked_board),
@@ -153,7 +153,7 @@ def opened(prefix: str, *, home: Path, seams: Dependencies) -> Iterator[RunHandl
 
 
 def kill_without_keeper(run: RunHandle, error: HostUnreachable, seams: Dependencies) -> NoReturn:
-    """Order every guard that answers to end its ranks, though who keeps the run does not answer; then say so."""
+    """Order every host agent that answers to end its ranks, though who keeps the run does not answer; then say so."""
     state = RunState.load(run.layout)
     request = _request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
@@ -316,8 +316,8 @@ def look_after(run: RunHandle, *, talk: Console, seams: Dependencies) -> bool:
     """Start a supervisor for a run that this computer keeps and nobody looks after; whether one was started.
 
     It takes the attempt over as it runs, and starts nothing of it again. A run of which nothing runs any more is left
-    as it is: to go on with it is for `resume`. Where the head keeps the run, a guard there starts another one. Raises
-    RunFailed where none comes up.
+    as it is: to go on with it is for `resume`. Where the head keeps the run, a host agent there starts another one.
+    Raises RunFailed where none comes up.
     """
     record = run.record()
     record.require_state()

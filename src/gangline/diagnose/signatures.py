@@ -101,7 +101,7 @@ ORDERED = 3
 """Weight of an end that an order or torchrun brought about."""
 
 Failure = Mapping[str, Any]
-"""How one rank ended, as its guard says (HostStatus.failures)."""
+"""How one rank ended, as its host agent says (HostStatus.failures)."""
 
 
 def weight(failure: Failure) -> int:

@@ -58,14 +58,14 @@ UNUSABLE = (GanglineError, OSError, *NONSENSE)
 """No answer of a host, or one that cannot be understood."""
 
 ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
-"""What guards are told: whether at once, and whether they rest afterwards (gangline.agent.supervise.part)."""
+"""What host agents are told: whether at once, and whether they rest afterwards (gangline.agent.supervise.part)."""
 
 UNSAID = {
-    "what": "the guard did not start",
-    "seen": "expected a guard that stands and holds its slots",
+    "what": "the gangline agent did not start",
+    "seen": "expected a running agent that holds the host's slots",
     "fix": "put that right on this host, then start again; gangline check looks at its disk and its slots",
 }
-"""What is said in the place of a guard that does not say it."""
+"""What is said in the place of a host agent that does not say it."""
 
 Value = TypeVar("Value")
 
@@ -171,7 +171,7 @@ class AgentBackend:
         epoch: int = 1,
         resting: bool = False,
     ) -> list[str]:
-        """See `Backend.stop`. Where the guard is gone, what it left is ended here and at once."""
+        """See `Backend.stop`. Where the host agent is gone, what it left is ended here and at once."""
         return _give(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
@@ -198,7 +198,7 @@ class AgentBackend:
             if all(status.phase != "running" for status in self.poll(told, transports)):
                 break
             time.sleep(PAUSE_S)
-        self.stop(told, transports, now=True, epoch=epoch)  # reaps what a guard that is gone has left
+        self.stop(told, transports, now=True, epoch=epoch)  # reaps what a host agent that is gone has left
         unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in sorted(silent)]
         return [*self.verify(request, transports), *unknown]
 
@@ -227,12 +227,12 @@ def start_agent(
     argv: the command; None: the one that starts it.
     """
     stdin = json.dumps({"request": asdict(part), **asked}).encode()
-    argv = argv or part.guard_argv
+    argv = argv or part.agent_argv
     try:
         result = transport.run(argv, stdin=stdin, timeout_s=START_TIMEOUT_S)
     except TimeoutError as error:
         raise HostUnreachable(
-            f"{part.host}: the guard did not start",
+            f"{part.host}: the gangline agent did not start",
             seen=str(error),
             fix="look at the load of that host, try again",
         ) from error
@@ -240,14 +240,14 @@ def start_agent(
         words = _words(result.stdout)
         tail = "\n".join(result.stderr.splitlines()[-40:])
         raise RunFailed(
-            f"{part.host}: {words['what']}" if words else f"{part.host}: the guard did not start",
+            f"{part.host}: {words['what']}" if words else f"{part.host}: the gangline agent did not start",
             seen=words["seen"] if words else f"{' '.join(argv)} ended with {result.returncode}: {tail}",
-            fix=words["fix"] if words else f"its log, if there is one: {part.folder}/guard.log",
+            fix=words["fix"] if words else f"its log, if there is one: {part.folder}/agent.log",
         )
 
 
 def _words(stdout: str) -> dict[str, str] | None:
-    """What the guard itself says of why it does not stand."""
+    """What the host agent itself says of why it does not stand."""
     try:
         words = json.loads(stdout.strip().splitlines()[-1])
         return {name: str(words[name]) or unsaid for name, unsaid in UNSAID.items()}
@@ -258,7 +258,9 @@ def _words(stdout: str) -> dict[str, str] | None:
 def _as_one(problems: Mapping[str, Exception]) -> Exception:
     """One error for all hosts on which it failed: the first, with what the others say."""
     first, *others = [
-        HostUnreachable(f"{host}: the guard did not start", seen=str(problem), fix="look at that host, try again")
+        HostUnreachable(
+            f"{host}: the gangline agent did not start", seen=str(problem), fix="look at that host, try again"
+        )
         if isinstance(problem, OSError)
         else problem
         for host, problem in problems.items()
@@ -273,7 +275,7 @@ def _lines(*texts: str) -> str:
 
 
 def _give(request: LaunchRequest, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
-    """Give an order to every guard; the hosts that could not be told."""
+    """Give an order to every host agent; the hosts that could not be told."""
     outcomes = on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
     problems = _problems(outcomes)
     for problem in problems.values():
@@ -288,7 +290,7 @@ def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any])
         transport.write(PurePath(part.folder) / f"order-{order['epoch']}.json", json.dumps(order).encode())
     elif order["order"] is not None and (status.phase == "lost" or order["order"] in {"kill", "break"}):
         stdin = json.dumps({"request": asdict(part)}).encode()
-        transport.run((*part.guard_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)
+        transport.run((*part.agent_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)
 
 
 def _left(part: HostRequest, transport: Transport) -> list[Leftover]:

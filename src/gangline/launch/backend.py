@@ -63,11 +63,11 @@ class WarmPool:
     """Processes that import once and wait: every attempt of a run is forked from them, on hosts that have them.
 
     They are what torchrun starts as ranks; a rank is a child of one of them. When its ranks have ended, and not because
-    all was done, the guard of a host rests, and they wait for the next attempt.
+    all was done, the host agent of a host rests, and they wait for the next attempt.
     """
 
     rest_s: float
-    """How long a guard and its processes rest, before they end by themselves."""
+    """How long a host agent and its processes rest, before they end by themselves."""
     words: tuple[str, ...]
     """What the worker is told in this attempt: `train JOB GANG ROOT`."""
     world_size: int
@@ -75,11 +75,11 @@ class WarmPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorWords:
-    """How the supervisor that lives on a host is started again, by the guard there."""
+    """How the supervisor that lives on a host is started again, by the host agent there."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    """On top of the guard's own."""
+    """On top of the host agent's own."""
     folder: str
     """The run's, with its lock and its state."""
 
@@ -90,15 +90,15 @@ class HostRequest:
 
     host: str
     folder: str
-    """The attempt's folder of this host: guard.json, exit.json and console.log go here."""
+    """The attempt's folder of this host: agent.json, exit.json and console.log go here."""
     rank_files: str
     """The attempt's folder: rank-<r>.pid and the like."""
     argv: tuple[str, ...]
     env: dict[str, str]
     run_id: str = ""
     attempt: int = 1
-    guard_argv: tuple[str, ...] = (AGENT, "guard")
-    """The command that starts the guard; it reads this request, and secrets beside it, as JSON from stdin."""
+    agent_argv: tuple[str, ...] = (AGENT, "host-agent")
+    """The command that starts the host agent; it reads this request, and secrets beside it, as JSON from stdin."""
     cwd: str | None = None
     """Where the command runs; None: in `folder`."""
     program: Literal["worker", "command"] = "worker"
@@ -108,7 +108,7 @@ class HostRequest:
     as a plan does not say how long its steps take. Signs of progress: phases and steps, files of a checkpoint that
     grow; of a command: logs that grow."""
     join_timeout_s: float | None = None
-    """Ranks that have not joined by then are ended by their guard, even if nobody else is left to see it."""
+    """Ranks that have not joined by then are ended by their host agent, even if nobody else is left to see it."""
     ranks: tuple[int, ...] = ()
     """Global ranks of this host; empty: every one whose files appear in `rank_files`."""
     devices: tuple[int, ...] = ()
@@ -189,7 +189,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSigns:
-    """How far the start of one rank has come, as its guard sees it."""
+    """How far the start of one rank has come, as its host agent sees it."""
 
     rank: int
     phase: str | None
@@ -203,12 +203,13 @@ class RankSigns:
     collectives: int | None = None
     """How many it has entered, as its phase file says."""
     same_s: float | None = None
-    """For how long its phase file has said the same, by the clock of its guard; it may tell the same phase anew."""
+    """For how long its phase file has said the same, by the clock of its host agent; it may tell the same phase
+    anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSigns:
-    """How far the start of one host's ranks has come, as its guard sees it."""
+    """How far the start of one host's ranks has come, as its host agent sees it."""
 
     launcher: bool
     """The launcher has imported what it needs."""
@@ -222,7 +223,7 @@ class StartSigns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSilence:
-    """How long one rank has printed nothing, as its guard sees it."""
+    """How long one rank has printed nothing, as its host agent sees it."""
 
     rank: int
     silent_s: float
@@ -240,25 +241,25 @@ class HostStatus:
 
     host: str
     phase: Literal["starting", "running", "ended", "lost", "unreachable"]
-    """lost: the guard is gone without having written exit.json. unreachable: the host does not answer."""
+    """lost: the host agent is gone without having written exit.json. unreachable: the host does not answer."""
     returncode: int | None = None
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of the first rank of this host that failed with one; of an unlaunched host, of its
     launcher."""
     reason: str | None = None
-    """Once ended, as the guard says: finished (well or badly), stopped, killed, signalled, late (did not join), broken
-    (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""
+    """Once ended, as the host agent says: finished (well or badly), stopped, killed, signalled, late (did not join),
+    broken (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""
     rests: bool = False
-    """Ended, and its guard holds the host's slots and its processes ready for a next attempt."""
+    """Ended, and its host agent holds the host's slots and its processes ready for a next attempt."""
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
     console_tail: tuple[str, ...] = ()
     """Last lines of console.log, if the host ended badly."""
     beat: int | None = None
-    """Counts up as long as the guard gets on."""
+    """Counts up as long as the host agent gets on."""
     epoch: int | None = None
-    """The highest epoch that the guard has seen."""
+    """The highest epoch that the host agent has seen."""
     signs: StartSigns | None = None
     """How far the start has come; None where nobody says."""
     silence: tuple[RankSilence, ...] = ()
@@ -315,7 +316,7 @@ class Backend(Protocol):
     ) -> None:
         """Start it on every host, or raise and leave nothing running. `secrets`: more environment, written nowhere.
 
-        A guard of the run that rests on a host takes its part over.
+        A host agent of the run that rests on a host takes its part over.
         """
         ...
 
@@ -324,7 +325,7 @@ class Backend(Protocol):
         ...
 
     def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
-        """Tell every guard who is in charge from now on; the hosts that could not be told."""
+        """Tell every host agent who is in charge from now on; the hosts that could not be told."""
         ...
 
     def stop(
@@ -336,17 +337,17 @@ class Backend(Protocol):
         epoch: int = 1,
         resting: bool = False,
     ) -> list[str]:
-        """Order every guard to end its ranks; `now`: without waiting for a save. Returns at once.
+        """Order every host agent to end its ranks; `now`: without waiting for a save. Returns at once.
 
-        resting: guards stay, and rest. With `now`, ranks are told that the gang is broken: those that can save the last
-        step they have completed, and leave. Without it, they save at the next step and leave. A guard that rests ends,
-        with what it holds, on any order without `resting`.
+        resting: host agents stay, and rest. With `now`, ranks are told that the gang is broken: those that can save the
+        last step they have completed, and leave. Without it, they save at the next step and leave. A host agent that
+        rests ends, with what it holds, on any order without `resting`.
         Gives the hosts that could not be told: repeat it for them (`Request.on`).
         """
         ...
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
-        """What of it is still on its hosts, by looking. What a guard that rests holds ready is not left."""
+        """What of it is still on its hosts, by looking. What a host agent that rests holds ready is not left."""
         ...
 
 

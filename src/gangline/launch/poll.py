@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -16,6 +17,7 @@ from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, RankSilence, StartSigns
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import AGENT_NAMES
+from gangline.runs.old_format import old_names
 from gangline.runs.state import parse_stat
 from gangline.transport.ssh_options import understood, whole
 from gangline.transport.transport import AGENT, Transport
@@ -94,7 +96,9 @@ class Looks:
 
 
 def look(part: HostRequest, transport: Transport) -> HostStatus:
-    """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a guard does."""
+    """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a host agent
+    does.
+    """
     folder = PurePath(part.folder)
     record = read_record(transport, folder / AGENT_NAMES["EXIT"])
     if record is None:
@@ -123,26 +127,26 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
 
 
 def _rests(folder: PurePath, transport: Transport) -> bool:
-    """Whether a guard rests there. The file goes once nothing is held ready any more, or all is handed on."""
+    """Whether a host agent rests there. The file goes once nothing is held ready any more, or all is handed on."""
     record = read_record(transport, folder / AGENT_NAMES["RESTING"])
     return record is not None and process_runs(transport, record)
 
 
-def outlives_guard(part: HostRequest, transport: Transport) -> bool:
-    """Whether a guard is gone, and torchrun or a rank that it had started still runs. By files alone.
+def outlives_agent(part: HostRequest, transport: Transport) -> bool:
+    """Whether a host agent is gone, and torchrun or a rank that it had started still runs. By files alone.
 
-    Raises GanglineError for files that do not say what a guard does.
+    Raises GanglineError for files that do not say what a host agent does.
     """
-    with understood(part.host, "whether ranks outlive their guard"):
-        return _outlives_guard(part, transport)
+    with understood(part.host, "whether ranks outlive their host agent"):
+        return _outlives_agent(part, transport)
 
 
-def _outlives_guard(part: HostRequest, transport: Transport) -> bool:
+def _outlives_agent(part: HostRequest, transport: Transport) -> bool:
     if look(part, transport).phase != "lost":
         return False
-    guard = read_record(transport, PurePath(part.folder) / AGENT_NAMES["AGENT_RECORD"])
-    guard = {} if guard is None else guard
-    pid, ticks = guard.get("torchrun_pid"), guard.get("torchrun_start_ticks")
+    host_agent = read_record(transport, PurePath(part.folder) / AGENT_NAMES["AGENT_RECORD"])
+    host_agent = {} if host_agent is None else host_agent
+    pid, ticks = host_agent.get("torchrun_pid"), host_agent.get("torchrun_start_ticks")
     torchrun = [] if pid is None else [{"pid": pid, "start_ticks": ticks}]
     folder = PurePath(part.rank_files)
     wanted = {f"rank-{rank}.pid" for rank in part.ranks}
@@ -266,11 +270,16 @@ def process_runs(transport: Transport, record: Mapping[str, Any]) -> bool:
 
 
 def read_record(transport: Transport, path: PurePath) -> Any:
-    """A JSON document; None where it is not there, or damaged as after a power cut."""
-    try:
-        return json.loads(transport.read(path))
-    except (FileNotFoundError, ValueError):
-        return None
+    """A JSON document, under its name of now or of the old format; None where it is missing, or damaged as after a
+    power cut.
+    """
+    for name in (path.name, *old_names(path.name)):
+        with suppress(FileNotFoundError):
+            try:
+                return json.loads(transport.read(path.with_name(name)))
+            except ValueError:
+                return None
+    return None
 
 
 # The port at which ranks meet, chosen on the head.

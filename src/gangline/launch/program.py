@@ -283,7 +283,7 @@ def module_position(words: Sequence[str]) -> int | None:
 
 
 SHIM = "rank_start.py"
-"""The file that the guard lays beside its own, and which becomes the user's program
+"""The file that the host agent lays beside its own, and which becomes the user's program
 (gangline.agent.supervise.rank_start).
 """
 
@@ -315,9 +315,9 @@ class Program:
     stall: StallWatch | None = None
     """command: None: nobody looks whether it prints."""
     rest_s: float = 0.0
-    """worker: how long guards rest after an attempt (`backend.StandBy`); 0: they end with it."""
+    """worker: how long host agents rest after an attempt (`backend.StandBy`); 0: they end with it."""
     alone: bool = False
-    """worker: launchers do not meet, only ranks do: in an attempt that follows one whose guards may still rest."""
+    """worker: launchers do not meet, only ranks do: in an attempt that follows one whose host agents may still rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ from gangline.runs.layout import RunLayout
 LOOPBACK = "127.0.0.1"
 TORCHRUN = ("-m", "torch.distributed.run")
 CONTROL = "stand-by"
-"""The folder by which a guard tells processes that stand by what to do (gangline.agent.supervise.warm_pool); in its
-own.
+"""The folder by which a host agent tells processes that stand by what to do (gangline.agent.supervise.warm_pool); in
+its own.
 """
 IMPORT_S = 300
 """Hosts import torch at very different speeds: launchers that are ready wait so long for the others."""
 JOIN_TIMEOUT_S = 600.0
-"""On top of the ranks' own deadline: when a guard ends ranks that have not joined. The supervisor is faster."""
+"""On top of the ranks' own deadline: when a host agent ends ranks that have not joined. The supervisor is faster."""
 
 
 def render(

@@ -74,7 +74,7 @@ def gist(board: BoardRecord) -> str:
 
 _REACHED = {
     "ssh": "answers",
-    "agent": "guard up",
+    "agent": "agent up",
     "launcher": "torchrun up",
     "port": "connected",
     "python": "ranks started",

@@ -100,7 +100,9 @@ class ProgressLine:
         self._past.update((str(record.get("attempt")), stage) for stage in past.get(str(record.get("kind")), ()))
 
     def _is_past(self, record: dict[str, Any]) -> bool:
-        """Whether it tells late, as a guard looks once a second, what ranks do no more: figures came of it already."""
+        """Whether it tells late, as a host agent looks once a second, what ranks do no more: figures came of it
+        already.
+        """
         return (
             record.get("event") == "beginning" and (str(record.get("attempt")), str(record.get("stage"))) in self._past
         )

@@ -1,7 +1,7 @@
-"""What is known of a run's past, attempt by attempt, as its supervisors, guards and rank 0 wrote it down.
+"""What is known of a run's past, attempt by attempt, as its supervisors, host agents and rank 0 wrote it down.
 
 Nothing here is put in order by the clocks of different hosts: events are told as the supervisor, or rank 0, wrote them
-one after the other, and ends of ranks host by host, as the guard of each saw them.
+one after the other, and ends of ranks host by host, as the host agent of each saw them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EventRecord = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How one rank ended badly, as its guard says."""
+    """How one rank ended badly, as its host agent says."""
 
     host: str
     rank: int
@@ -72,7 +72,7 @@ class Attempt:
     error: Mapping[str, Any] | None
     """The first cause, as `Outcome.error`; less where only an event tells it."""
     ends: tuple[RankEnd, ...]
-    """Ranks that ended badly: host by host, in the order in which the guard of each saw them."""
+    """Ranks that ended badly: host by host, in the order in which the host agent of each saw them."""
     events: tuple[EventRecord, ...]
     """What the supervisor wrote, in its order."""
     told: tuple[EventRecord, ...]
@@ -251,7 +251,7 @@ def _error(
 
 
 def _ends(outcome: AttemptOutcome | None, hosts: Sequence[str]) -> tuple[RankEnd, ...]:
-    """Times are those of one guard's clock each, and compared within its host only."""
+    """Times are those of one host agent's clock each, and compared within its host only."""
     found: dict[str, list[tuple[float, RankEnd]]] = {host: [] for host in hosts}
     for data in outcome.failures if outcome else ():
         try:

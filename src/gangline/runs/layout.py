@@ -8,7 +8,7 @@
     request.json  gang.json  networks.json                              what was started, with which variables
     base.json                                                           the attempt that `train` or `resume` started, if
                                                                         this one followed it by itself (controller)
-    <host>/guard.json  <host>/exit.json  <host>/console.log             the guard's record, torchrun's output
+    <host>/agent.json  <host>/exit.json  <host>/console.log             the host agent's record, torchrun's output
     <host>/order-<epoch>.json  <host>/status.json  <host>/torchrun/     what it was ordered, what it sees
     <host>/resting.json  <host>/next.json  <host>/handed.json           it waits for the next attempt, and takes it over
     <host>/stand-by/                                                    what it tells processes that outlive attempts
@@ -52,7 +52,7 @@ PHASES = (
 """What a rank does, by number, as its phase file says. importing: torch. joining: the process group. joined: loading
 the model, restoring. The rest: one step."""
 AGENT_NAMES: Mapping[str, str] = {
-    "AGENT_RECORD": "guard.json",
+    "AGENT_RECORD": "agent.json",
     "STATUS": "status.json",
     "EXIT": "exit.json",
     "RESTING": "resting.json",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-FILES: Mapping[str, str] = {}
-"""Name of a file now -> its name then, such as {"agent.json": "guard.json"}. Both lie in the same folder."""
+FILES: Mapping[str, str] = {"agent.json": "guard.json"}
+"""Name of a file now -> its name then. Both lie in the same folder."""
 
-KEYS: Mapping[str, Mapping[str, str]] = {}
+KEYS: Mapping[str, Mapping[str, str]] = {"request.json": {"hosts[].guard_argv": "hosts[].agent_argv"}}
 """Name of a file now -> {key then: key now}. Dots lead into mappings, [] into every item of a list, and * into every
-value of a mapping: {"request.json": {"hosts[].guard_argv": "hosts[].agent_argv"}}. A key of "" is dropped."""
+value of a mapping. A key of "" is dropped."""
 
 VALUES: Mapping[str, Mapping[str, Mapping[Any, Any]]] = {}
 """Name of a file now -> {key now: {value then: value now}}: {"status.json": {"phase": {"stand-by": "warm"}}}."""
@@ -31,7 +31,12 @@ def _exporters(job: dict[str, Any]) -> None:
         job["report"] = {"exporters": {**({"tensorboard": {}} if report.get("tensorboard", True) else {}), **wandb}}
 
 
-SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {"job.json": _exporters}
+def _agent_verb(request: dict[str, Any]) -> None:
+    for part in request["hosts"]:
+        part["agent_argv"] = ["host-agent" if word == "guard" else word for word in part["agent_argv"]]
+
+
+SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {"job.json": _exporters, "request.json": _agent_verb}
 """Name of a file now -> what a row of the tables above cannot say. It changes the record."""
 
 

@@ -146,7 +146,7 @@ class AttemptOutcome:
     error: dict[str, Any] | None = None
     """The first cause: `GanglineError.to_json` and, where known, "host", "rank", "log" and "log_tail"."""
     failures: tuple[dict[str, Any], ...] = ()
-    """Every rank that ended badly, as the guards saw it, with its host."""
+    """Every rank that ended badly, as the host agents saw it, with its host."""
     left: tuple[str, ...] = ()
     """What was still there after the end, as seen on the hosts."""
     unverified: tuple[str, ...] = ()

@@ -184,7 +184,9 @@ class Attempts:
         )
 
     def _let_go(self, hosts: Collection[str]) -> None:
-        """End the guards that rest on hosts which take no part any more; those that do not answer end by themselves."""
+        """End the host agents that rest on hosts which take no part any more; those that do not answer end by
+        themselves.
+        """
         current = self._current
         part = current.request.on(hosts)
         clean_rest(self._backend, part, self._transports, epoch=current.epoch, beat=self._beat)
@@ -347,7 +349,7 @@ def _base(layout: RunLayout, attempt: int) -> Base | None:
 
 
 def _left_by_themselves(ended: Ended) -> set[str]:
-    """Hosts whose guard was told to save and leave by their own machine, as when it shuts down."""
+    """Hosts whose host agent was told to save and leave by their own machine, as when it shuts down."""
     if ended.user_order is not None or ended.made_way is not None or ended.told_to_stop:
         return set()
     return {

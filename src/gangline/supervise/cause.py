@@ -124,9 +124,9 @@ def _signal_name(number: int) -> str:
 def _of_lost(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     folder = _folder(request, status.host)
     error = RunFailed(
-        f"the guard on {status.host} is gone without a word",
-        seen=f"no {folder}/exit.json; its log is {folder}/guard.log",
-        fix="was it killed, or did the machine restart? what it had started was ended; then: gangline resume",
+        f"the gangline agent on {status.host} died; its ranks were stopped",
+        seen=f"expected {folder}/exit.json, found none; its log is {folder}/agent.log",
+        fix="look for a reboot or an out-of-memory kill there: dmesg; then: gangline resume",
     )
     return {**error.to_json(), "host": status.host}
 
@@ -161,7 +161,7 @@ def _of_host(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
     if status.reason == "late":
         error = RunFailed(
-            f"the ranks on {status.host} did not join in time and were ended by their guard",
+            f"the ranks on {status.host} did not join in time; the gangline agent there stopped them",
             seen=f"the last of {log}:\n{tail}",
             fix="gangline check tries every host and pair; then: gangline resume",
         )
@@ -238,7 +238,7 @@ def of_memory(
 ) -> OutOfMemory | None:
     """What a rank ended of, if it was memory; None if it was not.
 
-    failure: of `gather_failures`, with "host"; "oom" in it is what its guard found out
+    failure: of `gather_failures`, with "host"; "oom" in it is what its host agent found out
     (gangline.agent.supervise.memory_kills).
     plan, job: the content of plan.json and job.json, if there are any, with the micro_batch of the attempt in the job.
     """

@@ -34,7 +34,7 @@ def clean(
     left = backend.verify(request, transports)
     while (hosts := {each.host for each in left if each.kind != "unknown"}) and time.monotonic() < deadline:
         beat()
-        time.sleep(PAUSE_S)  # a guard that has just written its last words is about to leave
+        time.sleep(PAUSE_S)  # a host agent that has just written its last words is about to leave
         backend.stop(request.on(hosts), transports, now=True, epoch=epoch)
         left = backend.verify(request, transports)
     return left
@@ -49,7 +49,7 @@ def clean_rest(
     verify_s: float = VERIFY_S,
     beat: Callable[[], None] = lambda: None,
 ) -> None:
-    """End guards that rest, and wait until they have gone, `verify_s` at the most."""
+    """End host agents that rest, and wait until they have gone, `verify_s` at the most."""
     deadline = time.monotonic() + verify_s
     while time.monotonic() < deadline:
         resting = [status.host for status in backend.poll(request, transports) if status.rests]
@@ -86,7 +86,7 @@ def end_earlier(
             if any(status.phase == "running" for status in backend.poll(request, transports)):
                 raise RunFailed(
                     f"{layout.run_id} is running already",
-                    seen=f"attempt {number} has guards that run",
+                    seen=f"attempt {number} has gangline agents that still run",
                     fix=f"gangline stop {layout.run_id}",
                 )
             backend.stop(request, transports, now=True, epoch=epoch)
@@ -165,7 +165,7 @@ def _close(transports: Mapping[str, Transport]) -> None:
         transport.close()
 
 
-# The end of a run between two attempts, whose supervisor is gone: nothing of it runs but guards that rest.
+# The end of a run between two attempts, whose supervisor is gone: nothing of it runs but host agents that rest.
 
 
 def end_between(layout: RunLayout, *, backend: Backend, connect: Connect) -> None:
@@ -185,7 +185,7 @@ def end_between(layout: RunLayout, *, backend: Backend, connect: Connect) -> Non
 
 
 def _last_parts(layout: RunLayout, last: int) -> list[LaunchRequest]:
-    """What was started, newest first, with each host only where it took part last: there its guard may rest."""
+    """What was started, newest first, with each host only where it took part last: there its host agent may rest."""
     found: list[LaunchRequest] = []
     seen: set[str] = set()
     for number in range(last, 0, -1):

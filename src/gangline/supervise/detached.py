@@ -14,7 +14,7 @@ from typing import Any
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.backends import Backends
-from gangline.launch.poll import outlives_guard
+from gangline.launch.poll import outlives_agent
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import decode_record, load_record
@@ -28,7 +28,7 @@ from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
 START_TIMEOUT_S = 600.0
-"""Guards on many hosts, some of which answer slowly."""
+"""Host agents on many hosts, some of which answer slowly."""
 NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
 """An agent that came with our connection goes with it: who is to work alone must not lean on it."""
 REACH = """\
@@ -45,8 +45,8 @@ def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None =
     """Start a detached supervisor, and return once its pid stands in state.json and the gang has been started.
 
     If the attempt runs already but its supervisor is gone, the new one takes it over. `secrets`: more environment for
-    the ranks; they are written nowhere. Raises RunFailed when it does not come up: the run has a supervisor, or a guard
-    could not be started.
+    the ranks; they are written nowhere. Raises RunFailed when it does not come up: the run has a supervisor, or a host
+    agent could not be started.
     """
     here = LocalTransport(Host(name="this computer", workdir="", python=""))
     words = our_python(*_words(run_folder, attempt)[1:])
@@ -91,7 +91,9 @@ def _require_started(result: CommandResult, run_folder: Path, attempt: int) -> N
 
 
 def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
-    """Whether anything of the run is going on: its supervisor, a guard on any host, or what a killed one has left."""
+    """Whether anything of the run is going on: its supervisor, a host agent on any host, or what a killed one has
+    left.
+    """
     if keeper is not None:
         with understood(keeper.host, f"whether {layout.run_id} is alive"):
             return bool(ask_keeper(layout, keeper, "alive")["alive"])
@@ -113,9 +115,9 @@ def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str,
 def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
     """Order a run to end, and return; `now`: without saving. Works without a supervisor, too.
 
-    Then the guards get the order from here, and a new supervisor takes over to commit and to write the outcome. Between
-    two attempts only guards that rest are to be ended. Of a run that has ended, what is left on hosts that did not
-    answer is.
+    Then the host agents get the order from here, and a new supervisor takes over to commit and to write the outcome.
+    Between two attempts only host agents that rest are to be ended. Of a run that has ended, what is left on hosts that
+    did not answer is.
     """
     if keeper is not None:
         ask_keeper(layout, keeper, "kill" if now else "stop")
@@ -238,7 +240,7 @@ def _runs_somewhere(layout: RunLayout) -> bool:
         if any(status.phase == "running" for status in statuses):
             return True
         lost = [status.host for status in statuses if status.phase == "lost"]
-        return any(outlives_guard(part, transports[part.host]) for part in request.on(lost).hosts)
+        return any(outlives_agent(part, transports[part.host]) for part in request.on(lost).hosts)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _named(ranks: Sequence[_Rank], *, num_ranks: int) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(names)}{more}"
 
 
-# Which hosts answer, and which guards get on: a guard that stands still ends nothing, whatever it is ordered.
+# Which hosts answer, and which host agents get on: a host agent that stands still ends nothing, whatever it is ordered.
 
 
 NOTICE_S = 5.0
@@ -143,11 +143,11 @@ class Presence:
 
 
 STALL_S = 60.0
-"""A guard counts up every second."""
+"""A host agent counts up every second."""
 
 
 class Heartbeats:
-    """The guards of an attempt, as their beats are seen."""
+    """The host agents of an attempt, as their beats are seen."""
 
     def __init__(self, *, stall_s: float = STALL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_s = stall_s
@@ -159,7 +159,7 @@ class Heartbeats:
 
     @property
     def stalled(self) -> set[str]:
-        """Hosts whose guard does not get on."""
+        """Hosts whose host agent does not get on."""
         return set(self._stalled)
 
     def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -174,17 +174,20 @@ class Heartbeats:
             if status.beat != beat:
                 self._last[status.host] = status.beat, now
                 if self._stalled.pop(status.host, None) is not None:
-                    yield "recovered", {"host": status.host, "what": f"the guard on {status.host} gets on again"}
+                    yield (
+                        "recovered",
+                        {"host": status.host, "what": f"the gangline agent on {status.host} responds again"},
+                    )
             elif since is None:
                 self._last[status.host] = beat, now
             elif now - since >= self._stall_s and status.host not in self._stalled:
                 self._stalled[status.host] = time.time() - (now - since)
-                yield "stalled", {"host": status.host, "what": f"the guard on {status.host} does not get on"}
+                yield "stalled", {"host": status.host, "what": f"the gangline agent on {status.host} does not respond"}
 
     def as_evidence(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """An error, as `GanglineError.to_json`, that tells of guards which stand still, too."""
+        """An error, as `GanglineError.to_json`, that tells of host agents which stand still, too."""
         rows = [
-            f"the guard on {host} does not get on since {iso(since)}: was it stopped, or is its disk full?"
+            f"the gangline agent on {host} has not responded since {iso(since)}: was it stopped, or is its disk full?"
             for host, since in self._stalled.items()
         ]
         return {**error, "seen": "\n".join([*([error["seen"]] if error["seen"] else []), *rows])}
@@ -230,16 +233,16 @@ class StackAsking:
 
 
 FRESH_S = 15.0
-"""A guard tells every second: one that has not for so long stands still, or its host does not answer."""
+"""A host agent tells every second: one that has not for so long stands still, or its host does not answer."""
 SAME_S = 3.0
-"""Two ranks that fell silent within this time did so together: guards look once a second."""
+"""Two ranks that fell silent within this time did so together: host agents look once a second."""
 MOST_SILENT = 8
 """How many ranks or hosts are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What a guard said last."""
+    """What a host agent said last."""
 
     at: float
     """When, by our clock."""
@@ -259,15 +262,15 @@ class _Log:
     printed_s: float
     """From when it was first seen to its last output."""
     age_s: float
-    """From when it was first seen to the last word of its guard."""
+    """From when it was first seen to the last word of its host agent."""
     has_printed: bool
     line: str
     is_known: bool
-    """Its guard tells now. What it printed since is not known otherwise."""
+    """Its host agent tells now. What it printed since is not known otherwise."""
 
 
 class Stall:
-    """The output of one attempt, as its guards tell of it.
+    """The output of one attempt, as its host agents tell of it.
 
     watch: None: nothing is looked for. is_told: that no rank prints was said before, by an earlier supervisor.
     """
@@ -350,7 +353,7 @@ class Stall:
         return max(known, self._joined_at)
 
     def _known_until(self) -> float:
-        """Until when it is known what was printed: the oldest word of a guard that still tells."""
+        """Until when it is known what was printed: the oldest word of a host agent that still tells."""
         told = [told.at for told in self._told.values() if not told.has_ended and self._is_fresh(told)]
         return min(told, default=self._clock())
 
@@ -466,7 +469,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= MOST_SILENT else f"{len(ranks)} ranks"
 
 
-# What guards say of another supervisor with a higher epoch: what one host alone says is not obeyed. Pure.
+# What host agents say of another supervisor with a higher epoch: what one host alone says is not obeyed. Pure.
 
 
 DOUBT_S = 15.0
@@ -475,7 +478,7 @@ WITNESSES = 2
 
 
 class EpochClaims:
-    """The claims of one attempt's guards. num_hosts: of the attempt; one host alone needs no second one."""
+    """The claims of one attempt's host agents. num_hosts: of the attempt; one host alone needs no second one."""
 
     def __init__(
         self, *, num_hosts: int, doubt_s: float = DOUBT_S, clock: Callable[[], float] = time.monotonic
@@ -514,13 +517,14 @@ class PollIntervals:
     failure_grace_s: float = 15.0
     """What is left of a gang that failed may take this long to leave by itself."""
     break_grace_s: float = 40.0
-    """The same where guards rest afterwards: they end ranks that do not get on themselves, and sooner."""
+    """The same where host agents rest afterwards: they end ranks that do not get on themselves, and sooner."""
     silence_s: float = 30.0
     """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
     ordered_silence_s: float = 30.0
     """The same, at the most, once the user has ordered the end: a job may wait for a lost host for a day."""
     abandon_s: float = 120.0
-    """How long silence may last after an order, where no host has ended yet; and for a guard that does not get on."""
+    """How long silence may last after an order, where no host has ended yet; and for a host agent that does not get
+    on."""
     notice_s: float = NOTICE_S
     stall_s: float = STALL_S
     doubt_s: float = DOUBT_S

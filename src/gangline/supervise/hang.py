@@ -23,13 +23,13 @@ from gangline.units import format_duration
 
 
 FRESH_S = 10.0
-"""A guard tells every second: what one says that has not got on for so long may be old."""
+"""A host agent tells every second: what one says that has not got on for so long may be old."""
 MOST_FRAMES = 60
 MOST_LETTERS = 200
 MOST = 8
 """How many ranks or hosts are named."""
 SLACK_S = 6.0
-"""What a guard says may be read late by so much: only what is newer by more is a sign of life."""
+"""What a host agent says may be read late by so much: only what is newer by more is a sign of life."""
 NOT_BEGUN = "importing"
 """The phase of a rank that has not said any."""
 
@@ -121,11 +121,11 @@ class Standings:
         self._clock = clock
         self._by_rank: dict[int, Standing] = {}
         self._beats: dict[str, tuple[int, float]] = {}
-        """The last beat of a guard, and when it was new."""
+        """The last beat of a host agent, and when it was new."""
         self._silent: dict[str, float] = {}
         """Hosts of which nothing is known now, and since when."""
         self._frozen: set[str] = set()
-        """Those of them that answer, but whose guard does not get on."""
+        """Those of them that answer, but whose host agent does not get on."""
         self._hosts: list[str] = []
 
     @property
@@ -144,7 +144,7 @@ class Standings:
         return [host for host in self._hosts if now - self._silent.get(host, now) >= seconds]
 
     def is_frozen(self, host: str) -> bool:
-        """Whether the host answers, but its guard does not get on."""
+        """Whether the host answers, but its host agent does not get on."""
         return host in self._frozen
 
     def last_of(self, hosts: Sequence[str]) -> list[Standing]:
@@ -234,7 +234,7 @@ def seconds(duration_s: float) -> str:
 
 
 def _moved(before: Standing | None, host: str, sign: RankSigns, now: float) -> Standing:
-    """Where a rank stands now, as its guard says."""
+    """Where a rank stands now, as its host agent says."""
     told_at = now - (sign.same_s or 0.0)
     here = Standing(
         host=host,
@@ -300,7 +300,7 @@ class HangVerdict:
     unseen: tuple[Standing, ...] = ()
     """Their ranks, as they were seen last."""
     are_frozen: bool = False
-    """They answer, but their guards do not get on."""
+    """They answer, but their host agents do not get on."""
     limit: str
     """What was expected, and how long it has lasted, in words."""
 
@@ -367,13 +367,17 @@ class HangVerdict:
             return "gangline check tries every pair of hosts; the ranks' logs: gangline logs"
         one = len(self.silent) == 1
         if self.are_frozen:
-            return f"on {listed(self.silent)}: was the guard stopped, or is the disk full?"
+            return f"on {listed(self.silent)}: was the host agent stopped, or is the disk full?"
         return f"{'is' if one else 'are'} {listed(self.silent)} on, and on the network?"
 
 
 def _waited_for(hosts: Sequence[str], *, are_frozen: bool) -> str:
     does, them = ("does", "it") if len(hosts) == 1 else ("do", "them")
-    who = f"the guard on {listed(hosts)} does not get on" if are_frozen else f"{listed(hosts)} {does} not answer"
+    who = (
+        f"the gangline agent on {listed(hosts)} does not respond"
+        if are_frozen
+        else f"{listed(hosts)} {does} not answer"
+    )
     return f"{who}, and the others wait for {them}"
 
 

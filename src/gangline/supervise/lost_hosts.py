@@ -103,7 +103,7 @@ class Away:
 
 STAGES = ("ended", "prepared", "started", "joined", "step")
 """ended: nothing of the attempt before runs any more. prepared: the checkpoint and the next attempt lie on every host.
-started: its guards stand. joined: its ranks. step: they have completed one.
+started: its host agents stand. joined: its ranks. step: they have completed one.
 """
 
 

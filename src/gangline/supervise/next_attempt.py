@@ -28,7 +28,7 @@ from gangline.transport.transport import Transport
 COMMAND_WAIT_S = 600.0
 """How long a host of the user's own program is waited for: with other ranks it may be another program."""
 REST_S = 600.0
-"""How long guards rest between two attempts: longer than anybody waits for a host."""
+"""How long host agents rest between two attempts: longer than anybody waits for a host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,7 +233,7 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
     names = _listed([row.host for row in rows])
     does = {
         "ssh": f"nothing is known yet of {names}",
-        "agent": f"the guard on {names} has not come up",
+        "agent": f"the gangline agent on {names} has not started",
         "launcher": f"torchrun on {names} still imports torch",
         "port": f"torchrun on {names} does not reach {meet}",
         "python": f"the launchers have met, but the ranks of {names} have not started",

@@ -32,7 +32,7 @@ from gangline.supervise.gang_view import EpochClaims, Followed, PollIntervals, S
 from gangline.supervise.lost_hosts import Aside, Partition, find_cut
 from gangline.transport.transport import Transport
 
-# What the guards of an attempt are told, and which of them have not heard it yet.
+# What the host agents of an attempt are told, and which of them have not heard it yet.
 
 
 Word = TypeVar("Word")
@@ -71,10 +71,10 @@ class Telling(Generic[Word]):
         return heard
 
 
-GuardOrder = Literal["yield", "break", "stop", "kill"]
+AgentOrder = Literal["yield", "break", "stop", "kill"]
 """yield: save at the next step, leave, and rest. break: the gang has failed; save what is complete, leave, and rest.
 stop: save at the next step and end. kill: end."""
-STRENGTH: tuple[GuardOrder, ...] = ("yield", "break", "stop", "kill")
+STRENGTH: tuple[AgentOrder, ...] = ("yield", "break", "stop", "kill")
 """A later one takes the place of an earlier one."""
 
 
@@ -90,7 +90,7 @@ class Ordering:
         epoch: int,
         patience_s: float,
     ) -> None:
-        self.given: GuardOrder | None = None
+        self.given: AgentOrder | None = None
         """The strongest."""
         self.given_at = float("inf")
         """When, by the monotonic clock."""
@@ -102,25 +102,25 @@ class Ordering:
         self._untold: set[str] = set()
         """Hosts that have not heard the last of it."""
 
-    def give(self, order: GuardOrder) -> None:
-        """Order something of all guards; what was ordered before counts on if it is stronger."""
+    def give(self, order: AgentOrder) -> None:
+        """Order something of all host agents; what was ordered before counts on if it is stronger."""
         if self.given is None or STRENGTH.index(order) >= STRENGTH.index(self.given):
             self.given = order
         self.given_at = time.monotonic()
         self._untold = set(self._request.names)
 
     def announce(self) -> None:
-        """Have all guards told who is in charge."""
+        """Have all host agents told who is in charge."""
         self._untold = set(self._request.names)
 
     def tell(self, statuses: Sequence[HostStatus]) -> None:
-        """Tell the guards that have not heard it, and those that do not answer as soon as they do."""
+        """Tell the host agents that have not heard it, and those that do not answer as soon as they do."""
         reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
         if reachable:
             self._untold -= self._telling.tell(reachable, self.given)
 
-    def _tell_one(self, host: str, order: GuardOrder | None) -> bool:
-        """Whether its guard was told."""
+    def _tell_one(self, host: str, order: AgentOrder | None) -> bool:
+        """Whether its host agent was told."""
         part = self._request.on({host})
         if order is None:
             return not self._backend.announce(part, self._transports, epoch=self._epoch)
@@ -128,7 +128,7 @@ class Ordering:
         return not self._backend.stop(part, self._transports, now=now, resting=resting, epoch=self._epoch)
 
 
-# How this supervisor can be started again, told to the guard beside it.
+# How this supervisor can be started again, told to the host agent beside it.
 
 
 KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
@@ -136,7 +136,7 @@ KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GA
 
 
 def reviving(request: LaunchRequest, cluster: Cluster, layout: RunLayout) -> LaunchRequest:
-    """The same request; guards on this computer know how to start the supervisor of the run again.
+    """The same request; host agents on this computer know how to start the supervisor of the run again.
 
     Only one of them: two would start two.
     """
@@ -239,7 +239,7 @@ class Ended:
     user_order: StopOrder | None = None
     """What the user had ordered."""
     told_to_stop: bool = False
-    """Guards were told to stop, or to kill, what is theirs: how they ended says nothing of their machines."""
+    """Host agents were told to stop, or to kill, what is theirs: how they ended says nothing of their machines."""
     made_way: str | None = None
     """Why it was asked to end in good order, so that the next one takes its place; None: it was not."""
     step: int | None = None
@@ -356,7 +356,7 @@ class Supervisor:
         self.records.persist(lambda: write_record(self._layout.cluster, self._cluster.to_json()))
 
     def _require_no_order(self) -> None:
-        """What was told to end before it began is not started; raises RunFailed. A guard may still come up: its
+        """What was told to end before it began is not started; raises RunFailed. A host agent may still come up: its
         supervisor died as it started it. It finds an order, too.
         """
         self._user_order = read_order(self._layout, attempt=self.attempt)
@@ -420,7 +420,7 @@ class Supervisor:
         self.records.set_phase(outcome.result, error=outcome.error)
 
     def _order_rest(self) -> None:
-        """Guards that rest wait for an attempt that does not come any more."""
+        """Host agents that rest wait for an attempt that does not come any more."""
         if any(part.stand_by for part in self.request.hosts):
             clean_rest(self._backend, self.request, self._transports, epoch=self.epoch, beat=self.records.beat)
 
@@ -502,7 +502,7 @@ class Supervisor:
         late = self.followed.start.failure()
         return late or (None if any(map(_has_failed, statuses)) else self.followed.failure())
 
-    def _order_after_failure(self) -> GuardOrder:
+    def _order_after_failure(self) -> AgentOrder:
         if self._rests:
             return "break"
         return "stop" if self.followed.has_something_to_save else "kill"
@@ -559,7 +559,7 @@ class Supervisor:
             return False
         if "unreachable" not in phases:
             return True
-        # The ranks that are out of sight cannot go on without the others, and their guard knows what to do then.
+        # The ranks that are out of sight cannot go on without the others, and their host agent knows what to do then.
         silence_s = self.followed.presence.silence_s()
         if phases == {"unreachable"}:
             return self._ordering.given is not None and silence_s > self._pace.abandon_s
@@ -573,7 +573,7 @@ class Supervisor:
         unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
         part = self.request.on(set(self.request.names) - silent)
         if lost := {status.host for status in statuses if status.phase == "lost"}:
-            # ends what their guards have left
+            # ends what their host agents have left
             self._backend.stop(part.on(lost), self._transports, now=True, epoch=self.epoch)
         verify_s, beat = self._pace.verify_s, self.records.beat
         found = clean(self._backend, part, self._transports, epoch=self.epoch, verify_s=verify_s, beat=beat)
@@ -623,8 +623,8 @@ class Supervisor:
         return self._conclude("failed", error, statuses, left)
 
     def _said_finished(self, statuses: Statuses) -> bool:
-        """Whether rank 0 left because all was done. A stop may come from the user, from a guard whose machine shuts
-        down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
+        """Whether rank 0 left because all was done. A stop may come from the user, from a host agent whose machine
+        shuts down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
         The user's own program does not tell; it has finished if nobody told it to leave.
         """
         head = self.request.hosts[0]

@@ -40,7 +40,7 @@ from gangline.runs.layout import RunLayout
 from gangline.worker.rank_files import early
 
 LONGEST_REST_S = 3600.0
-"""A guard ends what rests much sooner. This is for when there is none any more."""
+"""A host agent ends what rests much sooner. This is for when there is none any more."""
 _LOOK_S = 0.05
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR2)
 """Orders to the rank that may reach this process instead: its pid stands where the rank has not come yet."""
@@ -141,20 +141,22 @@ class PreforkServer:
     def _tell_end(self, seat: RankPosition, pid: int, code: int) -> None:
         try:
             write_json(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
-        except OSError as error:  # the guard sees that it is gone, too
+        except OSError as error:  # the host agent sees that it is gone, too
             sys.stderr.write(f"rank {seat.rank} ended with {code}, which cannot be written: {error}\n")
 
     def _following(self, seat: RankPosition, code: int) -> RankPosition | None:
         """The next seat; None where there will be none."""
         if code == 0 and not (self._control / "hold").exists():
-            # in this order: a guard gives the seat, and only then lets go
+            # in this order: a host agent gives the seat, and only then lets go
             return None if self._leaves else read_seat(self._control, seat.number + 1)
         return self._wait_for(seat.number + 1)
 
     def _wait_for(self, number: int) -> RankPosition | None:
         deadline = time.monotonic() + LONGEST_REST_S
         while not self._leaves and os.getppid() == self._parent and time.monotonic() < deadline:
-            if (self._control / "leave").exists() or not self._control.is_dir():  # no guard: it was started by hand
+            if (
+                self._control / "leave"
+            ).exists() or not self._control.is_dir():  # no host agent: it was started by hand
                 return None
             seat = read_seat(self._control, number)
             if seat is not None:
@@ -202,7 +204,7 @@ class RankPosition:
 
 
 def first_seat(control: Path, words: tuple[str, ...]) -> RankPosition:
-    """The guard's word if there is one, else torchrun's."""
+    """The host agent's word if there is one, else torchrun's."""
     told = read_seat(control, 1)
     if told is not None:
         return told

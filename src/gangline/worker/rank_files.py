@@ -38,7 +38,7 @@ _RECORD = struct.Struct("<qqqd")
 class PhaseFile:
     """A mapped record (step, phase, number of collectives entered, time); a few stores per change, no system call.
 
-    The guard reads it, too (gangline.agent.supervise.ranks).
+    The host agent reads it, too (gangline.agent.supervise.ranks).
     """
 
     def __init__(self, path: Path) -> None:

@@ -200,7 +200,7 @@ class CheckpointSchedule:
 
 
 PATIENCE_S = 15.0
-"""For ranks of this host that come before this one; longer than a guard lets one live that does not get on."""
+"""For ranks of this host that come before this one; longer than a host agent lets one live that does not get on."""
 _LOOK_S = 0.05
 
 

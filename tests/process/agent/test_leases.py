@@ -104,14 +104,14 @@ def test_all_or_nothing(ask, claim):
     assert claim(ask("c-c-3", slots=2)).slots == ["cpu-1"]
 
 
-def test_guards_of_one_run_may_share_and_another_attempt_may_not(ask, claim, gpus):
+def test_host_agents_of_one_run_may_share_and_another_attempt_may_not(ask, claim, gpus):
     claim(ask(host="pc1", devices=[0]))
     claim(ask(host="pc2", devices=[0]))
     with pytest.raises(Taken, match="gpu-GPU-aaaa"):
         claim(ask(attempt=2, devices=[0]))
 
 
-def test_a_gpu_of_guards_that_rest_may_be_shared_with_the_next_attempt_of_their_run(ask, claim, gpus):
+def test_a_gpu_of_host_agents_that_rest_may_be_shared_with_the_next_attempt_of_their_run(ask, claim, gpus):
     rests = {"stand_by": {"rest_s": 600.0}}
     claim({**ask(host="pc1", devices=[0]), **rests})
     with pytest.raises(Taken):
@@ -186,11 +186,11 @@ def test_two_work_folders_do_not_share_cpu_slots(ask, claim):
     claim(ask("b-b-2", workdir="elsewhere"))
 
 
-def test_a_process_that_outlives_its_guard_keeps_the_slot(ask, claim):
+def test_a_process_that_outlives_its_host_agent_keeps_the_slot(ask, claim):
     request = ask()
     mine = claim(request)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=mine.descriptors)
-    mine.let_go()  # as the kernel does when the guard is killed
+    mine.let_go()  # as the kernel does when the host agent is killed
     assert held(request) == ["cpu-0"]
     with pytest.raises(Taken, match="cpu-0"):
         claim(ask("brave-fox-2"))

@@ -19,12 +19,12 @@ def hidden(monkeypatch):
     """The first process belongs to somebody else, and nobody may look at it."""
     read = Path.read_bytes
 
-    def guarded(path):
+    def agent_started(path):
         if path.parts[:3] == ("/", "proc", "1"):
             raise PermissionError(1, "Operation not permitted", str(path))
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", guarded)
+    monkeypatch.setattr(Path, "read_bytes", agent_started)
 
 
 @pytest.mark.usefixtures("hidden")
@@ -40,7 +40,7 @@ def test_a_process_that_we_may_not_see_is_not_there():
 @pytest.mark.usefixtures("hidden")
 def test_what_is_left_can_be_told_all_the_same(tmp_path):
     record = {"pid": 1, "start_ticks": 1, "torchrun_pid": 1, "torchrun_start_ticks": 1}
-    (tmp_path / "guard.json").write_text(str(record).replace("'", '"'))
+    (tmp_path / "agent.json").write_text(str(record).replace("'", '"'))
     request = {"folder": str(tmp_path), "rank_files": str(tmp_path)}
     assert left_of([request], port=None)["processes"] == []
 

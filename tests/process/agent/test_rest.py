@@ -1,4 +1,5 @@
-"""A guard whose ranks have ended rests, and takes over its host's part of the next attempt; or it ends with all it has."""
+"""A host agent whose ranks have ended rests, and takes over its host's part of the next attempt; or it ends with all it
+has."""
 
 import dataclasses
 import json
@@ -16,8 +17,8 @@ from gangline.launch.poll import look
 from gangline.runs.cluster import Host
 from gangline.transport.local import LocalTransport
 from tests.process.launch.gang import (
+    agent_record,
     exit_record,
-    guard_record,
     is_running,
     kill_left,
     let_go,
@@ -66,7 +67,7 @@ class Hall:
 
     def start(self, *ranks, epoch=1, **options):
         part = self.part(*ranks, **options)
-        done = agent(["guard"], {"request": dataclasses.asdict(part), "epoch": epoch, "secrets": {}})
+        done = agent(["host-agent"], {"request": dataclasses.asdict(part), "epoch": epoch, "secrets": {}})
         assert done.returncode == 0, done.stdout + done.stderr
         for rank in part.ranks:
             running_rank(part, rank)
@@ -93,7 +94,7 @@ def hall(tmp_path):
     kill_left(*made.parts)
 
 
-def test_ranks_that_were_told_to_yield_save_and_leave_and_their_guard_keeps_the_rest(hall):
+def test_ranks_that_were_told_to_yield_save_and_leave_and_their_host_agent_keeps_the_rest(hall):
     part = hall.start("0=orderly", "1=orderly")
     ranks = [running_rank(part, rank) for rank in (0, 1)]
     processes = [parent_of(pid) for pid in ranks]
@@ -103,15 +104,15 @@ def test_ranks_that_were_told_to_yield_save_and_leave_and_their_guard_keeps_the_
     assert Path(part.rank_files, "saved-1").exists()
     assert hall.is_resting(part)
     assert [is_running(pid) for pid in ranks] == [False, False]
-    assert all(map(is_running, [*processes, guard_record(part)["pid"], guard_record(part)["torchrun_pid"]]))
+    assert all(map(is_running, [*processes, agent_record(part)["pid"], agent_record(part)["torchrun_pid"]]))
     assert [slot["run"] for slot in hall.slots()] == ["calm-otter-7"] * 2
 
 
 def test_the_next_attempt_of_a_host_that_rests_is_taken_over_without_a_new_launcher(hall):
     first = hall.rested("0=orderly", "1=orderly")
-    processes = [guard_record(first)[name] for name in ("pid", "torchrun_pid")]
+    processes = [agent_record(first)[name] for name in ("pid", "torchrun_pid")]
     second = hall.start("2=plain", "3=plain", attempt=2, epoch=3)
-    assert [guard_record(second)[name] for name in ("pid", "torchrun_pid")] == processes
+    assert [agent_record(second)[name] for name in ("pid", "torchrun_pid")] == processes
     assert (seen(first, hall.folder).phase, hall.is_resting(first)) == ("ended", False)
     now = seen(second, hall.folder)
     assert (now.phase, now.epoch) == ("running", 3)
@@ -127,7 +128,7 @@ def test_the_next_attempt_of_a_host_that_rests_is_taken_over_without_a_new_launc
 def test_a_launcher_that_waits_for_others_at_its_end_is_not_waited_for_in_a_later_attempt(hall):
     hall.rested("0=orderly", "1=orderly")
     second = hall.start("0=plain", "1=plain", attempt=2)
-    os.kill(guard_record(second)["torchrun_pid"], signal.SIGSTOP)
+    os.kill(agent_record(second)["torchrun_pid"], signal.SIGSTOP)
     let_go(second, 0)
     let_go(second, 1)
     ended = exit_record(second)
@@ -138,28 +139,28 @@ def test_a_launcher_that_waits_for_others_at_its_end_is_not_waited_for_in_a_late
 def test_a_later_attempt_stops_as_soon_as_its_ranks_have_left(hall):
     hall.rested("0=orderly")
     second = hall.start("0=orderly", attempt=2)
-    os.kill(guard_record(second)["torchrun_pid"], signal.SIGSTOP)
+    os.kill(agent_record(second)["torchrun_pid"], signal.SIGSTOP)
     order(second, "stop")
     ended = exit_record(second)
     assert (ended["returncode"], ended["reason"], ended["left"]) == (0, "stopped", 0)
 
 
-def test_a_guard_may_rest_again_and_again(hall):
+def test_a_host_agent_may_rest_again_and_again(hall):
     hall.rested("0=orderly")
     second = hall.rested("0=orderly", attempt=2)
     third = hall.start("0=orderly", attempt=3)
-    assert guard_record(third)["pid"] == guard_record(second)["pid"]
+    assert agent_record(third)["pid"] == agent_record(second)["pid"]
     order(third, "stop")
     assert (exit_record(third)["reason"], exit_record(third)["left"]) == ("stopped", 0)
     assert not hall.is_resting(third)
 
 
-def test_a_guard_holds_no_file_more_for_every_attempt_that_it_takes_over(hall):
+def test_a_host_agent_holds_no_file_more_for_every_attempt_that_it_takes_over(hall):
     hall.rested("0=orderly")
     hall.rested("0=orderly", attempt=2)
     third = hall.start("0=orderly", attempt=3)
-    held = [str(path.readlink()) for path in Path(f"/proc/{guard_record(third)['pid']}/fd").iterdir()]
-    assert len([name for name in held if name.endswith("guard.lock")]) == 1
+    held = [str(path.readlink()) for path in Path(f"/proc/{agent_record(third)['pid']}/fd").iterdir()]
+    assert len([name for name in held if name.endswith("agent.lock")]) == 1
 
 
 def test_where_launchers_never_meet_the_first_seat_is_told_too(hall):
@@ -218,7 +219,7 @@ def test_a_host_whose_ranks_have_all_done_their_work_does_not_rest(hall):
     assert hall.slots() == [None, None]
 
 
-def test_ranks_that_do_not_yield_in_time_are_killed_with_their_orphans_and_the_guard_rests(hall):
+def test_ranks_that_do_not_yield_in_time_are_killed_with_their_orphans_and_the_host_agent_rests(hall):
     part = hall.start("0=stubborn", grace_s=0.2)
     orphan = json.loads(Path(part.rank_files, "orphan").read_text())["pid"]
     order(part, "yield")
@@ -257,14 +258,14 @@ def test_it_does_not_rest_for_ever(hall):
 
 def test_a_machine_that_shuts_down_ends_what_rests(hall):
     part = hall.rested("0=orderly")
-    os.kill(guard_record(part)["pid"], signal.SIGTERM)
+    os.kill(agent_record(part)["pid"], signal.SIGTERM)
     wait_until(lambda: left(part)["processes"] == [] and not hall.is_resting(part), "nothing is left")
 
 
 @pytest.mark.parametrize("who", ["launcher", "process"])
 def test_what_rests_without_a_part_of_it_ends(hall, who):
     part = hall.start("0=orderly", "1=orderly")
-    victim = guard_record(part)["torchrun_pid"] if who == "launcher" else parent_of(running_rank(part, 1))
+    victim = agent_record(part)["torchrun_pid"] if who == "launcher" else parent_of(running_rank(part, 1))
     order(part, "yield")
     exit_record(part)
     os.kill(victim, signal.SIGKILL)
@@ -282,7 +283,7 @@ def test_a_process_that_is_killed_ends_its_host_as_a_rank_without_one_does(hall)
 
 def test_a_launcher_that_is_killed_ends_its_host(hall):
     part = hall.start("0=plain")
-    os.kill(guard_record(part)["torchrun_pid"], signal.SIGKILL)
+    os.kill(agent_record(part)["torchrun_pid"], signal.SIGKILL)
     ended = exit_record(part)
     assert (ended["returncode"], ended["reason"], ended["left"]) == (-9, "signalled", 0)
 
@@ -304,25 +305,25 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_a_part_that_does_not_fit_gets_a_guard_of_its_own_and_the_other_one_ends(hall, what):
+def test_a_part_that_does_not_fit_gets_a_host_agent_of_its_own_and_the_other_one_ends(hall, what):
     first = hall.rested("0=orderly")
     options = dict(OTHER[what])
     second = hall.start(*options.pop("ranks", ["0=orderly"]), attempt=2, **options)
-    assert guard_record(second)["pid"] != guard_record(first)["pid"]
-    assert not is_running(guard_record(first)["pid"])
+    assert agent_record(second)["pid"] != agent_record(first)["pid"]
+    assert not is_running(agent_record(first)["pid"])
     assert not hall.is_resting(first)
     assert left(first)["processes"] == []
     assert seen(second, hall.folder).phase == "running"
 
 
-def test_a_guard_that_was_killed_while_it_rested_is_no_obstacle(hall):
+def test_a_host_agent_that_was_killed_while_it_rested_is_no_obstacle(hall):
     first = hall.rested("0=orderly")
-    os.kill(guard_record(first)["pid"], signal.SIGKILL)
+    os.kill(agent_record(first)["pid"], signal.SIGKILL)
     wait_until(lambda: not hall.is_resting(first), "it is gone")
     assert {row["why"] for row in left(first)["processes"]} == {"tag"}
     second = hall.start("0=orderly", attempt=2)
     assert left(first)["processes"] == []
-    assert guard_record(second)["torchrun_pid"] != guard_record(first)["torchrun_pid"]
+    assert agent_record(second)["torchrun_pid"] != agent_record(first)["torchrun_pid"]
 
 
 def test_what_is_held_ready_is_not_left_and_what_serves_a_later_attempt_is_not_either(hall):
@@ -331,7 +332,7 @@ def test_what_is_held_ready_is_not_left_and_what_serves_a_later_attempt_is_not_e
     assert left(first) == nothing
     second = hall.start("0=orderly", attempt=2)
     assert left(first) == nothing
-    assert {row["why"] for row in left(second)["processes"]} == {"guard", "guard's"}
+    assert {row["why"] for row in left(second)["processes"]} == {"host agent", "child of the host agent"}
     assert left(second)["leases"] == ["cpu-0"]
 
 
@@ -348,10 +349,10 @@ def test_a_rank_that_outlives_its_part_is_left(hall):
 def test_ending_what_an_ended_attempt_has_left_does_not_end_the_next(hall):
     first = hall.rested("0=orderly")
     second = hall.start("0=orderly", attempt=2)
-    assert agent(["guard", "reap"], {"request": dataclasses.asdict(first)}).returncode == 0
+    assert agent(["host-agent", "reap"], {"request": dataclasses.asdict(first)}).returncode == 0
     assert is_running(running_rank(second, 0))
-    os.kill(guard_record(second)["pid"], signal.SIGKILL)
-    assert agent(["guard", "reap"], {"request": dataclasses.asdict(second)}).returncode == 0
+    os.kill(agent_record(second)["pid"], signal.SIGKILL)
+    assert agent(["host-agent", "reap"], {"request": dataclasses.asdict(second)}).returncode == 0
     assert left(second)["processes"] == []
 
 
@@ -376,7 +377,7 @@ def test_what_its_launcher_says_later_is_in_the_console_of_the_later_attempt(hal
 def test_a_second_start_of_what_was_taken_over_is_refused(hall):
     hall.rested("0=orderly")
     second = hall.start("0=orderly", attempt=2)
-    again = agent(["guard"], {"request": dataclasses.asdict(second), "epoch": 1})
+    again = agent(["host-agent"], {"request": dataclasses.asdict(second), "epoch": 1})
     assert again.returncode == 1
     assert b"already started here" in again.stdout
     assert is_running(running_rank(second, 0))
@@ -386,6 +387,6 @@ def test_it_takes_over_within_a_moment(hall):
     hall.rested("0=orderly")
     part = hall.part("0=orderly", attempt=2)
     begun = time.monotonic()
-    agent(["guard"], {"request": dataclasses.asdict(part), "epoch": 1})
+    agent(["host-agent"], {"request": dataclasses.asdict(part), "epoch": 1})
     assert time.monotonic() - begun < 5  # a launcher that imports torch takes as long on a small computer
-    assert guard_record(part)["pid"] == guard_record(hall.parts[0])["pid"]
+    assert agent_record(part)["pid"] == agent_record(hall.parts[0])["pid"]

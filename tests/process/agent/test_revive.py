@@ -1,4 +1,4 @@
-"""A supervisor that is gone is started again by the guard beside it."""
+"""A supervisor that is gone is started again by the host agent beside it."""
 
 import fcntl
 import json
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Run:
-    """A run's folder, and the guard's eye on it."""
+    """A run's folder, and the host agent's eye on it."""
 
     def __init__(self, folder, argv=None):
         self.folder = folder

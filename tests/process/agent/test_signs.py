@@ -32,7 +32,7 @@ for line in sys.stdin:
 
 
 class Gang:
-    """One rank of the user's program, and what its guard sees of it."""
+    """One rank of the user's program, and what its host agent sees of it."""
 
     def __init__(self, folder, stack):
         self.stack = stack

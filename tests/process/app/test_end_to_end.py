@@ -1,4 +1,4 @@
-"""The whole way with real processes, but for the training itself: command line, supervisor, guards, files."""
+"""The whole way with real processes, but for the training itself: command line, supervisor, host agents, files."""
 
 from __future__ import annotations
 

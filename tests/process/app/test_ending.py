@@ -145,7 +145,7 @@ def test_between_two_attempts_a_host_may_leave(world: World, run_id: str) -> Non
 @pytest.mark.parametrize("supervisor", [ProcessId.current, gone])
 def test_between_two_attempts_a_run_can_be_stopped(world: World, run_id: str, supervisor) -> None:  # type: ignore[no-untyped-def]
     stands(world, run_id, "restarting", supervisor=supervisor())
-    world.alive = False  # no supervisor, and no guard that does more than rest
+    world.alive = False  # no supervisor, and no host agent that does more than rest
     with app.opened(run_id, home=world.home, seams=world.seams) as run:
         assert len(app.rehearse_stop(run, now=False, seams=world.seams)) == 3
         assert app.stop(run, seams=world.seams)
@@ -191,7 +191,7 @@ def test_what_the_head_has_started_by_itself_is_read_there(world: World) -> None
         started_request(run, run.record())
 
 
-def test_without_its_keeper_the_guards_are_told_in_the_folders_of_the_attempt_that_runs(world: World) -> None:
+def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attempt_that_runs(world: World) -> None:
     run, keeper = kept_by_head(world, attempt=3)
     told: list[LaunchRequest] = []
 

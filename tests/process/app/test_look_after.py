@@ -56,7 +56,7 @@ def test_what_does_not_run_any_more_is_not_started_by_looking_at_it(world: World
     assert world.spawned == []
 
 
-def test_where_the_head_keeps_the_run_a_guard_there_does_it(world: World, run_id: str) -> None:
+def test_where_the_head_keeps_the_run_a_host_agent_there_does_it(world: World, run_id: str) -> None:
     assert not attached(world, run_id, keeper="a")
     assert world.spawned == []
 

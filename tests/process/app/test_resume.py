@@ -222,7 +222,7 @@ def test_the_hosts_of_a_run_change_only_once_its_gang_runs_there(world: World, r
     world.save(run_id, 40)
     layout = RunLayout(world.home, run_id)
     before = read_json(layout.cluster)
-    world.spawn_error = RunFailed("e: the guard did not start")
+    world.spawn_error = RunFailed("e: the gangline agent did not start")
     three = THREE.replace("name: a, transport: local, workdir: ./places/a", "name: e, transport: local, workdir: ./e")
     with pytest.raises(RunFailed):
         resume(world, run_id, world.file("three.yaml", three))

@@ -170,8 +170,8 @@ def test_ctrl_c_while_tokenising_leaves_a_stopped_run_and_nothing_started(world:
 
 
 def test_a_gang_that_does_not_start_fails_with_the_words_of_its_supervisor(world: World) -> None:
-    world.spawn_error = RunFailed("b: the guard did not start", fix="install gangline there")
-    with pytest.raises(RunFailed, match="the guard did not start"):
+    world.spawn_error = RunFailed("b: the gangline agent did not start", fix="install gangline there")
+    with pytest.raises(RunFailed, match="the gangline agent did not start"):
         train(world)
     (record,) = list_runs(world.home)
     assert RunState.load(RunLayout(world.home, record.id)).phase == "failed"

@@ -250,14 +250,14 @@ def running_rank(part: HostRequest, rank: int) -> int:
     return wait_until(found, f"rank {rank} of {part.host} runs")
 
 
-def guard_record(part: HostRequest) -> dict:
-    return json.loads(Path(part.folder, "guard.json").read_text())
+def agent_record(part: HostRequest) -> dict:
+    return json.loads(Path(part.folder, "agent.json").read_text())
 
 
 def exit_record(part: HostRequest) -> dict:
-    """What the guard wrote at its end, once it has ended."""
+    """What the host agent wrote at its end, once it has ended."""
     path = Path(part.folder, "exit.json")
-    wait_until(path.exists, f"the guard of {part.host} ends")
+    wait_until(path.exists, f"the host agent of {part.host} ends")
     return json.loads(path.read_text())
 
 
@@ -279,24 +279,24 @@ def left_of(part: HostRequest) -> list[int]:
 
 
 def order(part: HostRequest, word: str | None, epoch: int = 1) -> None:
-    """Order something of the guard of a part."""
+    """Order something of the host agent of a part."""
     whole = Path(part.folder, "order")
     whole.write_text(json.dumps({"epoch": epoch, "order": word}))
     whole.replace(Path(part.folder, f"order-{epoch}.json"))
 
 
 def status(part: HostRequest) -> dict:
-    """What the guard of a part says of it now."""
+    """What the host agent of a part says of it now."""
     return json.loads(Path(part.folder, "status.json").read_text())
 
 
 def kill_left(*parts: HostRequest) -> None:
     """For the end of a test: whatever it did, nothing may stay."""
     for part in parts:
-        record = Path(part.folder, "guard.json")
-        guard = json.loads(record.read_text()) if record.exists() else None
-        if guard and ProcessId(pid=guard["pid"], start_ticks=guard["start_ticks"]).is_alive:
-            os.kill(guard["pid"], 9)
+        record = Path(part.folder, "agent.json")
+        host_agent = json.loads(record.read_text()) if record.exists() else None
+        if host_agent and ProcessId(pid=host_agent["pid"], start_ticks=host_agent["start_ticks"]).is_alive:
+            os.kill(host_agent["pid"], 9)
         while pids := left_of(part):  # a launcher may start another rank while it is ended
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # it has left meanwhile

@@ -19,8 +19,8 @@ from gangline.transport.local import LocalTransport
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
 from tests.process.launch.gang import (
+    agent_record,
     exit_record,
-    guard_record,
     kill_left,
     left_of,
     let_go,
@@ -62,7 +62,7 @@ class Fickle(LocalTransport):
 
 
 class DirectGang:
-    """Guards and scripts on this computer."""
+    """Host agents and scripts on this computer."""
 
     def __init__(self, folder, modes, broken, stands_by):
         self.backend = DirectBackend()
@@ -95,7 +95,7 @@ class DirectGang:
         let_go(self.parts[host], HOSTS.index(host))
 
     def lose(self, host):
-        os.kill(guard_record(self.parts[host])["pid"], 9)
+        os.kill(agent_record(self.parts[host])["pid"], 9)
 
     def silence(self, host):
         for name, transport in self.transports.items():
@@ -252,7 +252,7 @@ def test_a_kill_ends_everything(make):
     assert gang.left() == []
 
 
-def test_a_host_whose_guard_is_gone_is_lost(make):
+def test_a_host_whose_host_agent_is_gone_is_lost(make):
     gang = make()
     gang.backend.start(gang.request, gang.transports)
     gang.ready()
@@ -274,7 +274,7 @@ def test_stopping_ends_what_a_lost_host_has_left(make):
 
 def test_a_start_that_fails_on_one_host_leaves_nothing_on_any(make):
     gang = make(broken={"pc3"})
-    with pytest.raises(GanglineError, match="pc3: the guard did not start"):
+    with pytest.raises(GanglineError, match="pc3: the gangline agent did not start"):
         gang.backend.start(gang.request, gang.transports)
     assert gang.left() == []
     assert "running" not in {status.phase for status in poll(gang).values()}
@@ -338,14 +338,14 @@ def test_a_failed_start_shows_what_the_host_said(tmp_path):
     gang = DirectGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), {"pc1"}, stands_by=False)
     with pytest.raises(GanglineError, match="cannot start /no/such/python: No such file"):
         gang.backend.start(gang.request, gang.transports)
-    assert not (Path(gang.request.hosts[1].folder) / "guard.json").exists()
+    assert not (Path(gang.request.hosts[1].folder) / "agent.json").exists()
 
 
 def test_a_poll_runs_no_command(tmp_path):
     gang = FakeGang(tmp_path, dict.fromkeys(HOSTS, "orderly"), (), stands_by=False)
     transport = gang.transports["pc1"]
     folder = PurePath(gang.request.hosts[0].folder)
-    transport.write(folder / "guard.json", b'{"pid": 4711, "start_ticks": 99}')
+    transport.write(folder / "agent.json", b'{"pid": 4711, "start_ticks": 99}')
     assert DirectBackend().poll(gang.request, gang.transports)[0].phase == "lost"
     words = ["4711", "(a (b) c)", "S", *["0"] * 18, "99", "0"]
     transport.write(PurePath("/proc/4711/stat"), " ".join(words).encode())
@@ -399,7 +399,7 @@ def test_a_gang_that_is_broken_leaves_at_once_and_rests(make_warm):
     assert gang.backend.verify(gang.request, gang.transports) == []
 
 
-def test_an_order_that_lets_guards_rest_does_not_end_those_that_do(make_warm):
+def test_an_order_that_lets_host_agents_rest_does_not_end_those_that_do(make_warm):
     gang = begun(make_warm)
     for now in (True, False, True):
         gang.backend.stop(gang.request, gang.transports, now=now, resting=True)

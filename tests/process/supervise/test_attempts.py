@@ -526,7 +526,7 @@ def test_a_host_may_be_asked_to_leave(story):
 def test_a_machine_that_shuts_down_in_good_order_leaves_and_the_others_go_on(story):
     story.hosts.save(39)
     story.begin()
-    story.backend.end("pc3", returncode=0, reason="stopped")  # its guard was told so by the machine
+    story.backend.end("pc3", returncode=0, reason="stopped")  # its host agent was told so by the machine
     for name in ("pc1", "pc2"):
         story.backend.end(name, returncode=0, reason="finished")
     story.joined(2)

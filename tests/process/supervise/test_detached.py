@@ -39,8 +39,8 @@ from gangline.transport.local import LocalTransport
 from gangline.transport.transport import AGENT
 from tests.fakes.transport import FakeTransport, Scripted
 from tests.process.launch.gang import (
+    agent_record,
     exit_record,
-    guard_record,
     kill_left,
     left_of,
     let_go,
@@ -140,54 +140,54 @@ def test_it_goes_on_when_who_waited_for_it_has_gone(make):
     assert lab.outcome().result == "finished"
 
 
-SLOW_GUARD = """
+SLOW_AGENT = """
 import json, os, subprocess, sys, time
 folder = sys.argv[1]
 asked = sys.stdin.buffer.read()
 open(os.path.join(folder, "waiting"), "w").close()
-while not os.path.exists(os.path.join(folder, "go-guard")):
+while not os.path.exists(os.path.join(folder, "go-agent")):
     time.sleep(0.01)
-sys.exit(subprocess.run([sys.executable, "-m", "gangline.agent", "guard", *sys.argv[2:]], input=asked).returncode)
+sys.exit(subprocess.run([sys.executable, "-m", "gangline.agent", "host-agent", *sys.argv[2:]], input=asked).returncode)
 """
 
 
 @pytest.mark.parametrize("end", [end_family, local._end_tree], ids=["over ssh", "here"])
 def test_it_starts_the_gang_though_who_asked_is_killed_meanwhile(make, tmp_path, end):
     lab = make("plain", "plain")
-    slow = script(tmp_path, "guard.py", SLOW_GUARD)
-    lab.parts[0] = replace(lab.parts[0], guard_argv=(sys.executable, slow, str(tmp_path)))
+    slow = script(tmp_path, "slow_agent.py", SLOW_AGENT)
+    lab.parts[0] = replace(lab.parts[0], agent_argv=(sys.executable, slow, str(tmp_path)))
     lab.layout = create_run(tmp_path / "second", lab.cluster, request(*lab.parts))
     command = [sys.executable, "-m", "gangline.supervise", str(lab.layout.folder), "1", "--detach"]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with subprocess.Popen(command, start_new_session=True, **streams) as asked:
         wait_until((tmp_path / "waiting").exists, "the gang is about to start")
         end(asked)
-    (tmp_path / "go-guard").touch()
+    (tmp_path / "go-agent").touch()
     for rank, host_part in enumerate(lab.parts):
         rank_pid(host_part, rank)
         let_go(host_part, rank)
     assert lab.outcome().result == "finished"
 
 
-def test_a_stop_before_a_guard_stands_does_not_start_the_gang(make):
+def test_a_stop_before_a_host_agent_stands_does_not_start_the_gang(make):
     lab = make("plain", "plain")
     # As a supervisor leaves it that died between the two.
     replace(RunState.load(lab.layout), phase="running", epoch=1).save(lab.layout)
     stop_run(lab.layout, now=False)
     assert lab.outcome().result == "stopped"
     assert "started" not in lab.events()
-    assert not any(Path(each.folder, "guard.json").exists() for each in lab.parts)
+    assert not any(Path(each.folder, "agent.json").exists() for each in lab.parts)
 
 
 def test_a_start_that_takes_too_long_is_an_error_with_what_to_do(make, monkeypatch):
     lab = make("plain", "plain")
-    slow = script(lab.folder, "guard.py", SLOW_GUARD)
-    lab.parts[0] = replace(lab.parts[0], guard_argv=(sys.executable, slow, str(lab.folder)))
+    slow = script(lab.folder, "slow_agent.py", SLOW_AGENT)
+    lab.parts[0] = replace(lab.parts[0], agent_argv=(sys.executable, slow, str(lab.folder)))
     lab.layout = create_run(lab.folder / "second", lab.cluster, request(*lab.parts))
     monkeypatch.setattr(detached, "START_TIMEOUT_S", 2.0)
     with pytest.raises(RunFailed, match="does not get on with the start"):
         spawn(lab.layout.folder, 1)
-    (lab.folder / "go-guard").touch()
+    (lab.folder / "go-agent").touch()
     for rank, host_part in enumerate(lab.parts):
         rank_pid(host_part, rank)
         let_go(host_part, rank)
@@ -214,11 +214,11 @@ def test_a_run_that_runs_is_not_started_again(make):
     assert lab.supervisor().is_alive
 
 
-def test_a_guard_that_cannot_start_is_told_to_who_asked(make, tmp_path):
+def test_a_host_agent_that_cannot_start_is_told_to_who_asked(make, tmp_path):
     lab = make("plain", "plain")
     broken = part(tmp_path, "pc2", argv=("/no/such/python",))
     lab.layout = create_run(tmp_path / "second", lab.cluster, request(lab.parts[0], broken))
-    with pytest.raises(RunFailed, match=r"pc2: the guard did not start[\s\S]*No such file"):
+    with pytest.raises(RunFailed, match=r"pc2: the gangline agent did not start[\s\S]*No such file"):
         spawn(lab.layout.folder, 1)
     assert lab.outcome().result == "failed"
     assert lab.left() == []
@@ -301,7 +301,7 @@ def test_a_run_whose_machine_shuts_down_is_stopped_and_not_finished(make):
     lab = make("orderly", "orderly")
     lab.start()
     for host_part in lab.parts:
-        os.kill(guard_record(host_part)["pid"], signal.SIGTERM)
+        os.kill(agent_record(host_part)["pid"], signal.SIGTERM)
     assert lab.outcome().result == "stopped"
 
 
@@ -331,10 +331,10 @@ def test_a_killed_rank_is_named(make):
     assert lab.left() == []
 
 
-def test_a_killed_guard_ends_the_run_and_its_ranks(make):
+def test_a_killed_host_agent_ends_the_run_and_its_ranks(make):
     lab = make("orderly", "stubborn")
     lab.start()
-    os.kill(guard_record(lab.parts[1])["pid"], signal.SIGKILL)
+    os.kill(agent_record(lab.parts[1])["pid"], signal.SIGKILL)
     outcome = lab.outcome()
     assert outcome.hosts["pc2"].phase == "lost"
     assert lab.left() == []
@@ -384,7 +384,7 @@ def test_if_everything_but_the_ranks_was_killed_a_stop_still_ends_them(make):
     lab.start()
     lab.kill_supervisor()
     for host_part in lab.parts:
-        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+        os.kill(agent_record(host_part)["pid"], signal.SIGKILL)
     assert lab.left()
     assert is_alive(lab.layout)
     stop_run(lab.layout, now=False)
@@ -398,7 +398,7 @@ def test_after_a_power_cut_the_run_is_not_alive_and_a_new_attempt_may_start(make
     lab.start()
     lab.kill_supervisor()
     for host_part in lab.parts:
-        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+        os.kill(agent_record(host_part)["pid"], signal.SIGKILL)
         for pid in left_of(host_part):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(lab.layout), "nothing is alive")
@@ -422,7 +422,7 @@ def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
     lab.start()
     lab.kill_supervisor()
     for host_part in lab.parts:
-        os.kill(guard_record(host_part)["pid"], signal.SIGKILL)
+        os.kill(agent_record(host_part)["pid"], signal.SIGKILL)
         for pid in left_of(host_part):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(lab.layout), "nothing is alive")
@@ -458,13 +458,13 @@ def test_a_gang_that_does_not_start_leaves_the_run_with_its_hosts(make):
     assert not is_alive(lab.layout)
 
 
-def test_an_attempt_whose_guards_still_run_is_not_overtaken(make):
+def test_an_attempt_whose_host_agents_still_run_is_not_overtaken(make):
     lab = make("orderly", "orderly")
     lab.start()
     lab.kill_supervisor()
     lab.layout.attempt(2).mkdir()
     write_json(lab.layout.attempt(2) / "request.json", request(*lab.parts).to_json())
-    with pytest.raises(RunFailed, match="attempt 1 has guards that run"):
+    with pytest.raises(RunFailed, match="attempt 1 has gangline agents that still run"):
         spawn(lab.layout.folder, 2)
     assert all(left_of(host_part) for host_part in lab.parts)
 
@@ -502,7 +502,7 @@ def test_what_keeps_the_head_from_starting_is_told_here(make, tmp_path, keeper):
     lab = make("plain", "plain")
     broken = part(tmp_path, "pc2", argv=("/no/such/python",))
     lab.layout = create_run(tmp_path / "second", lab.cluster, request(lab.parts[0], broken))
-    with pytest.raises(RunFailed, match=r"pc2: the guard did not start[\s\S]*No such file"):
+    with pytest.raises(RunFailed, match=r"pc2: the gangline agent did not start[\s\S]*No such file"):
         spawn_there(as_kept(lab), keeper, lab.layout, 1)
 
 

@@ -177,4 +177,4 @@ def test_what_another_user_has_compiled_beside_it_is_not_even_looked_into(tmp_pa
     (tmp_path / "guard.py").write_text("pass")
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "guard.py").write_text("not of the agent")
-    assert dict(_sources(tmp_path, "gangline/agent")) == {"gangline/agent/guard.py": b"pass"}
+    assert dict(_sources(tmp_path, "gangline/agent")) == {"gangline/agent/host agent.py": b"pass"}

@@ -157,7 +157,7 @@ def test_a_lost_connection_is_an_error_now_and_mended_at_the_next_call(transport
 
 
 def test_who_detached_himself_there_outlives_the_connection(transport, tmp_path):
-    """As the guard does."""
+    """As the host agent does."""
     flag = tmp_path / "flag"
     program = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n"
     program += "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"

@@ -18,7 +18,7 @@ ENDED_S = 20
 
 
 class Process:
-    """One that stands by, with what a guard would do for it."""
+    """One that stands by, with what a host agent would do for it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -101,7 +101,7 @@ def test_ranks_of_two_attempts_are_children_of_one_process(process):
     assert process.wait() == 0
 
 
-def test_the_first_seat_may_be_told_by_the_guard_too(process):
+def test_the_first_seat_may_be_told_by_the_host_agent_too(process):
     process.seat(1, "end:0", ranks=[4])
     process.start("end:9")
     assert process.here(1, rank=4)["MASTER_PORT"] == "29501"

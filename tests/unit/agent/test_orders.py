@@ -22,7 +22,7 @@ def test_without_an_order_there_is_none(make):
     assert (orders.read(), orders.epoch, complaints) == (None, 1, [])
 
 
-def test_who_started_the_guard_may_give_orders_and_change_them(make):
+def test_who_started_the_host_agent_may_give_orders_and_change_them(make):
     orders, give, _ = make
     give(1, "stop")
     assert orders.read() == "stop"

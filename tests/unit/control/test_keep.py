@@ -188,7 +188,7 @@ def with_files(world, layout, **files):
 def test_the_board_and_the_outcome_are_copied_and_what_was_started_is_not(world):
     layout = world.run()
     started = (layout.attempt(1) / "request.json").read_bytes()
-    with_files(world, layout, board=BOARD, outcome=OUTCOME, request={"hosts": [{"guard_argv": ["rm", "-r", "/"]}]})
+    with_files(world, layout, board=BOARD, outcome=OUTCOME, request={"hosts": [{"agent_argv": ["rm", "-r", "/"]}]})
     assert json.loads((layout.attempt(1) / "board.json").read_bytes()) == BOARD
     assert AttemptOutcome.load(layout.attempt(1) / "outcome.json").hosts["pc1"].returncode == 1
     assert (layout.attempt(1) / "request.json").read_bytes() == started

@@ -24,13 +24,13 @@ class Full(FakeTransport):
 
 
 def part(host):
-    return HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, guard_argv=("guard",))
+    return HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, agent_argv=("host-agent",))
 
 
-@pytest.mark.parametrize("left", [[], [{"pid": 7, "why": "its parent is the guard", "command": "python"}]])
-def test_a_guard_that_finds_no_room_is_named_with_what_to_do_and_what_is_left(left):
+@pytest.mark.parametrize("left", [[], [{"pid": 7, "why": "its parent is the host agent", "command": "python"}]])
+def test_a_host_agent_that_finds_no_room_is_named_with_what_to_do_and_what_is_left(left):
     def answer(call):
-        if call.argv == ("guard",):
+        if call.argv == ("host-agent",):
             return Scripted(returncode=1, stdout=json.dumps(REFUSED))
         return Scripted(stdout=json.dumps({**NOTHING, "processes": left}))
 
@@ -41,7 +41,7 @@ def test_a_guard_that_finds_no_room_is_named_with_what_to_do_and_what_is_left(le
     with pytest.raises(RunFailed, match=r"pc2: slots cannot be claimed: .* No space left on device") as caught:
         DirectBackend().start(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(map(part, hosts))), hosts)
     first, *more = caught.value.seen.splitlines()
-    assert first == "expected a guard that stands and holds its slots"
+    assert first == "expected a running agent that holds the host's slots"
     assert more == [f"left on pc2: process {each['pid']} ({each['why']}): {each['command']}" for each in left]
     assert "does not answer" not in str(caught.value)
     assert caught.value.fix

@@ -11,7 +11,7 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.poll import Looks, look, outlives_guard
+from gangline.launch.poll import Looks, look, outlives_agent
 from tests.fakes.transport import FakeTransport, Scripted
 
 PARTS = tuple(
@@ -93,12 +93,12 @@ def test_one_look_by_itself_raises(hosts):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\0" * 40])
 def test_files_that_a_power_cut_has_damaged_are_not_there(hosts, text):
-    for name in ("exit.json", "status.json", "guard.json"):
+    for name in ("exit.json", "status.json", "agent.json"):
         hosts["pc1"].write(PurePath("/srv/pc1", name), text)
     assert look(PARTS[0], hosts["pc1"]).phase == "starting"
 
 
-def test_what_the_guard_says_is_taken_over(hosts):
+def test_what_the_host_agent_says_is_taken_over(hosts):
     start = {
         "launcher": True,
         "met": True,
@@ -136,7 +136,7 @@ def test_numbers_of_a_rank_that_cannot_be_are_not_believed(hosts, wrong):
 ENDED = {"returncode": 0, "error": None, "reason": "broken", "failures": [], "console_tail": []}
 
 
-def test_a_host_rests_as_long_as_the_guard_that_says_so_runs(hosts):
+def test_a_host_rests_as_long_as_the_host_agent_that_says_so_runs(hosts):
     hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(ENDED).encode())
     assert not look(PARTS[0], hosts["pc1"]).rests
     hosts["pc1"].write(PurePath("/srv/pc1/resting.json"), b'{"pid": 4711, "start_ticks": 99}')
@@ -167,7 +167,7 @@ def test_a_host_that_rests_is_told_like_one_that_runs(hosts, now, resting, word)
 
 
 @pytest.mark.parametrize(("now", "is_reaped"), [(True, True), (False, False)])
-def test_where_a_guard_has_ended_what_it_may_have_left_is_ended_when_the_gang_is_broken(hosts, now, is_reaped):
+def test_where_a_host_agent_has_ended_what_it_may_have_left_is_ended_when_the_gang_is_broken(hosts, now, is_reaped):
     host = hosts["pc1"]
     host.write(PurePath("/srv/pc1/exit.json"), json.dumps(ENDED).encode())
     assert DirectBackend().stop(REQUEST.on({"pc1"}), hosts, now=now, resting=True) == []
@@ -202,7 +202,7 @@ STAT = " ".join(["4711", "(a)", "S", *["0"] * 18, "99", "0"]).encode()
 
 @pytest.fixture(params=HOSTILE)
 def hostile(request, hosts):
-    """What a host says that is no status of a guard."""
+    """What a host says that is no status of a host agent."""
     hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
     return HOSTILE[request.param]
 
@@ -215,10 +215,10 @@ def test_a_hostile_status_is_unreachable_and_the_others_are_not(hosts, hostile):
     assert lying.why.startswith("what it says cannot be understood")
 
 
-def test_a_hostile_status_does_not_tell_whether_ranks_outlive_their_guard(hosts, hostile):
+def test_a_hostile_status_does_not_tell_whether_ranks_outlive_their_host_agent(hosts, hostile):
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), hostile)
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood") as caught:
-        outlives_guard(PARTS[1], hosts["pc2"])
+        outlives_agent(PARTS[1], hosts["pc2"])
     assert caught.value.seen
     assert caught.value.fix
 
@@ -229,10 +229,10 @@ def test_a_hostile_record_of_a_rank_is_told_by_its_host(hosts, hostile):
     hosts["pc2"].write(PurePath("/srv/rank-0.pid"), hostile)
     assert look(PARTS[1], hosts["pc2"]).phase == "lost"
     if b"99, " in hostile:  # pid and ticks are right, what else it says is not asked for
-        assert outlives_guard(PARTS[1], hosts["pc2"])
+        assert outlives_agent(PARTS[1], hosts["pc2"])
         return
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
-        outlives_guard(PARTS[1], hosts["pc2"])
+        outlives_agent(PARTS[1], hosts["pc2"])
 
 
 @pytest.mark.parametrize("stat", [b"4711", b"4711 (a) S 0 0", b")", b"4711 (a) S " + b"x " * 40])
@@ -241,15 +241,15 @@ def test_a_process_that_cannot_be_understood_is_told_by_its_host(hosts, stat):
     hosts["pc2"].write(PurePath("/proc/4711/stat"), stat)
     assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
-        outlives_guard(PARTS[1], hosts["pc2"])
+        outlives_agent(PARTS[1], hosts["pc2"])
 
 
-@pytest.mark.parametrize("guard", [b"[1]", b"7", DEEP, b'{"torchrun_pid": "x"}', b'{"torchrun_pid": 5}'])
-def test_a_hostile_guard_is_told_by_its_host(hosts, guard):
+@pytest.mark.parametrize("host_agent", [b"[1]", b"7", DEEP, b'{"torchrun_pid": "x"}', b'{"torchrun_pid": 5}'])
+def test_a_hostile_host_agent_is_told_by_its_host(hosts, host_agent):
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 1, "start_ticks": 1}')
-    hosts["pc2"].write(PurePath("/srv/pc2/guard.json"), guard)
+    hosts["pc2"].write(PurePath("/srv/pc2/agent.json"), host_agent)
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
-        outlives_guard(PARTS[1], hosts["pc2"])
+        outlives_agent(PARTS[1], hosts["pc2"])
 
 
 def test_a_file_that_cannot_be_read_is_told_by_its_host(hosts):
@@ -258,18 +258,18 @@ def test_a_file_that_cannot_be_read_is_told_by_its_host(hosts):
 
     hosts["pc2"].read = read
     with pytest.raises(GanglineError, match="pc2") as caught:
-        outlives_guard(PARTS[1], hosts["pc2"])
+        outlives_agent(PARTS[1], hosts["pc2"])
     assert "/srv/pc2/status.json" in caught.value.seen
 
 
-def test_a_rank_that_outlives_its_guard_is_seen(hosts):
+def test_a_rank_that_outlives_its_host_agent_is_seen(hosts):
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 1, "start_ticks": 1}')
-    hosts["pc2"].write(PurePath("/srv/pc2/guard.json"), b'{"pid": 1, "start_ticks": 1, "torchrun_pid": null}')
-    assert not outlives_guard(PARTS[1], hosts["pc2"])
+    hosts["pc2"].write(PurePath("/srv/pc2/agent.json"), b'{"pid": 1, "start_ticks": 1, "torchrun_pid": null}')
+    assert not outlives_agent(PARTS[1], hosts["pc2"])
     hosts["pc2"].write(PurePath("/srv/rank-0.pid"), b'{"pid": 4711, "start_ticks": 99}')
-    assert not outlives_guard(PARTS[1], hosts["pc2"])
+    assert not outlives_agent(PARTS[1], hosts["pc2"])
     hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
-    assert outlives_guard(PARTS[1], hosts["pc2"])
+    assert outlives_agent(PARTS[1], hosts["pc2"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What a guard says of the ranks' silence is taken over; what cannot be true makes its host one that is not understood."""
+"""What a host agent says of the ranks' silence is taken over; what cannot be true makes its host one that is not
+understood."""
 
 import json
 from dataclasses import replace
@@ -34,7 +35,7 @@ def test_how_long_ranks_were_silent_is_taken_over():
     assert status.silence == (first, replace(first, rank=3, has_printed=False, line=""))
 
 
-def test_a_guard_that_says_nothing_of_it_says_nothing():
+def test_a_host_agent_that_says_nothing_of_it_says_nothing():
     assert look(json.dumps({"pid": 4711, "start_ticks": 99})).silence == ()
 
 

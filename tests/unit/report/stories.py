@@ -19,7 +19,7 @@ BEGUN = 1_795_000_000.0
 
 
 def failure(rank: int, *, code: int | None = 1, what: str | None = None, **more: Any) -> dict[str, Any]:
-    """How one rank ended, as its guard says."""
+    """How one rank ended, as its host agent says."""
     error = (
         None if what is None else {"kind": "RunFailed", "what": what, "seen": "", "fix": "see its log", "exit_code": 5}
     )

@@ -76,7 +76,7 @@ def test_events_are_told_as_the_supervisor_wrote_them_whatever_their_times_say(t
     assert words == ["gang started on pc1", "pc1 does not answer", "pc1 answers again after 2.0 s"]
 
 
-def test_ends_of_one_host_keep_the_order_of_its_guard_and_hosts_that_of_the_gang(tmp_path: Path) -> None:
+def test_ends_of_one_host_keep_the_order_of_its_host_agent_and_hosts_that_of_the_gang(tmp_path: Path) -> None:
     past = Past(tmp_path)
     past.event("started", hosts=["pc2", "pc1"])
     past.ends(
@@ -324,12 +324,12 @@ def test_many_events_keep_the_first_and_the_last() -> None:
     assert "77 more" in shown[8]
 
 
-def test_a_host_whose_guard_went_without_a_word_is_a_cause_without_a_rank(tmp_path: Path) -> None:
+def test_a_host_whose_host_agent_went_without_a_word_is_a_cause_without_a_rank(tmp_path: Path) -> None:
     past = Past(tmp_path)
     past.ends(ended("pc1", failure(0, what=RESET)), HostStatus(host="pc2", phase="lost"))
     past.state("failed")
     lines = screen(past)
-    assert rows(lines, "cause") == ["the guard on pc2 is gone without a word"]
+    assert rows(lines, "cause") == ["the gangline agent on pc2 died; its ranks were stopped"]
     assert len(rows(lines, "echoes")) == 1
 
 

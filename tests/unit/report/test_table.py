@@ -66,7 +66,7 @@ def test_printed_commands_keep_secrets_and_quote_everything_else() -> None:
         rank_files="/f",
         argv=("python", "a b; rm"),
         env={**secrets, "TOKENIZERS_PARALLELISM": "false", "X": "1 2"},
-        guard_argv=(),
+        agent_argv=(),
     )
     text = "\n".join(printed(LaunchRequest(run_id="r", attempt=1, hosts=(part,))))
     assert "canary" not in text

@@ -1,4 +1,5 @@
-"""Names of a run's files stand in runs/layout.py; the agent, which imports nothing of gangline, has a generated copy."""
+"""Names of a run's files stand in runs/layout.py; the agent, which imports nothing of gangline, has a generated
+copy."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ NAMES = {
     *("job.json", "cluster.json", "inventory.json", "plan.json", "findings.json", "inputs.json", "command.json"),
     *("keeper.json", "order.json", "leave.json", "last.json", "comparison.json", "metrics.jsonl", "events.jsonl"),
     *("request.json", "gang.json", "networks.json", "base.json", "again.json", "board.json", "outcome.json"),
-    *("times.json", "result.json", "supervisor.log", "supervisor.lock", "prepare.lock", "guard.json", "status.json"),
+    *("times.json", "result.json", "supervisor.log", "supervisor.lock", "prepare.lock", "agent.json", "status.json"),
     *("resting.json", "next.json", "handed.json", "console.log"),
 }
 """Not among them: state.json, which a checkpoint has, too, and exit.json, the end of rank-<r>.exit.json."""

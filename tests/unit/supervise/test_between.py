@@ -1,4 +1,4 @@
-"""A run whose supervisor died between two attempts: nothing of it runs but guards that rest."""
+"""A run whose supervisor died between two attempts: nothing of it runs but host agents that rest."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.unit.supervise.runs import cluster_of, create_run
 
 
 class Resting(FakeBackend):
-    """Hosts whose guards rest, each in the folder of the attempt in which it took part last."""
+    """Hosts whose host agents rest, each in the folder of the attempt in which it took part last."""
 
     def __init__(self, resting):
         super().__init__()
@@ -67,7 +67,7 @@ def connect(cluster):
     return {host.name: FakeTransport(host.name) for host in cluster.hosts}
 
 
-def test_every_guard_is_ended_where_it_rests_and_the_run_is_stopped(layout):
+def test_every_host_agent_is_ended_where_it_rests_and_the_run_is_stopped(layout):
     backend = Resting({"pc1": 2, "pc2": 2, "pc3": 1})
     end_between(layout, backend=backend, connect=connect)
     assert backend.resting == {}

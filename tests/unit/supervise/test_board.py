@@ -100,7 +100,7 @@ CASES = {
         [status("pc1", met=False), HostStatus(host="pc2", phase="unreachable"), status("pc3", met=False)],
         "pc2 does not answer",
     ),
-    "guard": ([HostStatus(host="pc2", phase="starting")], "the guard on pc2 has not come up"),
+    "host-agent": ([HostStatus(host="pc2", phase="starting")], "the gangline agent on pc2 has not started"),
     "import of the launcher": (
         [status("pc2", launcher=False, met=False), status("pc3", launcher=False, met=False)],
         "torchrun on pc2 and pc3 still imports torch",

@@ -9,7 +9,7 @@ from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt
 
 def request():
     parts = [
-        HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, guard_argv=())
+        HostRequest(host=host, folder=f"/srv/{host}", rank_files="/srv", argv=(), env={}, agent_argv=())
         for host in ("pc1", "pc2")
     ]
     return LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=tuple(parts))
@@ -119,9 +119,9 @@ def test_a_rank_that_ended_with_a_code_and_no_word():
     assert cause(ended("pc1", failure(0, code=3)))["what"] == "rank 0 on pc1 ended with exit code 3"
 
 
-def test_a_guard_that_is_gone_outweighs_echoes():
+def test_a_host_agent_that_is_gone_outweighs_echoes():
     found = cause(ended("pc1", failure(0, what=GLOO[0])), HostStatus(host="pc2", phase="lost"))
-    assert found["what"] == "the guard on pc2 is gone without a word"
+    assert found["what"] == "the gangline agent on pc2 died; its ranks were stopped"
 
 
 def test_a_killed_launcher_outweighs_echoes():
@@ -189,7 +189,7 @@ def test_a_mesh_that_does_not_come_about_is_explained(address, words):
 
 def test_ranks_that_did_not_join_in_time_are_told_of():
     found = cause(ended("pc1", returncode=-9, reason="late"))
-    assert found["what"] == "the ranks on pc1 did not join in time and were ended by their guard"
+    assert found["what"] == "the ranks on pc1 did not join in time; the gangline agent there stopped them"
 
 
 def test_all_failures_are_kept_with_their_hosts():

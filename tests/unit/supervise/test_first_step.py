@@ -63,7 +63,7 @@ def test_a_host_that_does_not_answer_is_remembered_as_it_was():
     assert told(first_step, all_at("data")) == ["all 4 ranks work on the first step"]
 
 
-def test_nothing_is_told_of_the_users_own_program_or_by_guards_that_say_nothing():
+def test_nothing_is_told_of_the_users_own_program_or_by_host_agents_that_say_nothing():
     first_step, _ = following("command")
     assert first_step.done
     assert told(first_step, all_at("joined")) == []

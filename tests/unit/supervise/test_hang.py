@@ -13,7 +13,7 @@ DDP = "forward_backward (ddp.py:61)"
 
 
 class Gang:
-    """Ranks that do what a test says. Their guards tell of it every second, by clocks of their own."""
+    """Ranks that do what a test says. Their host agents tell of it every second, by clocks of their own."""
 
     def __init__(self, hosts=HOSTS, *, program="worker"):
         self.clock = Clock()
@@ -357,13 +357,13 @@ def test_where_no_host_answers_our_own_link_is_cut(gang):
     assert gang.hang.failure() is None
 
 
-def test_a_guard_that_stands_still_says_nothing_of_its_ranks(gang):
+def test_a_host_agent_that_stands_still_says_nothing_of_its_ranks(gang):
     gang.frozen.add("pc3")
     gang.steps(40, 2.0)
     assert gang.events == []
     gang.stands(2)
     gang.passes(SILENT_S + 1)
-    assert gang.hang.failure().what == "the guard on pc3 does not get on, and the others wait for it"
+    assert gang.hang.failure().what == "the gangline agent on pc3 does not respond, and the others wait for it"
 
 
 def test_what_resolves_by_itself_is_told_and_is_no_failure(gang):

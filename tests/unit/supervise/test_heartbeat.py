@@ -1,4 +1,4 @@
-"""A guard whose beat does not change stands still, whatever its host answers."""
+"""A host agent whose beat does not change stands still, whatever its host answers."""
 
 from gangline.launch.backend import HostStatus
 from gangline.supervise.gang_view import Heartbeats
@@ -48,4 +48,4 @@ def test_an_error_tells_of_it():
     assert watch.heartbeats.as_evidence(error) == error
     watch.see(7, at=0)
     watch.see(7, at=61)
-    assert watch.heartbeats.as_evidence(error)["seen"].startswith("the guard on pc2 does not get on since ")
+    assert watch.heartbeats.as_evidence(error)["seen"].startswith("the gangline agent on pc2 has not responded since ")

@@ -203,7 +203,7 @@ def test_a_lost_host_ends_the_gang_and_what_it_left_is_ended(make):
     lab = make()
     outcome = lab.run(lambda: lab.backend.change("pc2", phase="lost"))
     assert outcome.result == "failed"
-    assert outcome.error["what"] == "the guard on pc2 is gone without a word"
+    assert outcome.error["what"] == "the gangline agent on pc2 died; its ranks were stopped"
     assert lab.backend.orders[-1] == "kill"
 
 
@@ -283,21 +283,24 @@ def test_an_order_for_the_attempt_before_is_none_for_this_one(make):
 def test_what_was_told_to_stop_before_it_began_is_not_started(make):
     lab = make()
     first = RunState.load(lab.layout)
-    replace(first, phase="running", epoch=1).save(lab.layout)  # its supervisor died before a guard stood
+    replace(first, phase="running", epoch=1).save(lab.layout)  # its supervisor died before a host agent stood
     write_order(lab.layout, "stop", attempt=1)
     with pytest.raises(RunFailed, match="calm-otter-7 was told to stop before it began"):
         lab.supervisor().begin()
     assert lab.backend.statuses == {}
-    assert lab.backend.orders == ["kill"]  # for a guard that comes up late
+    assert lab.backend.orders == ["kill"]  # for a host agent that comes up late
     assert (lab.phase(), lab.events()) == ("stopped", ["stopped"])
     assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").result == "stopped"
 
 
 def test_a_start_that_fails_is_the_outcome(make):
     lab = make(broken=frozenset({"pc2"}))
-    with pytest.raises(RunFailed, match="pc2: the guard did not start"):
+    with pytest.raises(RunFailed, match="pc2: the gangline agent did not start"):
         lab.supervisor().begin()
-    assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").error["what"] == "pc2: the guard did not start"
+    assert (
+        AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").error["what"]
+        == "pc2: the gangline agent did not start"
+    )
     assert lab.phase() == "failed"
     assert lab.events() == ["failed"]
 
@@ -535,7 +538,7 @@ def test_who_takes_over_has_a_higher_epoch_and_who_was_there_before_leaves_witho
     assert not (lab.layout.attempt(1) / "outcome.json").exists()
 
 
-def test_a_supervisor_that_slept_is_told_by_the_guards_too(make):
+def test_a_supervisor_that_slept_is_told_by_the_host_agents_too(make):
     lab = make()
     first = lab.supervisor()
     first.begin()
@@ -759,7 +762,7 @@ def test_a_result_that_cannot_be_read_ends_no_supervisor(make):
     assert lab.run(lab.finish).result == "stopped"
 
 
-def test_a_guard_that_stands_still_is_told_of_and_is_evidence_where_the_gang_fails(make):
+def test_a_host_agent_that_stands_still_is_told_of_and_is_evidence_where_the_gang_fails(make):
     lab = make()
 
     def script():
@@ -770,10 +773,10 @@ def test_a_guard_that_stands_still_is_told_of_and_is_evidence_where_the_gang_fai
 
     outcome = lab.run(script, stall_s=0.05)
     assert outcome.error["what"] == "rank 0 on pc1: row 7 is empty"
-    assert "the guard on pc2 does not get on since " in outcome.error["seen"]
+    assert "the gangline agent on pc2 has not responded since " in outcome.error["seen"]
 
 
-def test_a_guard_that_stands_still_keeps_an_ordered_gang_from_ending_for_a_while_only(make):
+def test_a_host_agent_that_stands_still_keeps_an_ordered_gang_from_ending_for_a_while_only(make):
     lab = make(stubborn=frozenset({"pc2"}))
     lab.backend.left = [Leftover(host="pc2", kind="process", what="process 4711 (tag): python")]
 

@@ -25,7 +25,7 @@ class QuietLab(Lab):
         self.beat = 0
 
     def silent(self, *seconds):
-        """What the guards say from now on."""
+        """What the host agents say from now on."""
         self.beat += 1
         for rank, (host, silent_s) in enumerate(zip(HOSTS, seconds, strict=True)):
             row = RankSilence(rank=rank, silent_s=silent_s, age_s=5000, has_printed=True, line=f"the last of {rank}")

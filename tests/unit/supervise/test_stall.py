@@ -11,7 +11,7 @@ LIMIT_S = 600.0
 
 
 class Run:
-    """Two ranks on each of two hosts. A test says when they print; guards tell of it every second."""
+    """Two ranks on each of two hosts. A test says when they print; host agents tell of it every second."""
 
     def __init__(self, *, action="tell", after_s=LIMIT_S, is_told=False, can_resume=False):
         self.clock = Clock()
@@ -162,7 +162,7 @@ def test_a_host_that_fell_silent_before_the_others_and_does_not_answer_hides_not
     assert "rank 2 on pc2 fell silent first" in details["what"]
 
 
-def test_a_guard_that_stands_still_says_nothing_of_its_ranks(run):
+def test_a_host_agent_that_stands_still_says_nothing_of_its_ranks(run):
     for at in range(0, 100, 10):
         run.print(0, 2, at=at)
     run.frozen = {"pc1"}
@@ -196,7 +196,7 @@ def test_a_host_that_has_ended_in_order_prints_no_more_and_the_others_count(run)
 
 
 def test_whole_seconds_are_no_output(run):
-    """What guards say is up to a second old and rounded: around the limit that is no return."""
+    """What host agents say is up to a second old and rounded: around the limit that is no return."""
     run = Run(after_s=10.0)
     run.print(0, at=0)
     assert names(run.until(100, every=0.3)) == ["quiet"]

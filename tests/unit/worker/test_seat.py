@@ -37,11 +37,11 @@ def test_a_seat_says_which_rank_this_process_is_and_where_all_meet(tmp_path, sec
     }
 
 
-def test_there_is_no_seat_before_the_guard_gives_one(tmp_path):
+def test_there_is_no_seat_before_the_host_agent_gives_one(tmp_path):
     assert read_seat(tmp_path, 2) is None
 
 
-def test_torchrun_tells_the_first_where_the_guard_does_not(tmp_path, second_of_its_host):
+def test_torchrun_tells_the_first_where_the_host_agent_does_not(tmp_path, second_of_its_host):
     gang = tmp_path / "gang.json"
     Gang(run_id="calm-otter-7", attempt=1, ranks=(GangRank(host="pc1", share=1),) * 2).save(gang)
     words = ("train", "job.json", str(gang), str(tmp_path))

@@ -164,7 +164,7 @@ PIPE_BYTES = 1 << 20
 """The most that a pipe holds: what a command wrote before it ended is not longer."""
 LOADING = threading.Lock()
 """Held by who loads a module, or bears a child."""
-ALONE = (["guard"], ["listen"], ["python"])
+ALONE = (["host-agent"], ["listen"], ["python"])
 """Verbs that get a Python of their own: one goes on when the channel has gone, one opens ports, and who looks up whose
 they are (`ss -p`) shall see it in its command line, one becomes another program.
 """

@@ -3,7 +3,7 @@
 stdin and stdout carry frames (gangline.agent.rpc.wire). A request is a frame with "op"; every one has a thread of its
 own.
 When the connection ends, or nothing is heard for a minute, running commands are ended and the channel leaves; who
-detached himself, as the guard does, is not touched.
+detached himself, as the host agent does, is not touched.
 
     controller -> host                         host -> controller
     {id, op: run|read|write|names|ping, ...}   {id: 0, hello: {...}}                 once, at the start

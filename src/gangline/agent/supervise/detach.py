@@ -25,7 +25,7 @@ Notify = Callable[[Optional[Words]], None]
 def detach(folder: Path, work: Callable[[Notify], None]) -> Optional[Words]:
     """Do `work` in a process of its own; None once it has told that it stands, else why it does not.
 
-    At most once per folder: guard.lock there is held as long as it lasts, and guard.json says that it was done.
+    At most once per folder: agent.lock there is held as long as it lasts, and agent.json says that it was done.
     """
     if own(folder) is None:
         return {"what": "this attempt was already started here", "seen": str(folder), "fix": ""}
@@ -39,15 +39,17 @@ def detach(folder: Path, work: Callable[[Notify], None]) -> Optional[Words]:
     with os.fdopen(reader, "rb") as stream:
         said = stream.read()
     if not said:
-        return {"what": "the guard ended early", "seen": f"its log is {folder}/guard.log", "fix": ""}
+        return {"what": "the gangline agent ended early", "seen": f"its log is {folder}/agent.log", "fix": ""}
     words: Optional[Words] = json.loads(said)
     return words
 
 
 def own(folder: Path) -> Optional[int]:
-    """The lock of this host and attempt, held until the guard ends; None if it was started before. Raises OSError."""
+    """The lock of this host and attempt, held until the host agent ends; None if it was started before. Raises
+    OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_new = not (folder / layout_names.AGENT_RECORD).exists()
@@ -60,8 +62,8 @@ def own(folder: Path) -> Optional[int]:
 
 
 def log_to(folder: Path) -> None:
-    """From now on what this process says goes to guard.log there; raises OSError."""
-    log = os.open(folder / "guard.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """From now on what this process says goes to agent.log there; raises OSError."""
+    log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for target in (1, 2):
         os.dup2(log, target)
     if log > 2:
@@ -99,7 +101,7 @@ def _go_on(folder: Path, work: Callable[[Notify], None], writer: int) -> None:
         os._exit(0)
 
 
-# The supervisor of a run, started again by the guard of the host on which it lived.
+# The supervisor of a run, started again by the host agent of the host on which it lived.
 
 
 GOES_ON = ("running", "stopping", "restarting")
@@ -159,7 +161,7 @@ class Revive:
             self._complain("no supervisor can be started: {}".format(error))
 
     def _start(self, words: Mapping[str, Any]) -> None:
-        """As nobody's child: this guard ends all that it started before it leaves."""
+        """As nobody's child: this host agent ends all that it started before it leaves."""
         reader, writer = os.pipe()
         with _not_ours():
             child = os.fork()

@@ -1,7 +1,7 @@
 """The host agent below a launcher that starts one process on each host, such as mpirun; and that launcher itself.
 
     foreground offer     < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: give them to the process
-                         below, and return once the agent stands; as `guard`, it says on stdout why it does not
+                         below, and return once the agent stands; as `host-agent`, it says on stdout why it does not
     foreground below FOLDER      what the launcher starts: be the agent of the part in that folder
     foreground launch    < {"folder", "argv"}: start the launcher, in a session of its own; returns once it runs
     foreground end       < {"folder"}: end the launcher

@@ -1,16 +1,15 @@
-"""The guard: owns what was started on one host for one attempt, and leaves nothing behind.
+"""The host agent: owns what was started on one host for one attempt, and leaves nothing behind.
 
-    guard          < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: start; returns once it stands
-    guard reap     < {"request": HostRequest}: end what a guard that is gone has left
+    host-agent          < {"request": HostRequest, "epoch": n, "secrets": {name: value}}: start; returns once it stands
+    host-agent reap     < {"request": HostRequest}: end what a host agent that is gone has left
 
 It is detached (own session, no terminal), so that closing a laptop changes nothing. It ends ranks only on an order with
 a valid epoch (gangline.agent.supervise.part), once the command it started has ended, or if they have not joined in
-time; then
-every descendant is ended, found by parentage (the guard is their subreaper) and by the tag in their environment, never
-by name. Secrets go into the environment of the command and are written nowhere.
+time; then every descendant is ended, found by parentage (the host agent is their subreaper) and by the tag in their
+environment, never by name. Secrets go into the environment of the command and are written nowhere.
 
 Where processes stand by for ranks, it may rest once these have ended: it keeps the command and its slots, and takes
-over its host's part of the next attempt (gangline.agent.supervise.warm_pool). `guard` finds it; nothing is started
+over its host's part of the next attempt (gangline.agent.supervise.warm_pool). `host-agent` finds it; nothing is started
 then.
 
 If it does not stand, it says why in JSON on stdout: {"what", "seen", "fix"}.
@@ -40,7 +39,7 @@ from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.part import HostPart
 from gangline.agent.supervise.warm_pool import PreforkedProcesses, stands_by
 
-# Starting what a guard owns: one command, in a session of its own, with what a run needs in its environment.
+# Starting what a host agent owns: one command, in a session of its own, with what a run needs in its environment.
 
 
 SHIM = "rank_start.py"
@@ -50,7 +49,7 @@ OWN_PATH = "GANGLINE_OWN_PATH"
 
 
 class StartFailed(Exception):
-    """The guard does not stand; the text is what went wrong."""
+    """The host agent does not stand; the text is what went wrong."""
 
     def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -80,7 +79,7 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
             )
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else request["argv"][0]
-        raise StartFailed("the guard did not start", seen=f"cannot start {name}: {error.strerror}") from error
+        raise StartFailed("the gangline agent did not start", seen=f"cannot start {name}: {error.strerror}") from error
     child.returncode = 0  # waitpid(-1) takes its exit code; Popen shall not wait for it
     return child.pid
 
@@ -118,12 +117,12 @@ TICK_S = 0.1
 REST_TICK_S = 0.05
 SUPERVISOR_S = 1.0
 STANDING_S = 1.0
-"""How often a guard that rests looks whether all that it holds still runs."""
+"""How often a host agent that rests looks whether all that it holds still runs."""
 LEAVE_S = 1.0
 """How long processes that stood by may take to leave by themselves; they have nothing to save."""
 
 
-class Guard:
+class HostAgent:
     """One host's part of one attempt, and of later ones that it takes over."""
 
     def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases, parent: Optional[int] = None) -> None:
@@ -147,7 +146,7 @@ class Guard:
         """When it is looked next whether the run has a supervisor."""
 
     def start(self, secrets: Dict[str, str]) -> None:
-        """Start the command, write guard.json and the first status; raises StartFailed."""
+        """Start the command, write agent.json and the first status; raises StartFailed."""
         processes.become_subreaper()
         self._prepare()
         self._secrets = secrets
@@ -174,7 +173,7 @@ class Guard:
             if self._seats is not None:
                 self._seats.prepare(self.part.request)
         except OSError as error:
-            raise StartFailed("the guard did not start", seen=str(error)) from error
+            raise StartFailed("the gangline agent did not start", seen=str(error)) from error
 
     def _stand(self) -> None:
         me = processes.find(os.getpid())
@@ -241,7 +240,9 @@ class Guard:
         return record
 
     def _rest(self) -> bool:
-        """Until the next part, of which it is the guard from then on; False once nothing is to be held any more."""
+        """Until the next part, of which it is the host agent from then on; False once nothing is to be held any
+        more.
+        """
         now = time.monotonic()
         deadline, look_at = now + warm_pool.may_rest(self.part.request), now + STANDING_S
         while not self._has_ended and self.told is None and now < deadline:
@@ -262,7 +263,7 @@ class Guard:
         return self._seats is not None and self._seats.all_stand(self.command)
 
     def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
-        """Go on as the guard of this part; False where that cannot be, and then nothing has changed."""
+        """Go on as the host agent of this part; False where that cannot be, and then nothing has changed."""
         folder = Path(request["folder"])
         lock = own(folder) if self._all_stand() else None
         if self._seats is None or lock is None:
@@ -276,7 +277,7 @@ class Guard:
         )
         self._revive = self._reviver()
         self._stand()
-        os.close(lock)  # guard.json says the same from now on; one more for every attempt would be too many in the end
+        os.close(lock)  # agent.json says the same from now on; one more for every attempt would be too many in the end
         self._seats.give(request)
         return True
 
@@ -302,7 +303,7 @@ class Guard:
 
 
 def main(argv: List[str]) -> int:
-    """Entry point; the exit code tells whether the guard stands."""
+    """Entry point; the exit code tells whether the host agent stands."""
     os.umask(0o077)
     asked = json.loads(sys.stdin.buffer.read())
     request = asked["request"]
@@ -322,16 +323,16 @@ def _refuse(words: Dict[str, str]) -> int:
 def stand(
     asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None], *, parent: Optional[int] = None
 ) -> None:
-    """Be the guard. parent: as for `Guard`."""
+    """Be the host agent. parent: as for `Host agent`."""
     request = asked["request"]
     folders = [request["folder"]]
     try:
-        guard = Guard(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request), parent=parent)
+        host_agent = HostAgent(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request), parent=parent)
         # The machine shuts down: save and leave, as if ordered.
-        signal.signal(signal.SIGTERM, lambda *_: setattr(guard, "told", "stop"))
-        guard.start(asked.pop("secrets", {}))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(host_agent, "told", "stop"))
+        host_agent.start(asked.pop("secrets", {}))
         tell(None)
-        guard.watch()
+        host_agent.watch()
     except StartFailed as error:
         tell(error.words)
     except BaseException:

@@ -1,4 +1,4 @@
-"""JSON files of a guard: written whole or not at all, and read by others at any time."""
+"""JSON files of a host agent: written whole or not at all, and read by others at any time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Slot leases: a run's claim on a GPU or a CPU slot of this host, so that two runs never share one by accident.
 
-A lease is a file with a kernel lock (flock) on it. The guard takes the leases of all its slots or none, before anything
-starts, and what it starts inherits the locks: they are free once the last of it is gone, however it ended. The file
-tells who holds it. Guards of one run may share a slot (several ranks on one GPU), also one that rests and one that
-serves the next attempt (gangline.agent.supervise.warm_pool).
+A lease is a file with a kernel lock (flock) on it. The host agent takes the leases of all its slots or none, before
+anything starts, and what it starts inherits the locks: they are free once the last of it is gone, however it ended. The
+file tells who holds it. Host agents of one run may share a slot (several ranks on one GPU), also one that rests and one
+that serves the next attempt (gangline.agent.supervise.warm_pool).
 
 GPUs are claimed by their UUID, for all runs of this user on this host. CPU slots are counted per work folder and host.
 """
@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from gangline.agent.supervise import processes
 
 TAG = "GANGLINE_PART"
-"""Environment variable with the guard's folder, by which what it started is found after it is gone."""
+"""Environment variable with the host agent's folder, by which what it started is found after it is gone."""
 CLAIM_S = 20.0
 """Claims are made one after the other, each in milliseconds."""
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -50,7 +50,7 @@ class Taken(Exception):
 
 
 class Leases:
-    """The leases of one guard."""
+    """The leases of one host agent."""
 
     def __init__(self) -> None:
         self.descriptors: List[int] = []
@@ -129,7 +129,7 @@ class Leases:
                 _write(descriptor, dict(_claim(request), tag=tag))
 
     def end(self) -> None:
-        """Say that nothing of the run is left here, and let go. A slot that a brother guard shares stays his."""
+        """Say that nothing of the run is left here, and let go. A slot that a brother host agent shares stays his."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 if _lock(descriptor, fcntl.LOCK_EX):
@@ -223,7 +223,7 @@ def _gpu_folder() -> Path:
 
 def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     """Whether a slot is held for the same attempt. Or, as a GPU may serve several hosts of a cluster file, for an
-    earlier one whose guards may rest: who starts an attempt has ended those before.
+    earlier one whose host agents may rest: who starts an attempt has ended those before.
     """
     if holder.get("run") != request["run_id"]:
         return False

@@ -3,9 +3,9 @@
     left < {"requests": [HostRequest, ...], "port": n or null}
         -> {"processes": [{pid, command, why}], "ports": [n], "leases": [name], "gpus": [{pid, memory_mib}]}
 
-Looked for are: processes with the tag of the part in their environment, the guard and what descends from it, torchrun
-and ranks whose pids were noted, sockets that these listen on, locked leases, and GPU memory of any pid that was noted.
-What a guard that rests holds ready is not left; nor is what serves a later part of the run.
+Looked for are: processes with the tag of the part in their environment, the host agent and what descends from it,
+torchrun and ranks whose pids were noted, sockets that these listen on, locked leases, and GPU memory of any pid that
+was noted. What a host agent that rests holds ready is not left; nor is what serves a later part of the run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def left_of(requests: Iterable[Mapping[str, Any]], *, port: Optional[int]) -> Di
 def _running(
     request: Mapping[str, Any], records: List[Tuple[int, int, str]], ready: Set[Tuple[int, int]]
 ) -> Dict[int, str]:
-    """Why each process is of this part. ready: what a guard that rests holds."""
+    """Why each process is of this part. ready: what a host agent that rests holds."""
     found: Dict[int, str] = {}
     if not warm_pool.is_handed(Path(request["folder"])):
         for process in processes.tagged(f"{TAG}={warm_pool.tag_of(request)}"):
@@ -62,19 +62,19 @@ def _running(
             continue
         if (pid, start_ticks) not in ready:
             found.setdefault(pid, what)
-        if what == "guard":
+        if what == "host agent":
             below = [each for each in processes.descendants(pid) if (each.pid, each.start_ticks) not in ready]
-            found.update({process.pid: "guard's" for process in below})
+            found.update({process.pid: "child of the host agent" for process in below})
     return found
 
 
 def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     """Processes that were noted when they started: pid, start, what."""
     folder = Path(request["folder"])
-    guard = read(folder / layout_names.AGENT_RECORD)
-    if guard and not warm_pool.is_handed(folder):
-        yield int(guard["pid"]), int(guard["start_ticks"]), "guard"
-        yield int(guard["torchrun_pid"]), int(guard["torchrun_start_ticks"]), "torchrun"
+    host_agent = read(folder / layout_names.AGENT_RECORD)
+    if host_agent and not warm_pool.is_handed(folder):
+        yield int(host_agent["pid"]), int(host_agent["start_ticks"]), "host agent"
+        yield int(host_agent["torchrun_pid"]), int(host_agent["torchrun_start_ticks"]), "torchrun"
     files = Path(request["rank_files"])
     for rank in request.get("ranks", ()):
         record = read(files / f"rank-{rank}.pid")

@@ -17,7 +17,7 @@ from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
 
-# Orders to a guard, and who may give them.
+# Orders to a host agent, and who may give them.
 
 
 ORDER_FILE = re.compile(r"order-(\d{1,9})\.json")
@@ -26,9 +26,9 @@ STRENGTH = ("yield", "break", "stop", "kill")
 
 
 class Orders:
-    """What the guard of a folder was ordered.
+    """What the host agent of a folder was ordered.
 
-    epoch: of who started the guard. complain: told once of each order that is refused.
+    epoch: of who started the host agent. complain: told once of each order that is refused.
     """
 
     def __init__(self, folder: Path, *, epoch: int, complain: Callable[[str], None]) -> None:
@@ -113,7 +113,7 @@ class Leaving:
 
     @property
     def rests(self) -> bool:
-        """Whether the order in force lets the guard rest afterwards."""
+        """Whether the order in force lets the host agent rest afterwards."""
         return self.order in RESTING
 
     def take(self, order: Optional[str]) -> None:
@@ -170,14 +170,14 @@ class Leaving:
         return BREAK_S if self.order == "break" else float(self._request.get("grace_s", 120.0))
 
 
-# status.json: all that a guard knows of its part, in one small file that is replaced whole.
+# status.json: all that a host agent knows of its part, in one small file that is replaced whole.
 
 
 BEAT_S = 1.0
 
 
 class Status:
-    """The status file of a folder. identity: what every version of it says of the guard."""
+    """The status file of a folder. identity: what every version of it says of the host agent."""
 
     def __init__(self, folder: Path, identity: Dict[str, Any]) -> None:
         self._path = folder / layout_names.STATUS
@@ -201,7 +201,7 @@ class Status:
         """Write now; raises OSError."""
         self._told_at = time.monotonic()
         self._beat += 1
-        # Not synced: after a power cut there is no guard whose status could matter.
+        # Not synced: after a power cut there is no host agent whose status could matter.
         fresh = self._path.with_name(".status.tmp")
         fresh.write_text(json.dumps(dict(facts, beat=self._beat, time=time.time(), **self._identity)), encoding="utf-8")
         fresh.replace(self._path)
@@ -209,7 +209,7 @@ class Status:
 
 
 RESERVE = "reserve"
-"""A file that keeps room for the guard's last words; it goes when they are written."""
+"""A file that keeps room for the host agent's last words; it goes when they are written."""
 RESERVE_BYTES = 64 << 10
 SPENT_S = 5.0
 """Processes that stand by, and do not say within this time how their ranks ended, cannot: the disk is full."""
@@ -219,7 +219,7 @@ LEFT_AS_TOLD = (None, 0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class HostPart:
-    """Seen from its guard. seats: of the processes that stand by for its ranks, if any do.
+    """Seen from its host agent. seats: of the processes that stand by for its ranks, if any do.
 
     kills: of which ranks the kernel has killed for memory; what was before this part is forgotten.
     words_of: the console of a launcher that was started in an earlier attempt. What it says from now on is this one's.
@@ -255,13 +255,13 @@ class HostPart:
         self._gone_since: Optional[float] = None
         self._words_of: Optional[Tuple[Path, int]] = (words_of, _size(words_of)) if words_of is not None else None
 
-    def stand(self, guard: Mapping[str, Any], *, slots: List[str]) -> None:
-        """Write the first status, and guard.json: from now on it stands. Raises OSError."""
+    def stand(self, host_agent: Mapping[str, Any], *, slots: List[str]) -> None:
+        """Write the first status, and agent.json: from now on it stands. Raises OSError."""
         self._slots = slots
-        self._status = Status(self.folder, {"pid": guard["pid"], "start_ticks": guard["start_ticks"]})
+        self._status = Status(self.folder, {"pid": host_agent["pid"], "start_ticks": host_agent["start_ticks"]})
         self._status.write(self._facts())
         write_whole(
-            self.folder / layout_names.AGENT_RECORD, dict(guard, started=time.time(), host=self.request["host"])
+            self.folder / layout_names.AGENT_RECORD, dict(host_agent, started=time.time(), host=self.request["host"])
         )
         with contextlib.suppress(OSError):  # what is full already has nothing to keep
             (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
@@ -280,7 +280,7 @@ class HostPart:
         self._status.tell(self._facts())
 
     def lose_launcher(self) -> None:
-        """The launcher above the guard has ended, and nothing was ordered before that."""
+        """The launcher above the host agent has ended, and nothing was ordered before that."""
         self._is_unlaunched = self.leaving.order is None
 
     def look_last(self) -> None:
@@ -346,7 +346,7 @@ class HostPart:
         return dict(facts, start=self._signs.seen, silence=self._silence.seen, leases=self._slots)
 
     def _expire(self) -> None:
-        """Nobody may be there to see it: ranks that do not join are ended by their guard, too."""
+        """Nobody may be there to see it: ranks that do not join are ended by their host agent, too."""
         limit_s = self.request.get("join_timeout_s")
         if limit_s is None or self._signs.joined or self.leaving.order is not None:
             return
@@ -369,7 +369,7 @@ class HostPart:
     def _reason(self, code: int, *, by_launcher: bool) -> str:
         """finished: by itself, well or badly. stopped: by order, in order. killed: by order. broken: by order, because
         the gang had failed elsewhere. signalled: by others. late: its ranks had not joined in time. unlaunched: the
-        launcher above its guard has ended.
+        launcher above its host agent has ended.
         """
         order = self.leaving.order
         if self.is_unjoined:

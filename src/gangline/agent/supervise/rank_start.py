@@ -2,7 +2,7 @@
 
     python rank_start.py FOLDER PROGRAM [ARGUMENT...]
 
-A file of its own beside the guard's, because the environment that runs it need not know gangline. What the program
+A file of its own beside the host agent's, because the environment that runs it need not know gangline. What the program
 prints goes to FOLDER/rank-<r>.log, both streams in the order in which they are written.
 """
 

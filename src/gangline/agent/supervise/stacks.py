@@ -1,6 +1,6 @@
 """`stacks`: where the ranks of this host stand, asked of their processes themselves.
 
-    stacks < {"request": the request of this host's guard}
+    stacks < {"request": the request of this host's host agent}
         -> {"ranks": {"<r>": {"pid", "state": one letter as in proc(5), "wchan", "phase", "step", "collectives",
                               "stack": ["function (file:line)", ...], "where", "is_ours", "others",
                               "unheard": [addresses]}}}

@@ -1,10 +1,10 @@
-"""Guards that rest between two attempts, and how the next attempt's part is handed to one.
+"""Host agents that rest between two attempts, and how the next attempt's part is handed to one.
 
 In the folder of the part that has ended:
 
-    resting.json  its guard rests: who it is, what it holds ready, and which parts fit
+    resting.json  its host agent rests: who it is, what it holds ready, and which parts fit
     next.json     a part that it is asked to take over; whoever wants to take that back removes the file first
-    handed.json   the same, once it was taken; the guard goes on in that part's folder
+    handed.json   the same, once it was taken; the host agent goes on in that part's folder
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gangline.agent.supervise import processes
 from gangline.agent.supervise.json_files import read, write_whole
 from gangline.agent.supervise.leases import TAG, forget
 
-# The processes that stand by on a host, and what their guard tells them, by files.
+# The processes that stand by on a host, and what their host agent tells them, by files.
 
 
 FOLDER = "stand-by"
@@ -104,16 +104,16 @@ def _environment(pid: int) -> List[bytes]:
 
 
 TAKE_S = 10.0
-"""How long a guard may take to take a part over."""
+"""How long a host agent may take to take a part over."""
 END_S = 20.0
-"""How long a guard that rests may take to end all that it holds."""
+"""How long a host agent that rests may take to end all that it holds."""
 LOOK_S = 0.02
 FITTING = ("host", "run_id", "slots", "leases", "env", "program", "devices", "cwd")
 """What two parts must have in common, for the same processes to serve both."""
 
 
 def may_rest(request: Mapping[str, Any]) -> float:
-    """For how many seconds the guard of a part may rest; 0: not at all."""
+    """For how many seconds the host agent of a part may rest; 0: not at all."""
     return float(request["stand_by"]["rest_s"]) if stands_by(request) else 0.0
 
 
@@ -139,7 +139,9 @@ def end(folder: Path) -> None:
 
 
 def taken(folder: Path) -> Optional[Dict[str, Any]]:
-    """The next part that a guard which rests in `folder` shall take over: {"request", "epoch"}. Nobody else gets it."""
+    """The next part that a host agent which rests in `folder` shall take over: {"request", "epoch"}. Nobody else gets
+    it.
+    """
     try:
         (folder / layout_names.NEXT).rename(folder / layout_names.HANDED)
     except OSError:  # there is none, or it was taken back
@@ -153,7 +155,9 @@ def tag_of(request: Mapping[str, Any]) -> str:
 
 
 def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
-    """What a guard that rests in `folder` holds ready, itself included: pid and start. None: nobody rests there."""
+    """What a host agent that rests in `folder` holds ready, itself included: pid and start. None: nobody rests
+    there.
+    """
     record = read(folder / layout_names.RESTING)
     if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
         return None
@@ -161,7 +165,7 @@ def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
 
 
 def is_handed(folder: Path) -> bool:
-    """Whether the guard of the part in `folder` went on in another's, with all that it had."""
+    """Whether the host agent of the part in `folder` went on in another's, with all that it had."""
     request = read(folder / layout_names.HANDED).get("request")
     if not isinstance(request, dict):
         return False
@@ -170,21 +174,21 @@ def is_handed(folder: Path) -> bool:
 
 
 def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
-    """Whether a guard that rests on this host has taken this part over. Others of the run that rest are ended: their
-    slots are needed.
+    """Whether a host agent that rests on this host has taken this part over. Others of the run that rest are ended:
+    their slots are needed.
     """
     folder = Path(request["folder"])
     if (folder / layout_names.AGENT_RECORD).exists():
         return False
     was_taken = False
     for resting in _resting(folder):
-        guard = read(resting / layout_names.RESTING)
-        if not guard:
+        host_agent = read(resting / layout_names.RESTING)
+        if not host_agent:
             continue
-        if not was_taken and _fits(request, guard) and _offer(request, resting, guard, epoch=epoch):
+        if not was_taken and _fits(request, host_agent) and _offer(request, resting, host_agent, epoch=epoch):
             was_taken = True
         else:
-            _end_guard(request, resting, guard)
+            _end_agent(request, resting, host_agent)
     return was_taken
 
 
@@ -194,48 +198,48 @@ def _resting(folder: Path) -> List[Path]:
     return [each for each in found if each != folder]
 
 
-def _fits(request: Mapping[str, Any], guard: Mapping[str, Any]) -> bool:
-    """Whether a guard that rests can serve a part: ranks of hosts that rested meet, their launchers do not."""
-    is_alive = processes.is_alive(guard["pid"], guard["start_ticks"])
-    return is_alive and bool(request.get("alone")) and guard["fits"] == _fingerprint(request)
+def _fits(request: Mapping[str, Any], host_agent: Mapping[str, Any]) -> bool:
+    """Whether a host agent that rests can serve a part: ranks of hosts that rested meet, their launchers do not."""
+    is_alive = processes.is_alive(host_agent["pid"], host_agent["start_ticks"])
+    return is_alive and bool(request.get("alone")) and host_agent["fits"] == _fingerprint(request)
 
 
-def _offer(request: Mapping[str, Any], resting: Path, guard: Mapping[str, Any], *, epoch: int) -> bool:
-    """Whether the guard that rests there has taken it."""
+def _offer(request: Mapping[str, Any], resting: Path, host_agent: Mapping[str, Any], *, epoch: int) -> bool:
+    """Whether the host agent that rests there has taken it."""
     try:
-        # What the cluster file says of the environment may be private: it is the same, and the guard has it.
+        # What the cluster file says of the environment may be private: it is the same, and the host agent has it.
         write_whole(resting / layout_names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
     except OSError:
         return False
-    if _is_taken(resting, guard):
+    if _is_taken(resting, host_agent):
         return True
     with contextlib.suppress(FileNotFoundError):
         (resting / layout_names.NEXT).unlink()
         return False
-    return _is_taken(resting, guard)  # it has just begun to
+    return _is_taken(resting, host_agent)  # it has just begun to
 
 
-def _is_taken(resting: Path, guard: Mapping[str, Any]) -> bool:
-    return any(is_handed(resting) for _ in _moments(TAKE_S, guard))
+def _is_taken(resting: Path, host_agent: Mapping[str, Any]) -> bool:
+    return any(is_handed(resting) for _ in _moments(TAKE_S, host_agent))
 
 
-def _end_guard(request: Mapping[str, Any], resting: Path, guard: Mapping[str, Any]) -> None:
-    """End a guard that rests, and all that it holds; also what one that is gone has left."""
-    process = processes.Process(guard["pid"], guard["start_ticks"], 0, "S")
+def _end_agent(request: Mapping[str, Any], resting: Path, host_agent: Mapping[str, Any]) -> None:
+    """End a host agent that rests, and all that it holds; also what one that is gone has left."""
+    process = processes.Process(host_agent["pid"], host_agent["start_ticks"], 0, "S")
     processes.send(process, signal.SIGTERM)
-    for _ in _moments(END_S, guard):
+    for _ in _moments(END_S, host_agent):
         pass
     processes.send(process, signal.SIGKILL)
-    processes.end_all(lambda: processes.tagged("{}={}".format(TAG, guard["tag"])))
+    processes.end_all(lambda: processes.tagged("{}={}".format(TAG, host_agent["tag"])))
     with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
         forget(dict(request, folder=str(resting)))
     end(resting)
 
 
-def _moments(limit_s: float, guard: Mapping[str, Any]) -> Iterator[None]:
-    """Moments to look, as long as a guard lives, and one more."""
+def _moments(limit_s: float, host_agent: Mapping[str, Any]) -> Iterator[None]:
+    """Moments to look, as long as a host agent lives, and one more."""
     deadline = time.monotonic() + limit_s
-    while processes.is_alive(guard["pid"], guard["start_ticks"]) and time.monotonic() < deadline:
+    while processes.is_alive(host_agent["pid"], host_agent["start_ticks"]) and time.monotonic() < deadline:
         yield
         time.sleep(LOOK_S)
     yield
