@@ -1,5 +1,6 @@
 """What the documents point at is there: links, files, commands."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_commands_name_existing_verbs(path):
 def test_make_verbs_exist(path):
     verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(MAKE.findall(path.read_text(encoding="utf-8"))) - verbs == set()
+
+
+def test_the_walk_to_the_loss_names_what_is_there_in_at_most_15_files():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \d+ \| \[[^\]]*\]\(([^)]+)\) \| `(\w+)` \|", text, re.MULTILINE)
+    assert 10 <= len(rows) <= 15
+    for file, name in rows:
+        found = [node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")]
+        assert name in found, (file, name)
 
 
 def test_a_broken_link_and_an_unknown_anchor_are_noticed(tmp_path):
