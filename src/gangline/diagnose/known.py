@@ -15,10 +15,11 @@ class Signature:
 
     id: str
     words: tuple[str, ...]
-    """Regular expressions, all with the same groups. Each begins with plain characters: so a large file is searched
-    quickly."""
+    """Regular expressions, all with the same groups. Each begins with plain characters, which are looked for first."""
     means: str
     fix: str
+    then: str = ""
+    """Plain characters that stand in every match too, after a gap: an expression is tried only where they follow."""
     is_echo: bool = False
     """Who says it is a witness: another rank or host has gone."""
     is_verdict: bool = False
@@ -32,6 +33,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         id="mesh-loopback",
         words=(_MESH + r"(127\.[0-9.]{1,12}|::1)\]",),
+        then="remote=[",
         means="another rank gave {0} as its address, at which nobody else can reach it",
         fix="gangline sets GLOO_SOCKET_IFNAME: the script and `env` must not set or remove it; "
         "`interface` of a host in cluster.yaml names another one",
@@ -40,6 +42,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         id="mesh",
         words=(_MESH + r"([0-9A-Fa-f.:]{2,45})\]",),
+        then="remote=[",
         means="no connection to another rank at {0}",
         fix="let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair",
         is_verdict=True,
@@ -47,6 +50,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         id="port-taken",
         words=(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE",),
+        then="EADDRINUSE",
         means="another program took port {0} of {host}, where the ranks were to meet",
         fix="start again: a port that is free is chosen then; on {host}, ss -ltnp shows who listens",
         is_verdict=True,
@@ -93,7 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         id="gpu-memory-other",
-        words=("torch.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory"),
+        words=(r"torch\.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory"),
         means="a GPU had no room left",
         fix="lower micro_batch or data.sequence_length; nvidia-smi shows who else uses the card (E-GPU-02)",
     ),
@@ -379,6 +383,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         id="not-finite",
         words=(r"not finite in (\d+) steps in a row", r"in (\d+) rounds in a row, up to step"),
+        then="in a row",
         means="the loss or its gradient was NaN or infinite",
         fix="lower optimizer.learning_rate, set precision: bf16, or look at the samples that events.jsonl names",
     ),

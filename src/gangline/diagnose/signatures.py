@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,12 @@ from gangline.diagnose.known import SIGNATURES, Signature
 
 LINE_CHARS = 400
 """Of a line that is shown."""
+
+THEN_CHARS = 3000
+"""Within so many characters after the beginning of a match its `then` stands."""
+
+_HEAD = re.compile(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*(?![*?{])")
+"""The plain characters with which a regular expression begins; the last one is not optional."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
     for signature in SIGNATURES:
         place: tuple[int, re.Match[str]] | None = None
         times = 0
-        for match in _matches(signature, text):
+        for match in matches(signature, text):
             first, last = (bisect.bisect_right(starts, at) - 1 for at in (match.start(), match.end() - 1))
             if first not in taken:
                 times += 1
@@ -59,20 +66,37 @@ def verdict(text: str, *, host: str) -> tuple[str, str] | None:
     """What is wrong and what to do, where words in a text are the whole cause; None where none of them is there."""
     for signature in SIGNATURES:
         if signature.is_verdict:
-            for word in signature.words:
-                if match := re.search(word, text, re.DOTALL):
-                    return _filled(signature.means, match, host), _filled(signature.fix, match, host)
+            for match in matches(signature, text):
+                return _filled(signature.means, match, host), _filled(signature.fix, match, host)
     return None
 
 
 def is_witness(text: str) -> bool:
     """Whether words in a text only tell that another rank or host has gone."""
-    return any(re.search(word, text, re.DOTALL) for one in SIGNATURES if one.is_echo for word in one.words)
+    return any(True for one in SIGNATURES if one.is_echo for _ in matches(one, text))
 
 
-def _matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
+def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
+    """Every match of every word. Most texts have few heads, and a search for plain characters is 20 times faster."""
     for word in signature.words:
-        yield from re.finditer(word, text, re.DOTALL)
+        expression, head, at, then_at = re.compile(word, re.DOTALL), head_of(word), 0, -1
+        while (at := text.find(head, at)) >= 0:
+            if then_at < at and (then_at := text.find(signature.then, at)) < 0:
+                break
+            if then_at - at > THEN_CHARS:
+                at = then_at - THEN_CHARS
+            elif match := expression.match(text, at):
+                yield match
+                at = match.end()
+            else:
+                at += 1
+
+
+@functools.cache
+def head_of(word: str) -> str:
+    """The plain characters with which every match of a regular expression begins."""
+    found = _HEAD.match(word)
+    return re.sub(r"\\(.)", r"\1", found.group()) if found else ""
 
 
 def _sighting(signature: Signature, match: re.Match[str], host: str, line: str, number: int, times: int) -> Sighting:

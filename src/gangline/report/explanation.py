@@ -267,10 +267,10 @@ LIMIT_BYTES = 32 << 20
 """Of a larger file the end is read."""
 
 _RAISED = re.compile(
-    r"^(?:\[?\w{1,20}\]?:? {0,4})?((?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception|Interrupt)\b[^\n]{0,400})",
-    re.MULTILINE,
+    r"(?:\[?\w{1,20}\]?:? {0,4})?((?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception|Interrupt)\b[^\n]{0,400})"
 )
 """The last line of a traceback, with what torchrun puts before it. Bounded: a log may be one line of megabytes."""
+_RAISED_WORDS = ("Error", "Exception", "Interrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,17 +295,25 @@ def read_log(path: Path) -> LogReport:
         data, skipped_lines = _end_of(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read", seen=str(error.strerror), fix="name a log file, or a run") from error
-    text = "\n".join(_shown(line) for line in data.decode("utf-8", "replace").split("\n"))
+    lines = [_shown(line) for line in data.decode("utf-8", "replace").split("\n")]
+    text = "\n".join(lines)
     found = sorted(recognise(text), key=lambda sighting: sighting.is_echo)
-    raised = _RAISED.findall(text)
     return LogReport(
         name=str(path),
         lines=skipped_lines + text.count("\n") + (not text.endswith("\n") and bool(text)),
         skipped_lines=skipped_lines,
         found=tuple(found),
         has_verdict=VERDICT in text,
-        raised=raised[-1][:LINE_CHARS] if raised and not found else None,
+        raised=None if found else _last_error(lines),
     )
+
+
+def _last_error(lines: Sequence[str]) -> str | None:
+    for line in reversed(lines):
+        # most lines have none of the words, and the expression takes 20 times as long to find that out
+        if any(word in line for word in _RAISED_WORDS) and (raised := _RAISED.match(line)):
+            return raised[1][:LINE_CHARS]
+    return None
 
 
 def log_lines(report: LogReport) -> list[str]:

@@ -80,6 +80,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\
 
 def clean(text: str, *, keep_newlines: bool = False) -> str:
     """Without escape sequences and control characters; tabs become spaces, newlines too unless they are kept."""
+    if text.isprintable():  # most lines of a large log: nothing below changes them
+        return text
     text = _CONTROLS.sub("", _SEQUENCES.sub("", text)).replace("\t", "    ")
     return text if keep_newlines else text.replace("\n", " ")
 
