@@ -60,7 +60,7 @@ class HostWords(Section):
     """`local`: the host is this computer, whatever it is called; several hosts may be. Left out: `ssh`, but `local` for
     a host that is named like this computer and has none of `ssh`, `port` and `host_key`."""
     ssh: Annotated[str | None, Field(pattern=DESTINATION, json_schema_extra={"x-fix": SSH_FIX})] = None
-    """What `ssh` is told; left out: the name. Your ssh_config counts as it is."""
+    """Destination for `ssh`; left out: the name. Your ssh_config applies."""
     port: Annotated[int | None, Field(ge=1, le=65535, examples=[2222])] = None
     """Port of its sshd; left out: as ssh_config says."""
     host_key: Annotated[str | None, Field(pattern=HOST_KEY, json_schema_extra={"x-fix": KEY_FIX})] = None
@@ -83,10 +83,8 @@ class HostWords(Section):
     slots: Count = 1
     """Ranks that run here: one for each GPU."""
     share: Annotated[NotNegative | None, NONE] = None
-    """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1.
-    Give it for every host or for none. Where it is given, shares stay as they are; left out, they are measured at the
-    start and follow the machines. In a pipeline the work is layers (of several pipelines
-    micro-batches, too), which stay on their host in any case."""
+    """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1. Give it for
+    every host, and shares are fixed, or for none, and they follow measured speeds (a pipeline keeps its layers)."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """For trials: ranks here take this many times as long."""
     env: dict[Text, str | int | float | bool] = Field(default={})
@@ -117,7 +115,7 @@ class ClusterWords(Section):
     """Range from which the port is taken where the ranks meet, for a firewall that lets only these through. Left out:
     any free port."""
     supervisor: Literal["auto", "head", "here"] = "auto"
-    """Where the process lives that looks after a run: on the head, or on this computer. `auto`: on the head, if it
+    """Where the supervisor of a run lives: on the head, or on this computer. `auto`: on the head, if it
     reaches the other hosts by ssh."""
     backend: Annotated[Name, Field(examples=["direct", "mpirun"])] = "direct"
     """What starts gangline on the hosts. `direct`: one ssh connection per host. `mpirun`: one OpenMPI `mpirun` on the

@@ -66,9 +66,7 @@ def _words(exporter: Exporter) -> tuple[Any, Any]:
 
 
 class _ReportWords(Section):
-    """Where figures go besides the run's own metrics.jsonl. The exporter of a plug-in is a key here, too: `true`, or a
-    mapping of its options.
-    """
+    """Exporters of figures beside metrics.jsonl. A plug-in's exporter is a key, too: `true`, or its options."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -153,7 +151,7 @@ class ModelWords(Section):
 
 
 class MethodWords(Section):
-    """What is trained. `method: lora` is short for `method: {kind: lora}`."""
+    """The weights that train. `method: lora` is short for `method: {kind: lora}`."""
 
     kind: Literal["full", "lora", "qlora"] = "full"
     """Every weight, or low-rank adapters (LoRA) over frozen weights, or over frozen weights of 4 or 8 bits (`qlora`,
@@ -260,8 +258,8 @@ class StrategyWords(Section):
     """What lies in the machine's memory, not on the card: the `optimizer`'s states, which are then updated by the
     processor, or the `parameters`, or both. What can be moved depends on the [strategy](strategies.md)."""
     offload_to: Annotated[Text | None, NONE, Field(examples=["/scratch"])] = None
-    """A folder on a fast disk of every host, such as an NVMe: the `optimizer`'s states lie there, not in the machine's
-    memory, and come and go in every step (zero-3). It takes libaio and a compiler on every host."""
+    """A folder on a fast disk of every host, such as an NVMe, for the `optimizer`'s states in place of memory (zero-3).
+    Every step reads and writes them. It needs libaio and a compiler on every host."""
     deepspeed: Annotated[Text | None, NONE, Field(examples=["ds_config.json"])] = None
     """A configuration file of DeepSpeed. What it says of batch, precision, optimizer and schedule has to be what the
     job says, or `auto`; other keys are passed on (zero-1, zero-2, zero-3)."""
@@ -271,10 +269,8 @@ class OptimizerWords(Section):
     """AdamW and its numbers. `optimizer: adamw-8bit` is short for `optimizer: {kind: adamw-8bit}`."""
 
     kind: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = "adamw"
-    """`adamw`: its two moments have the format of the trained weights. `adamw-8bit`: they have 8 bits, by bitsandbytes:
-    2 bytes for each trained number in place of 8, and less exact; not under every [strategy](strategies.md).
-    `paged-adamw-8bit`: the same, and large tensors of them leave the GPU while it is short of memory
-    (on CPUs, as `adamw-8bit`)."""
+    """`adamw`: moments in the format of the trained weights. `adamw-8bit`: moments of 8 bits, less exact; see
+    [strategies](strategies.md). `paged-adamw-8bit`: the same, and moments leave a GPU that is short of memory."""
     learning_rate: Positive = 2e-4
     """The full learning rate, after the warm-up."""
     betas: Annotated[
@@ -340,23 +336,20 @@ class CheckpointWords(Section):
     asynchronous: bool = True
     """Go on training while a checkpoint is written."""
     each_host: Literal["whole", "part"] = "whole"
-    """What every host writes: the `whole` trained state, so that one disk that survives is enough, or the `part` that
-    its ranks hold (fsdp with `method: full`, pipeline): less memory, disk and network, and it takes every disk to go
-    on. Where a host holds all of it (ddp, hsdp, adapters under fsdp) its part is the whole."""
+    """`whole`: every host writes the whole trained state, and one disk is enough to resume. `part`: it writes the part
+    of its ranks (full fsdp, pipeline), with less memory, disk and network; resuming needs all disks."""
     on_failure: Literal["stop", "continue"] = "stop"
-    """What a save that fails, such as on a full disk, does to the run."""
+    """What the run does when a save fails, on a full disk for instance."""
 
 
 class FailureWords(Section):
-    """What is done when a rank, a host or a link fails, without anybody being asked. `failures: stop` is short for
-    `failures: {restarts: 0}`.
-    """
+    """What the run does by itself when a rank, host or link fails. `failures: stop` means `failures: {restarts: 0}`."""
 
     restarts: Annotated[int, Field(ge=0, le=10**9), OrWord("stop", 0)] = 5
-    """Attempts in a row that may fail without getting beyond the step they went on from, before the run ends; the same
-    cause twice in a row without a step between ends it, too. `stop`, or 0: the first failure does."""
+    """Failed attempts in a row without a new step before the run ends; the same cause twice in a row without a step
+    ends it, too. `stop` or 0: the first failure ends it."""
     wait: Annotated[str, Field(pattern=DURATION, json_schema_extra={"x-fix": WAIT_FIX})] = "30s"
-    """How long a host that does not answer is waited for: from `0s` to `24h`."""
+    """How long the run waits for a host that does not answer: from `0s` to `24h`."""
     without: bool = True
     """Then go on without that host: the others share its work, and batch, samples and their order stay the same.
     `false`: the run ends then."""
@@ -375,7 +368,7 @@ class JobWords(Section):
     model: Annotated[ModelWords, Shorthand("path"), Field(examples=["./llama"])]
     """The model: a folder, a hub name, or the keys below."""
     method: Annotated[MethodWords, Shorthand("kind")] = MethodWords()
-    """What is trained: `full`, `lora`, or the keys below."""
+    """The weights that train: `full` (all), `lora` or `qlora` (adapters), or the keys below."""
     data: Annotated[DataWords, Field(examples=[{"train": "train.jsonl"}])]
     """What the model reads."""
     batch: Annotated[BatchWords, Shorthand("exact"), Field(examples=[32])]
@@ -396,14 +389,14 @@ class JobWords(Section):
     """Compute activations twice instead of keeping them: less memory, about a third more time. `auto`: where the
     plan finds it faster, or nothing fits without."""
     activation_offloading: bool = False
-    """Keep in the machine's memory what `activation_checkpointing` keeps of each layer, and fetch it for backward: long
-    samples and large micro-batches then fit on a card, at the price of copies to and from it."""
+    """Keep the checkpointed activations of each layer in the machine's memory and copy them back for backward: longer
+    samples and larger micro-batches fit on a card, and each step copies more."""
     strategy: Annotated[StrategyWords, Shorthand("kind")] = StrategyWords()
     """How machines train together: `ddp`, `fsdp`, `hsdp`, `zero-1` to `zero-3`, `tp`, `pipeline`, `local-sgd`, or the
     keys below."""
     exchange: Literal["fp32", "bf16", "auto"] = "fp32"
-    """What gradients travel as from machine to machine. `fp32`: as they are. `bf16`: half the bytes, for slow links;
-    their sums are rounded to 8 bits. `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
+    """Number format of gradients between machines. `fp32`: exact. `bf16`: half the bytes, sums rounded to 8 bits.
+    `auto`: bf16 where the plan expects steps that are more than 2 % shorter."""
     optimizer: Annotated[OptimizerWords, Shorthand("kind")] = OptimizerWords()
     """AdamW: its kind, or the keys below."""
     schedule: Annotated[ScheduleWords, Shorthand("kind")] = ScheduleWords()
@@ -413,7 +406,7 @@ class JobWords(Section):
     checkpoint: CheckpointWords = CheckpointWords()
     """When the state is saved, and how much is kept."""
     failures: Annotated[FailureWords, Shorthand("restarts")] = FailureWords()
-    """What is done when something fails: `stop`, a number of restarts, or the keys below."""
+    """What the run does when something fails: `stop`, a number of restarts, or the keys below."""
     report: ReportWords = ReportWords()
     """Where figures go."""
     max_skipped_steps: Annotated[int, Field(ge=0, le=10**9)] = 3

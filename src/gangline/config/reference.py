@@ -65,8 +65,8 @@ def _without_titles(fragment: Any) -> Any:
 
 
 _EDITOR = """\
-Editors that speak YAML language server (VS Code with the YAML extension, Neovim, Zed) check the file and complete
-its keys when its first line names the schema, a path or a URL:
+Editors that speak YAML language server (VS Code with the YAML extension, Neovim, Zed) check the file and
+complete its keys when its first line names the schema, a path or a URL:
 
 ```yaml
 # yaml-language-server: $schema=src/gangline/config/schemas/{kind}.schema.json
@@ -91,9 +91,11 @@ epochs: 3                       # or steps: 500
 
 - Three keys are required: `model`, `data.train` and `batch`.
 - The file is YAML 1.2: `1e-4` is a number, `yes` and `no` are texts, and a repeated key is a mistake.
-- Relative paths in the file begin at the file's own folder; relative paths on the command line at the current folder.
-- Any key can be set on the command line: `optimizer.learning_rate=1e-4 data.train='[a.jsonl, b.jsonl]' steps=10`.
-  The command line wins over the file, and the file over the defaults; `steps` there replaces `epochs` in the file.
+- Relative paths in the file begin at the file's own folder; relative paths on the command line at the current
+  folder.
+- Any key can be set on the command line:
+  `optimizer.learning_rate=1e-4 data.train='[a.jsonl, b.jsonl]' steps=10`. The command line wins over the
+  file, and the file over the defaults; `steps` there replaces `epochs` in the file.
 - All mistakes are reported at once, each with its line and column, what was expected, and what to write.
 - The resolved job, with every default filled in, is kept with the run as `job.json`.
 
@@ -121,16 +123,16 @@ hosts:
 ```
 
 - Without a cluster file there is one host, `local`: this computer, with gangline's home as its work folder.
-- A host is reached over SSH by your own `ssh`: its configuration, agent, keys and jump hosts count as they are. The
-  one thing that is ours is trust: `host_key` is the only key that is accepted, whatever your known_hosts says.
+- gangline reaches a host with your own `ssh`: its configuration, agent, keys and jump hosts apply. Only trust
+  is different: gangline accepts `host_key` and no other key, even if your known_hosts has one.
   `gangline init --pin cluster.yaml` reads the keys again, shows old and new fingerprints, and asks.
-- `transport: local` makes a host of this computer, whatever it is called; several of them are several hosts with their
-  own folders and ranks. `localhost`, `127.0.0.1` and this computer's own name need no `transport`.
-- Names have letters, digits, `.`, `_` and `-`, and begin with a letter or a digit. A destination is a name, an address,
-  or `user@` and one of these.
+- `transport: local` makes a host of this computer under any name. Several such hosts have folders and ranks
+  of their own. `localhost`, `127.0.0.1` and this computer's own name need no `transport`.
+- Names have letters, digits, `.`, `_` and `-`, and begin with a letter or a digit. A destination is a name,
+  an address, or `user@` and one of these.
 - Where hosts are on more than one computer, each needs an `address` at which the others reach it.
-- Relative paths (`lock`; `workdir` and `python` on this computer) begin at the file's own folder. Paths on another host
-  begin with `/`, or with `~/` for the home folder there.
+- Relative paths (`lock`; `workdir` and `python` on this computer) begin at the file's own folder. Paths on
+  another host begin with `/`, or with `~/` for the home folder there.
 - Items of a list are overridden by name: `hosts.pc1.slots=2`.
 - Hosts can share keys: `{name: pc1, <<: &common {port: 2222, slots: 2}}`, then `<<: *common`.
 
@@ -143,24 +145,25 @@ gangline init                                    # asks, and offers the hosts of
 gangline init --pin cluster.yaml                 # reads the host keys again; nothing else in the file changes
 ```
 
-`init` asks every host for its key, shows the fingerprints, and trusts those that you agree to (`--yes` agrees to all of
-them; without a terminal and without `--yes` it ends with exit code 2). A key that your own known_hosts has is not asked
-for; one that it has otherwise ends `init`, whatever you say. Then it looks at the hosts, installs nothing, and writes:
+`init` asks every host for its key, shows the fingerprints, and trusts those that you accept. `--yes` accepts
+all; without a terminal and without `--yes`, `init` ends with exit code 2. It does not ask about a key that
+your known_hosts has. A key that differs from known_hosts ends `init`. Then `init` reads the hosts, installs
+nothing, and writes:
 
-- `address`: in the best network that all hosts share: wired before wireless, IPv4 before IPv6, fast before slow; never
-  the networks inside a machine (docker0, virbr0) while there is another. Where hosts share several, it tries whether
-  they reach each other there. The reason stands in the file as a comment.
-- `slots`: the number of GPUs, or 1. What a hostfile says stays.
+- `address`: in the best network that all hosts share: wired before wireless, IPv4 before IPv6, fast before
+  slow. A network inside a machine (docker0, virbr0) comes last. Where hosts share several networks, `init`
+  tests whether they reach each other there. A comment in the file gives the reason.
+- `slots`: the number of GPUs, or 1. A value of the hostfile stays.
 - `workdir`: only where hosts share one home folder, so that each has a folder of its own.
 
-A file that is there is not replaced without `--force`. Hosts that fail are named with the reason; the file is written
-without them if you say so, or with `--force`. `--dry-run` prints the file.
+`init` replaces an existing file only with `--force`. It names the hosts that fail, with the reason, and
+writes the file without them if you agree, or with `--force`. `--dry-run` prints the file.
 
 ## Where Python comes from
 
-`environment` stands at the top for all hosts, or at a host for that one:
+`environment` at the top applies to all hosts, `environment` at a host to that one:
 
-| it says | the ranks run with |
+| value | the ranks run with |
 |---|---|
 | `locked` | a virtual environment that gangline builds on the host, from the lock that comes with it |
 | `{lock: ./requirements.lock}` | the same, from your lock |
@@ -171,41 +174,43 @@ without them if you say so, or with `--force`. `--dry-run` prints the file.
 
 ## What starts gangline on the hosts
 
-`backend` names it. Whatever it is, the same process looks after the run, and ranks meet in the same way.
+`backend` names the launcher. Under each one the same supervisor runs, and ranks meet in the same way.
 
 | `backend` | how a host agent comes to its host |
 |---|---|
 | `direct` (default) | one ssh connection per host, or none on this computer |
 | `mpirun` | one OpenMPI `mpirun` on the head starts all of them |
 
-Under `mpirun` every restart imports torch anew, and the loss of one host ends the ranks on all hosts: the
-next attempt does without it. Of two starts at the same moment on the same slots, both may fail. `check`,
-`plan`, `train`, `run` and `resume` say so in a line that begins with `backend`. It needs:
+Under `mpirun` every restart imports torch anew, and the loss of one host ends the ranks on all hosts; the
+next attempt runs without that host. Two starts at the same moment on the same slots may both fail. `check`,
+`plan`, `train`, `run` and `resume` print a line about it that begins with `backend`. `mpirun` needs:
 
 - OpenMPI on every host (Debian: `apt install openmpi-bin`).
 - A head that logs in to the other hosts by the addresses of this file, without a password and with host
   keys that it knows: try `ssh ADDRESS true` there. All hosts have the same user and the same ssh port.
 
-When mpirun ends, however it ends, the host agents have their ranks save and leave. The run has failed then,
-or goes on with the next attempt if the job allows restarts. Tokens reach the hosts as under `direct`: by
+When mpirun ends for any reason, the host agents make their ranks save and leave. Then the run fails, or
+continues with the next attempt if the job allows restarts. Tokens reach the hosts as under `direct`: by
 gangline's own connections, never on a disk or in a command line.
 
 **Slurm.** gangline cannot start anything inside an allocation yet: `scancel` would not end its ranks. With
-`SLURM_JOB_ID` set, `train`, `run` and `resume` refuse and say so; `ps`, `logs`, `explain` and the others
+`SLURM_JOB_ID` set, `train`, `run` and `resume` refuse to start; `ps`, `logs`, `explain` and the others
 work.
 
 ## Hostfiles
 
-A file in the manner of DeepSpeed and MPI is a cluster, too. A line is a host, its slots, an interface and variables:
+A hostfile of DeepSpeed or MPI works as a cluster file, too. A line is a host, its slots, an interface and
+variables:
 
 ```text
 # name    slots    interface  variables
 localhost slots=2  lo         NCCL_DEBUG=INFO OMP_NUM_THREADS=1
 ```
 
-A file whose name ends in `.yaml`, `.yml` or `.json` is a cluster file, any other a hostfile; lines with `slots=` are
-recognised under any name. `name:N` is `name slots=N`; `slots` left out is 1. A hostfile has neither addresses nor host
-keys of other computers: `gangline init --hostfile FILE` finds them out and writes a cluster.yaml.
+A file whose name ends in `.yaml`, `.yml` or `.json` is a cluster file, any other a hostfile; lines with
+`slots=` are recognised under any name. `name:N` is `name slots=N`; `slots` left out is 1. A hostfile has
+neither addresses nor host keys of other computers: `gangline init --hostfile FILE` reads them from the hosts
+and writes a cluster.yaml.
 
 """
 

@@ -13,16 +13,17 @@ from gangline.strategies.table import ALONE, STRATEGIES, plan_half
 HEAD = """\
 # Strategies
 
-A strategy is how devices share the work of a step. `strategy: KIND` in [job.yaml](job.md) chooses one; `auto`, the
-default, takes what the [plan](planning.md) finds best. [Training](training.md) says how each one works.
+A strategy is how devices share the work of a step. `strategy: KIND` in [job.yaml](job.md) chooses one;
+`auto`, the default, takes the one that the [plan](planning.md) finds best. [Training](training.md) says how
+each one works.
 
-This page is written by `python -m gangline.strategies.reference docs/strategies.md` from the data that the checks of a
-job and the plan read.
+This page is written by `python -m gangline.strategies.reference docs/strategies.md` from the data that the
+checks of a job and the plan read.
 
 """
 FOOT = """
-Under every strategy rows can share a sample (packing), evaluation works, and a checkpoint can be resumed under every
-other strategy and on other machines. What a strategy does not train is refused before anything is started.
+Under every strategy rows can share a sample (packing), evaluation works, and a checkpoint can be resumed
+under every other strategy and on other machines. A start refuses a job that its strategy cannot train.
 """
 
 
