@@ -60,7 +60,8 @@ def write_model(folder: Path, kind: str = "llama", *, dtype: torch.dtype = torch
 
 
 def make_job(model: Path, *, method: str = "lora", **changes) -> Job:
-    """A job over that folder. `targets` goes to the method."""
+    """A job over that folder. method: qlora-8 is qlora with 8 bits. `targets` goes to the method."""
+    kind, _, bits = method.partition("-")
     targets = tuple(changes.pop("targets", ("all-linear",)))
     job = Job(
         name="tiny",
@@ -68,7 +69,7 @@ def make_job(model: Path, *, method: str = "lora", **changes) -> Job:
         data=DataJob(train=SourceJob(files=("none.txt",))),
         batch=4,
         micro_batch=2,
-        method=MethodJob(kind=method, rank=4, alpha=8.0, dropout=0.1, targets=targets),
+        method=MethodJob(kind=kind, bits=int(bits or 4), rank=4, alpha=8.0, dropout=0.1, targets=targets),
     )
     return dataclasses.replace(job, **changes)
 
