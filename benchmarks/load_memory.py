@@ -293,7 +293,7 @@ def _rank(order: dict[str, Any]) -> int:
 
     from gangline.runs.gang import Gang, GangRank
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
-    from gangline.strategies.zero.engine import load_deepspeed
+    from gangline.strategies.zero.train import load_deepspeed
     from gangline.worker import session as building
     from gangline.worker.bench_scaling import MadeUpSet
     from gangline.worker.process_group import join

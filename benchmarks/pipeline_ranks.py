@@ -23,8 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.plan_ranks import CPU, Device, Work, sent_bytes, setup_of, tell, timed
 from gangline.runs.gang import Gang, GangRank
 from gangline.strategies.fsdp.train import Fsdp
-from gangline.strategies.pipeline.stages import AbsentLayer, PipelineStage
-from gangline.strategies.pipeline.train import Pipeline
+from gangline.strategies.pipeline.train import AbsentLayer, Pipeline, PipelineStage
 from gangline.worker.batch import Batch
 from gangline.worker.bench_collective import measure
 from gangline.worker.model import layers_of

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gangline.runs.bucket_sizes import Window, choose_buckets
+from gangline.runs.formulas import Window, choose_buckets
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.strategies.ddp.train import Ddp

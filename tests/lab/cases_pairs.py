@@ -6,11 +6,10 @@ import json
 import sys
 import time
 
+from gangline.checks.access import check_security
 from gangline.checks.clocks import check_clocks
 from gangline.checks.links import check_links
-from gangline.checks.network import check_network
-from gangline.checks.ports import check_ports
-from gangline.checks.security import check_security
+from gangline.checks.network import check_network, check_ports
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Pairs
 from gangline.inventory.probe import listening, probe_outsider, probe_pairs

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from gangline.checks.building import check_pythons
+from gangline.checks.versions import check_pythons
 from gangline.decide.inspect import with_building
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory

@@ -13,9 +13,8 @@ from transformers.pytorch_utils import Conv1D
 
 from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
-from gangline.strategies.pipeline.stages import split_stages
-from gangline.strategies.pipeline.train import Pipeline
-from gangline.strategies.tensor_parallel.split import COLUMNS, NARROW_NORM, ROWS
+from gangline.strategies.pipeline.train import Pipeline, split_stages
+from gangline.strategies.tensor_parallel.train import COLUMNS, NARROW_NORM, ROWS
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import layers_of
 from gangline.worker.quantised import quantise

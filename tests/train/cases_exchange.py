@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from gangline.runs.bucket_sizes import AllReduce
 from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.formulas import AllReduce
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker import exchange
@@ -98,7 +98,7 @@ def settled(shares):
     with (
         mock.patch.object(exchange, "_time_passes", return_value=(1.5 * own["backward_s"], own["backward_s"])),
         mock.patch.object(exchange, "measure_wire", return_value=AllReduce(latency_s=1e-4, per_byte_s=1e-6)),
-        mock.patch("gangline.runs.bucket_sizes.SMALLEST_BYTES", 8 << 10),
+        mock.patch("gangline.runs.formulas.SMALLEST_BYTES", 8 << 10),
     ):
         progress = TrainingProgress()
         _, captured = run_loop(session, progress=progress)
@@ -123,7 +123,7 @@ def piece(
     with (
         mock.patch.object(exchange, "measure_wire", return_value=AllReduce(latency_s=1e-5, per_byte_s=per_byte_s)),
         mock.patch.object(exchange, "_time_passes", return_value=(0.15, 0.1)),
-        mock.patch("gangline.runs.bucket_sizes.SMALLEST_BYTES", 4 << 10),
+        mock.patch("gangline.runs.formulas.SMALLEST_BYTES", 4 << 10),
         mock.patch("gangline.strategies.ddp.train.SMALLEST_BYTES", 4 << 10),
     ):
         _, captured = run_loop(session, saver=saver, progress=progress, stop_after=stop_after)

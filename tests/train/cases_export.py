@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gangline.errors import GanglineError
-from gangline.worker import by_tensor as by_tensor_module
+from gangline.worker import export as by_tensor_module
 from gangline.worker import export as export_module
 from gangline.worker.export import export
 from gangline.worker.model import load_model, trainable

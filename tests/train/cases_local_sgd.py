@@ -14,9 +14,9 @@ from gangline.errors import GanglineError
 from gangline.runs.checkpoints import part_folder, place_commit
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
-from gangline.strategies.local_sgd import outer as quantise
-from gangline.strategies.local_sgd.outer import CHUNK, ExchangePeers, Outer
+from gangline.strategies.local_sgd import train as quantise
 from gangline.strategies.local_sgd.rounds import Inner, MicroBatch
+from gangline.strategies.local_sgd.train import CHUNK, ExchangePeers, Outer
 from gangline.strategies.local_sgd.work_split import InnerBatch
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
@@ -203,7 +203,7 @@ def widths():
 
 def exchanged(*, payload: str, weights, chunk: int):
     """One exchange of made-up changes without momentum: error against the weighted mean, and equality of replicas."""
-    import gangline.strategies.local_sgd.outer as module
+    import gangline.strategies.local_sgd.train as module
 
     before, module.CHUNK = module.CHUNK, chunk
     try:
@@ -416,7 +416,7 @@ def beats(*, hosts, chunk: int):
 
     Ranks that are not the first of their host take themselves for ones with a GPU.
     """
-    import gangline.strategies.local_sgd.outer as module
+    import gangline.strategies.local_sgd.train as module
 
     shares = [1] * len(hosts)
     job = local_job(precision="fp32", steps=4, inner_steps=4, batch=len(hosts))

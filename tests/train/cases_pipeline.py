@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob
-from gangline.strategies.pipeline.stages import AbsentLayer
-from gangline.strategies.pipeline.train import Pipeline
+from gangline.strategies.pipeline.train import AbsentLayer, Pipeline
 from gangline.worker.batch import deal
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import trainable

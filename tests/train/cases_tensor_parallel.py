@@ -17,8 +17,7 @@ from gangline.planner.config import read_architecture
 from gangline.planner.traffic import traffic
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import ModelJob
-from gangline.strategies.tensor_parallel.split import TensorParallelGroup
-from gangline.strategies.tensor_parallel.train import TensorParallel
+from gangline.strategies.tensor_parallel.train import TensorParallel, TensorParallelGroup
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import norm_of

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from gangline.errors import GanglineError
-from gangline.strategies.tensor_parallel.split import TensorParallelGroup, split_columns
+from gangline.strategies.tensor_parallel.train import TensorParallelGroup, split_columns
 from gangline.worker import loss
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.progress import TrainingProgress
@@ -36,8 +36,7 @@ from gangline.worker.trace.__main__ import main
 from gangline.worker.trace.configs import at_depth, is_even, read_config, shallow_depths
 from gangline.worker.trace.line import count, trace
 from gangline.worker.trace.order import TraceOrder
-from gangline.worker.trace.steps import trace_depth
-from gangline.worker.trace.tracker import ByteTracker
+from gangline.worker.trace.steps import ByteTracker, trace_depth
 from tests.train.small import make_world
 
 _MEASURED = "the measured step"

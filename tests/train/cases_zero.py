@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gangline.errors import GanglineError
 from gangline.runs.job import ModelJob, StrategyJob
-from gangline.strategies.zero.engine import clear, load_deepspeed, require_room
+from gangline.strategies.zero.train import clear, load_deepspeed, require_room
 from gangline.worker import session as building
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss

@@ -47,7 +47,6 @@ HOMONYMS: dict[str, str] = {
     "train": "every strategy's torch half, the entry of a rank that runs them, and the verb",
     "export": "the verb, and the code beside the model that it starts on a host",
     "plugins": "the verb that lists plug-ins, and the tables that they add rows to",
-    "memory": "the checks of a host's memory, and the planner's formula for a rank's",
     "reference": "the writer of docs/job.md and docs/cluster.md, and the writer of docs/strategies.md",
 }
 

@@ -1,8 +1,8 @@
-"""GPU entries: a made-up card, in the columns of gangline's own table (src/gangline/catalog/gpu_table.py)."""
+"""GPU entries: a made-up card, in the columns of gangline's own table (src/gangline/catalog/gpu_specs.py)."""
 
 from __future__ import annotations
 
-from gangline.catalog.gpu_table import GpuRow
+from gangline.catalog.gpu_specs import GpuRow
 
 ROWS = (
     GpuRow(

@@ -9,25 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.checks.access import check_access
-from gangline.checks.building import check_pythons, check_room
+from gangline.checks.access import check_access, check_security
 from gangline.checks.clocks import check_clocks
-from gangline.checks.data import check_data
-from gangline.checks.fabric import check_fabric
-from gangline.checks.gpus import check_gpus
-from gangline.checks.limits import check_limits
+from gangline.checks.gpus import check_gpus, check_topology
+from gangline.checks.limits import check_limits, check_memory
 from gangline.checks.links import check_links
-from gangline.checks.memory import check_memory
 from gangline.checks.names import check_names
-from gangline.checks.network import check_network
-from gangline.checks.nics import check_nics
-from gangline.checks.ports import check_ports
+from gangline.checks.network import check_network, check_ports
+from gangline.checks.nics import check_fabric, check_nics
 from gangline.checks.rules import Finding, Rule, apply, fold
-from gangline.checks.security import check_security
-from gangline.checks.storage import check_storage
-from gangline.checks.topology import check_topology
+from gangline.checks.storage import check_data, check_storage
 from gangline.checks.variables import check_variables
-from gangline.checks.versions import check_versions
+from gangline.checks.versions import check_pythons, check_room, check_versions
 from gangline.errors import CheckFailed, HostUnreachable, PluginError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Skipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gangline.context import Context
 from gangline.control.supervision import Keeping, ask_who_keeps, who_keeps
@@ -13,13 +14,32 @@ from gangline.inventory.facts import Inventory
 from gangline.launch.backends import BACKENDS
 from gangline.planner.plan import Plan
 from gangline.plugins import package_version
+from gangline.provision.ask import ask_agent, in_parallel
 from gangline.provision.code import foresee_code, place_code
 from gangline.provision.environment import compare_environments, foresee_environments, place_environments, require_equal
-from gangline.provision.own_folders import claim_folders
 from gangline.provision.requirements import load_lock
 from gangline.provision.tell import Report
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
+from gangline.transport.local import LocalTransport
+from gangline.transport.transport import Transport
+
+# Folders of our own: made before anything is written to them, and looked at then.
+
+
+TIMEOUT_S = 60.0
+
+
+def claim_folders(home: Path, cluster: Cluster, transports: Mapping[str, Transport]) -> None:
+    """Make gangline's home on this computer and the work folder of every host, for this user alone.
+
+    Raises RunFailed where one of them is somebody else's, or leads to what somebody else chose.
+    """
+    here: Transport = LocalTransport(Host(name="this computer", workdir="", python=""))
+    local = [host.workdir for host in cluster.hosts if host.transport == "local"]
+    wanted = [(here, [str(home), *local])]
+    wanted += [(transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
+    in_parallel(lambda each: ask_agent(each[0], "claim", {"folders": each[1]}, timeout_s=TIMEOUT_S), wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

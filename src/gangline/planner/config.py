@@ -321,7 +321,7 @@ STAGED = frozenset(
     }
 )
 """Those whose decoder in transformers (5.23) hands embeddings to its first layer as they are, and from layer to layer
-nothing but hidden states, so that strategies/pipeline/stages.py can cut it between any two;
+nothing but hidden states, so that strategies/pipeline/train.py can cut it between any two;
 tests/train/test_architecture.py tries each."""
 
 

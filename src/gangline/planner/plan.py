@@ -13,8 +13,7 @@ from gangline.planner.shares import host_shares, rank_hosts, rank_shares
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster
 from gangline.runs.decode import build
-from gangline.runs.division import Division
-from gangline.runs.gang import Gang, GangRank, rows_of, total_steps
+from gangline.runs.gang import Division, Gang, GangRank, rows_of, total_steps
 from gangline.runs.job import Job, MethodJob
 from gangline.strategies.base import AUTO, PlanHalf
 from gangline.strategies.table import ALONE, DEFAULT, plan_half

@@ -14,7 +14,7 @@ from gangline.planner.architecture import Architecture
 from gangline.planner.machines import Seat
 from gangline.planner.memory import CPU, CUDA, Memory, Overheads, rank_memory
 from gangline.planner.training import PlannedStrategy, Training
-from gangline.runs.schedule import ahead
+from gangline.runs.formulas import ahead
 
 SURE, EVEN = 0.9, 0.5
 """Chances to fit: from here on it fits; below that it does not; in between it is tight."""

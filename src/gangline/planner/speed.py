@@ -17,7 +17,7 @@ from gangline.planner.activations import residual_width
 from gangline.planner.architecture import Architecture, Layer, adapted
 from gangline.planner.traffic import Exchange, Fabric, LinkModel, Traffic, exchange_s, linear_bytes, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy, Training
-from gangline.runs.bucket_sizes import Window
+from gangline.runs.formulas import Window
 
 # Floating-point operations of one token, with frozen weights and recomputation. Pure.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gangline.planner.architecture import Architecture, Layer, adapted, layer_adapters
 from gangline.planner.training import BYTES, PlannedStrategy, Training
-from gangline.runs.sharding import padded, shard_dimension
+from gangline.runs.formulas import padded, shard_dimension
 
 PACKED_BYTES = 0.5
 """Half a byte per weight, and one fp32 scale per 64 (Dettmers et al., QLoRA, section 3)."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gangline.runs.bucket_sizes import AllReduce, Window, choose_buckets
+from gangline.runs.formulas import AllReduce, Window, choose_buckets
 from gangline.worker.agree import gather
 from gangline.worker.batch import Batch, Indices, pick
 from gangline.worker.bench_collective import measure

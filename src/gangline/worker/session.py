@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,8 +14,8 @@ from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
+from gangline.strategies.table import STRATEGIES, plan_half
 from gangline.worker.batch import SampleOrder, TokenSource
-from gangline.worker.halves import train_half
 from gangline.worker.loss import CausalLoss, sees_other_documents
 from gangline.worker.model import load_model
 from gangline.worker.optimizer import state_tensors
@@ -22,6 +23,16 @@ from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, connecting
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.weights import Files, is_tied, materialise, meta_model, read_parts
+
+# The torch half of a strategy, imported when a rank asks for it by the kind that its gang names.
+
+
+def train_half(kind: str) -> type[Strategy]:
+    """The torch half of a strategy. Raises UsageError for an unknown kind, PluginError for a plug-in without one."""
+    module, _, name = plan_half(kind).train.partition(":")
+    with STRATEGIES.guard(kind):
+        half: type[Strategy] = getattr(importlib.import_module(module), name)
+    return half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

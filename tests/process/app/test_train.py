@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline import app
-from gangline.checks import building
+from gangline.checks import versions
 from gangline.decide import forecast
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
 from gangline.launch.backend import LaunchRequest
@@ -114,7 +114,7 @@ hosts:
 def test_a_host_on_which_no_environment_can_be_built_stops_before_anything_is_made(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "why_not", lambda *_python, **_lock: "Python 3.9.1")
+    monkeypatch.setattr(versions, "why_not", lambda *_python, **_lock: "Python 3.9.1")
     with pytest.raises(CheckFailed, match="E-SW-14"):
         app.train(world.start(cluster=LOCKED), talk=world, seams=world.seams)
     assert any(line.startswith("fail E-SW-14  b: ") for line in world.said)

@@ -24,7 +24,7 @@ from gangline.runs.state import AttemptOutcome, RunState, read_events, write_lea
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import lost_hosts as away_module
 from gangline.supervise import lost_hosts as reach_module
-from gangline.supervise import next_attempt, policy
+from gangline.supervise import next_attempt
 from gangline.supervise import supervisor as loop_module
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_view import PollIntervals
@@ -251,7 +251,7 @@ class OwnProgram(Story):
 
 
 def test_a_program_of_the_users_own_is_started_again_as_often_as_he_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy, "PAUSE_S", 0.0)
+    monkeypatch.setattr(attempts_module, "PAUSE_S", 0.0)
     story = OwnProgram(tmp_path, restarts=2)
     story.begin()
     for number in (2, 3):

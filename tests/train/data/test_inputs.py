@@ -13,10 +13,9 @@ from gangline.errors import DataError, ModelError, UsageError
 from gangline.formats import Segment
 from gangline.runs.job import SourceJob
 from gangline.worker.data import NO_TARGET, TokenSet, verify
-from gangline.worker.data.build import Tooling, _batches, ensure_set
+from gangline.worker.data.build import Tooling, _batches, ensure_set, plan_sets
 from gangline.worker.data.model_folder import DigestCache, HuggingFace
 from gangline.worker.data.prepare import inputs_main, prepare_inputs
-from gangline.worker.data.requests import plan_sets
 from gangline.worker.data.row_formats import Format, TokenSpan
 from gangline.worker.data.rows import SourceRow
 from gangline.worker.data.tokenise import Encoder

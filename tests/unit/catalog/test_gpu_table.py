@@ -2,8 +2,7 @@
 
 import pytest
 
-from gangline.catalog.gpu_specs import find_gpu
-from gangline.catalog.gpu_table import ARCHITECTURES, ROWS, SOURCES
+from gangline.catalog.gpu_specs import ARCHITECTURES, ROWS, SOURCES, find_gpu
 
 
 def named(rows):

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
+from gangline.checks.access import check_security
 from gangline.checks.clocks import check_clocks
 from gangline.checks.links import check_links
-from gangline.checks.network import check_network
-from gangline.checks.ports import check_ports
-from gangline.checks.security import check_security
+from gangline.checks.network import check_network, check_ports
 from gangline.inventory.pairs import Clock, Ear, Outside, Pairs
 from tests.unit.checks.pairs_story import (
     address,

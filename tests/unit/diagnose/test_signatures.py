@@ -7,11 +7,11 @@ import re
 import pytest
 
 from gangline.diagnose.entries import entries
-from gangline.diagnose.known import SIGNATURES
 from gangline.diagnose.signatures import (
     ECHOES,
     LINE_CHARS,
     ORDERED,
+    SIGNATURES,
     head_of,
     is_echo,
     is_witness,

@@ -17,7 +17,7 @@ from gangline.planner.speed import (
 )
 from gangline.planner.traffic import Fabric, LinkModel, traffic, trained_weights
 from gangline.planner.training import PlannedStrategy, Training
-from gangline.runs.bucket_sizes import AllReduce, Window, choose_buckets
+from gangline.runs.formulas import AllReduce, Window, choose_buckets
 from tests.unit.planner.shapes import LLAMA_2_7B, LLAMA_32_1B, SMALL, dense
 
 FULL = Training(method="full", micro_batch=1, sequence_length=2048)

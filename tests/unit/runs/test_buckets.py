@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gangline.runs.bucket_sizes import BUCKET_S, SMALLEST_BYTES, AllReduce, Window, choose_buckets, exposed_s
+from gangline.runs.formulas import BUCKET_S, SMALLEST_BYTES, AllReduce, Window, choose_buckets, exposed_s
 
 GIGABIT = AllReduce(latency_s=8e-4, per_byte_s=4 / 3 / 117.6e6)
 """Three ranks on a ring."""

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gangline.runs.schedule import ahead, step_s
+from gangline.runs.formulas import ahead, step_s
 
 
 def played(forward, backward, *, send_s, micro_batches, eager):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.runs.sharding import padded, shard_dimension
+from gangline.runs.formulas import padded, shard_dimension
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.runs.job import FailureJob
-from gangline.supervise.policy import Tried, pause_s, seats, why_not
+from gangline.supervise.attempts import Tried, pause_s, seats, why_not
 
 KILLED = {"kind": "RunFailed", "what": "rank 1 on pc2 was killed by SIGKILL", "host": "pc2", "rank": 1}
 LOST = {"kind": "RunFailed", "what": "pc3 does not answer since 12:31:07", "host": "pc3"}

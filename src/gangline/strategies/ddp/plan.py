@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.runs.bucket_sizes import AllReduce, choose_buckets
+from gangline.runs.formulas import AllReduce, choose_buckets
 from gangline.strategies.base import Capabilities, PlanHalf
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gangline.runs.bucket_sizes import SMALLEST_BYTES
+from gangline.runs.formulas import SMALLEST_BYTES
 from gangline.worker.batch import Batch, empty_batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable

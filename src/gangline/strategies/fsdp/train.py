@@ -31,7 +31,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 from gangline.errors import UsageError
-from gangline.runs.sharding import shard_dimension
+from gangline.runs.formulas import shard_dimension
 from gangline.worker.batch import Batch
 from gangline.worker.buckets import sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gangline.runs.job import StrategyJob
 
 PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
-"""Of one changed weight on the wire; int8 with an fp32 scale per 256 (`outer.py`)."""
+"""Of one changed weight on the wire; int8 with an fp32 scale per 256 (`train.py`)."""
 EXCHANGED_NUMBERS = 4 << 20
-"""Weights whose changes are exchanged at once (`outer.py`)."""
+"""Weights whose changes are exchanged at once (`train.py`)."""
 FP32 = 4
 
 

@@ -2,7 +2,7 @@
 
 A round takes the samples of the next `inner_steps` steps, in the run's one order. Their micro-batches are split among
 hosts in proportion to speed; a host takes AdamW steps of its own over what it got, as many as that makes, and keeps
-AdamW's states to itself. Then hosts exchange what their weights have changed by (`outer.py`).
+AdamW's states to itself. Then hosts exchange what their weights have changed by (`train.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sent at each boundary: k * 2 * tokens * hidden * b for k micro-batches; between M pipelines of G ranks
 2(M-1)/M * P_t / G * b, as if each rank had as many weights as the others. A step takes the longest of the bounds in
-`runs/schedule.py`; where sending takes no time, that is sum(t_i) + (k - 1) * max(t_i) for stages of t_i seconds, and
+`runs/formulas.py`; where sending takes no time, that is sum(t_i) + (k - 1) * max(t_i) for stages of t_i seconds, and
 (k + stages - 1) t for equal ones (the bubble). Of several pipelines the slowest counts, and then their exchange.
 
 Stages get layers by speed as far as memory allows it. Ranks that do the same on a device of the same kind need the same
@@ -23,7 +23,7 @@ from gangline.planner.shares import rows_named, split_layers
 from gangline.planner.states import Share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.runs import schedule
+from gangline.runs import formulas
 from gangline.strategies.base import (
     ADAPTERS,
     NO_ACTIVATION_OFFLOADING,
@@ -147,7 +147,7 @@ class PipelinePlan(PlanHalf):
             layers=_slice(architecture.layers, start, start + stages[number]),
             has_embedding=number == 0,
             has_head=number == last,
-            in_flight=schedule.ahead(number, last + 1, eager=strategy.eager) + 1,
+            in_flight=formulas.ahead(number, last + 1, eager=strategy.eager) + 1,
         )
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
@@ -337,7 +337,7 @@ def _row_s(ask: StepQuery, row: Sequence[RankWork]) -> float:
     forward = [each_s * (1 - share) for each_s, share in stages]
     backward = [each_s * share for each_s, share in stages]
     sends = [ask.once(each) for each in ask.traffic.exchanges if each.hides == "stages"]
-    return schedule.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
+    return formulas.step_s(forward, backward, send_s=max(sends, default=0.0), micro_batches=k, eager=ask.strategy.eager)
 
 
 PIPELINE = PipelinePlan()

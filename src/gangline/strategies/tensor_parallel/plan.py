@@ -1,6 +1,6 @@
 """The plan half of tensor parallelism: the ranks of a host compute every layer together, each some columns and rows.
 
-transformers' plan for the family says which linears are cut (`split.py`): queries, keys and values, and the matrices
+transformers' plan for the family says which linears are cut: queries, keys and values, and the matrices
 that make a feed-forward layer wide, by columns; the ones after them by rows. So a rank has some of the heads and some
 of the width. Where one matrix makes several of these at once, or norms see all heads at once, the outputs are put
 together and are whole on every rank; of such a part only the weights are cut.

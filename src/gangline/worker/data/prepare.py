@@ -19,7 +19,7 @@ from typing import Any
 from gangline.errors import UsageError
 from gangline.formats import FORMATS
 from gangline.runs.job import Job
-from gangline.worker.data.build import Tooling, ensure_set, sweep
+from gangline.worker.data.build import SetRequest, Tooling, ensure_set, plan_sets, sweep
 from gangline.worker.data.model_folder import (
     DigestCache,
     Hub,
@@ -28,7 +28,6 @@ from gangline.worker.data.model_folder import (
     check_sequence_length,
     open_model_folder,
 )
-from gangline.worker.data.requests import SetRequest, plan_sets
 from gangline.worker.data.row_formats import Format
 from gangline.worker.data.tokens import TokenSet
 
