@@ -1,11 +1,29 @@
 """Packages with entry points, made in a folder as `pip install --target` leaves them."""
 
 import importlib
+import shutil
+import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 from gangline import plugins
 from gangline.config import validate
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "plugins"
+
+
+def install_examples(folder, *names):
+    """Those packages of examples/plugins (all, if none is named), installed by pip from their sources without a
+    network; the folder for Python's path.
+    """
+    sources, site = folder / "sources", folder / "site"
+    shutil.copytree(EXAMPLES, sources)
+    names = names or sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [*pip, "--target", site, *(sources / name for name in names)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return site
 
 
 def make_package(folder, name, *, version="0.1", modules, entry_points):

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,25 +19,17 @@ from gangline.planner.plan import make_plan
 from gangline.planner.report import Length, report
 from gangline.plugins import find_plugins, package_digest, package_files, package_version
 from gangline.strategies.table import STRATEGIES
-from tests.packages import installed, make_package
+from tests.packages import EXAMPLES, install_examples, installed, make_package
 from tests.unit.checks.machines import cluster, cpu_only, host, inventory
 from tests.unit.planner.worlds import question, world
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "plugins"
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
 JOB = "model: ./llama\ndata: {train: rows.jsonl, format: turns}\nbatch: 8\n"
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
     """All examples in one folder, installed by pip from their sources without a network."""
-    folder = tmp_path_factory.mktemp("packages")
-    sources = folder / "sources"
-    shutil.copytree(EXAMPLES, sources)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command = [*pip, "--target", folder / "site", *(sources / name for name in NAMES)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return folder / "site"
+    return install_examples(tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture
@@ -64,6 +54,7 @@ def test_every_example_is_short_and_is_listed_as_usable(plugged, capsys):
     assert main(["plugins", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["plugins"]
     assert {row["group"].removeprefix("gangline.") for row in rows} >= {
+        "backends",
         "checks",
         "exporters",
         "formats",
