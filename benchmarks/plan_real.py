@@ -84,7 +84,6 @@ def measured(name: str, training: Training) -> Line:
         "layers": 2,
         "points": points_of(training),
         "seconds": SECONDS,
-        "slowdowns": [1.0] * SIZE,
         "sizes": SIZES,
     }
     load = os.getloadavg()[0]

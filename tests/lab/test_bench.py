@@ -46,6 +46,11 @@ def write_cluster(lab, more=("", "", "")):
     lab.user.write("home.yaml", "hosts:\n" + "".join(rows))
 
 
+def slowed(factor):
+    """Of a row of the cluster file."""
+    return f", env: {{GANGLINE_SIMULATED_SLOWDOWN: {factor}}}"
+
+
 def bench(lab, *words):
     return lab.user.run([sys.executable, "-c", VERB, *words], env={"GANGLINE_HOME": "state"}, timeout_s=170)
 
@@ -90,7 +95,7 @@ def test_ranks_are_not_started_where_they_could_not_talk(lab):
 @pytest.mark.timeout(200)
 def test_the_speed_of_every_rank_at_a_job(lab):
     lab = lab(2, binds=lab_folders())
-    write_cluster(lab, ("", ", slowdown: 3"))
+    write_cluster(lab, ("", slowed(3)))
     lab.user.write("model/config.json", json.dumps(CONFIG))
     lab.user.write("rows.txt", "a row\n")
     lab.user.write("job.yaml", JOB)
@@ -98,14 +103,14 @@ def test_the_speed_of_every_rank_at_a_job(lab):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["skipped"] == []
-    assert [(rank["host"], rank["slowdown"]) for rank in said["ranks"]] == [("h0", 1.0), ("h1", 3.0), ("h1", 3.0)]
+    assert [rank["host"] for rank in said["ranks"]] == ["h0", "h1", "h1"]
     for rank in said["ranks"]:
         assert rank["profile"]["key"]["gpu"] == "cpu"
         assert {(point["layers"], point["tokens"]) for point in rank["profile"]["points"]} == {
             (layers, tokens) for layers in (1, 2) for tokens in (32, 256, 512)
         }
         # 12 layers of 0.2 million weights on 256 tokens
-        assert 0.002 < rank["micro_batch_s"] / rank["slowdown"] < 5
+        assert 0.002 < rank["micro_batch_s"] < 15
     kept = lab.user.check(["ls", "state/profiles"]).split()
     assert [name.rsplit("-", 1)[1] for name in kept] == ["h0.json", "h1.json"]
     assert [host.processes() for host in lab.hosts] == [[], []]
@@ -115,17 +120,17 @@ def test_the_speed_of_every_rank_at_a_job(lab):
 @pytest.mark.timeout(200)
 def test_every_host_alone_against_all_together_at_1_gigabit(lab):
     lab = lab(3, binds=lab_folders(), rate="1gbit")
-    write_cluster(lab, ("", ", slowdown: 1.8", ", slowdown: 2.2"))
+    write_cluster(lab, ("", slowed(1.8), slowed(2.2)))
     lab.user.write("model/config.json", json.dumps(CONFIG))
     lab.user.write("rows.txt", "a row\n")
     lab.user.write("job.yaml", JOB)
     done = bench(lab, "scaling", "job.yaml", "batch=24", "--cluster", "home.yaml", "--seconds", "40", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert [(host["host"], host["ranks"], host["slowdown"]) for host in said["hosts"]] == [
-        ("h0", [0], 1.0),
-        ("h1", [1, 2], 1.8),
-        ("h2", [3], 2.2),
+    assert [(host["host"], host["ranks"], host["device"]) for host in said["hosts"]] == [
+        ("h0", [0], "cpu"),
+        ("h1", [1, 2], "cpu, slowed 1.8 x (simulated)"),
+        ("h2", [3], "cpu, slowed 2.2 x (simulated)"),
     ]
     assert not said["one_machine"]
     assert said["hosts"][0]["tokens_per_s"] > said["hosts"][2]["tokens_per_s"]

@@ -23,9 +23,8 @@ class Run:
         zygote.fork(cases_broken.write_run, folder=str(folder), steps=steps, every_steps=every_steps).result()
 
     def write_gang(self, attempt, hosts, shares, **words):
-        """gang.json of an attempt. words: of Gang, and the slowdown of all."""
-        slowdown = words.pop("slowdown", 1.0)
-        ranks = [GangRank(host=host, share=share, slowdown=slowdown) for host, share in zip(hosts, shares, strict=True)]
+        """gang.json of an attempt. words: of Gang."""
+        ranks = [GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True)]
         self.layout.attempt(attempt).mkdir(parents=True)
         for host in hosts:
             if host not in self._layouts:
@@ -33,7 +32,7 @@ class Run:
         gang = Gang(run_id="calm-otter-7", attempt=attempt, ranks=tuple(ranks), **words)
         gang.save(self.layout.gang(attempt))
 
-    def start(self, attempt, hosts, shares, *, only=None, train=None, **words):
+    def start(self, attempt, hosts, shares, *, only=None, train=None, slowdown=1.0, **words):
         """Ranks of one attempt; `only` some of them. words: for `write_gang`. train: by rank, more words for
         `train`."""
         self.write_gang(attempt, hosts, shares, **words)
@@ -46,6 +45,7 @@ class Run:
                 rank=rank,
                 world_size=len(hosts),
                 port=port,
+                slowdown=slowdown,
                 **(train or {}).get(rank, {}),
             )
             for rank in (range(len(hosts)) if only is None else only)

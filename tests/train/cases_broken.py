@@ -18,6 +18,7 @@ from gangline.runs.job import ModelJob, ReportJob, StrategyJob
 from gangline.runs.layout import RunLayout
 from gangline.worker.data.tokens import SetWriter, TokenSet
 from gangline.worker.loop import Synchronous
+from gangline.worker.pace import SLOWDOWN
 from gangline.worker.process_group import LOST, AbortHandler, _sockets, abort_comm, connecting
 from gangline.worker.rank_files import StopFlag, hold
 from gangline.worker.train import train_main
@@ -55,13 +56,14 @@ def train(
     rank: int,
     world_size: int,
     port: int,
+    slowdown: float = 1.0,
     fails_after: int | None = None,
     spoilt_after: int | None = None,
 ):
     """Be one rank of an attempt. fails_after: so many samples it can read. spoilt_after: steps, then weights are bad."""
     norms_in_own_dtype()
     place = {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, SLOWDOWN: slowdown}
     os.environ.update({name: str(value) for name, value in place.items()})
     if fails_after is not None:
         _fail_after(fails_after)

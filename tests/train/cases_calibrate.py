@@ -3,15 +3,18 @@
 import contextlib
 import io
 import json
+import os
 import tempfile
 import time
 import types
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.worker import calibrate
+from gangline.worker.pace import SLOWDOWN
 
 CONFIG = {
     "model_type": "llama",
@@ -36,7 +39,7 @@ def order(method: str = "lora", **more):
         method=MethodJob(kind=method, rank=4),
     )
     common = {"job": job.to_json(), "config": CONFIG, "layers": 2, "points": [[1, 16], [2, 64]], "seconds": 4.0}
-    return {**common, "slowdowns": [1.0, 1.0], **more}
+    return {**common, **more}
 
 
 def lines(method: str = "lora", free: int | None = None, **more):
@@ -65,9 +68,10 @@ def depths():
 
 
 def slowed(slowdowns):
-    """Seconds that this rank timed and slept, where every micro-batch takes 10 and 20 ms."""
+    """Seconds that this rank reported and slept, where every micro-batch takes 10 and 20 ms."""
     slept = []
+    os.environ[SLOWDOWN] = str(slowdowns[dist.get_rank()])
     calibrate._once = lambda *_: (0.01, 0.02)
     calibrate.time = types.SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter, sleep=slept.append)
-    points = [line for line in lines(slowdowns=slowdowns) if line["kind"] == "point"]
+    points = [line for line in lines() if line["kind"] == "point"]
     return [points[0]["seconds"], sorted({round(each, 6) for each in slept})]

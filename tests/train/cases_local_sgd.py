@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop, Synchronous, TrainingRun
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import learning_rate
+from gangline.worker.pace import SLOWDOWN
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
@@ -379,13 +382,10 @@ def speeds(shares, *, slowdown: float):
     """Rounds whose shares follow speeds, one host made slower: micro-batches by round, and whether replicas agree."""
     job = local_job(precision="fp32", steps=24, inner_steps=4, batch=12)
     world = local_world(shares)
-    ranks = tuple(
-        replace(each, slowdown=slowdown if rank == len(shares) - 1 else 1.0)
-        for rank, each in enumerate(world.gang.ranks)
-    )
-    world = replace(world, gang=replace(world.gang, ranks=ranks, moving_shares=True))
+    world = replace(world, gang=replace(world.gang, moving_shares=True))
     session = make_session(job, world, num_samples=240, num_evaluation=0)
-    _, heard = run_rounds(session)
+    with patch.dict(os.environ, {SLOWDOWN: str(slowdown if world.rank == len(shares) - 1 else 1)}):
+        _, heard = run_rounds(session)
     return {
         "micro_batches": [line["micro_batches"] for line in heard.steps],
         "digests": heard.digests,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from gangline.worker.balance import LoadBalancer
 from gangline.worker.batch import pick
 from gangline.worker.checkpoint import Saver
 from gangline.worker.loop import Loop
-from gangline.worker.pace import TokenSpeed
+from gangline.worker.pace import SLOWDOWN, TokenSpeed
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
@@ -143,8 +144,7 @@ TOKEN_S = 0.001
 def _clocked(slowdown: float):
     """A rank alone, slowed, whose strategy takes TOKEN_S for every token; its pace, and the clock."""
     world = make_world([5], rank=0)
-    gang = replace(world.gang, ranks=(replace(world.gang.ranks[0], slowdown=slowdown),))
-    session = make_session(make_job(precision="fp32"), replace(world, gang=gang), num_evaluation=0)
+    session = make_session(make_job(precision="fp32"), world, num_evaluation=0)
     clock = Clock()
     plain = session.strategy.forward_backward
 
@@ -153,7 +153,8 @@ def _clocked(slowdown: float):
         return plain(batch, scale=scale, last=last)
 
     session.strategy.forward_backward = forward_backward
-    return session, TokenSpeed(session), clock
+    with patch.dict(os.environ, {SLOWDOWN: str(slowdown)}):
+        return session, TokenSpeed(session), clock
 
 
 def paced(*, slowdown: float, counts):

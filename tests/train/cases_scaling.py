@@ -19,8 +19,7 @@ from gangline.worker.process_group import ProcessGroup
 from tests.train.cases_calibrate import CONFIG
 
 
-def order(hosts, *, method="lora", batch=12, seconds=4.0, slowdowns=None, moving=True):
-    slowdowns = slowdowns or [1.0] * len(hosts)
+def order(hosts, *, method="lora", batch=12, seconds=4.0, moving=True):
     shares = [batch // len(hosts) + (rank < batch % len(hosts)) for rank in range(len(hosts))]
     job = Job(
         name="tiny",
@@ -30,10 +29,7 @@ def order(hosts, *, method="lora", batch=12, seconds=4.0, slowdowns=None, moving
         micro_batch=1,
         method=MethodJob(kind=method, rank=4),
     )
-    ranks = tuple(
-        GangRank(host=host, share=share, slowdown=slowdown)
-        for host, share, slowdown in zip(hosts, shares, slowdowns, strict=True)
-    )
+    ranks = tuple(GangRank(host=host, share=share) for host, share in zip(hosts, shares, strict=True))
     gang = Gang(run_id="bench", attempt=1, ranks=ranks, moving_shares=moving)
     return {"job": job.to_json(), "config": CONFIG, "gang": gang.to_json(), "seconds": seconds, "deadline_s": 60}
 

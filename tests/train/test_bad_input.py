@@ -209,7 +209,7 @@ def mended(world, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mended")
     with somebody(folder / "user", world) as user:
         write_job(user, **FEW_STEPS, steps=30)
-        write_cluster(user, "one", pc1={"slowdown": 10})
+        write_cluster(user, "one", pc1={"env": {"GANGLINE_SIMULATED_SLOWDOWN": 10}})
         write_cluster(user, "fast", pc1={})
         (user.folder / "corpus.jsonl").write_text("")
         empty = refused(user, "--cluster", "one.yaml")
@@ -289,7 +289,7 @@ def set_size(disk: Path, num_bytes: int) -> None:
 
 def test_a_disk_that_is_full_when_a_checkpoint_is_saved(user, disk):
     write_job(user, **FEW_STEPS, steps=30, failures="stop")
-    write_cluster(user, "one", pc1={"workdir": str(disk), "slowdown": 10})
+    write_cluster(user, "one", pc1={"workdir": str(disk), "env": {"GANGLINE_SIMULATED_SLOWDOWN": 10}})
     watching = user.start("gangline", "train", "job.yaml", "--cluster", "one.yaml")
     run = watching.stdout.readline().strip()
     assert run, watching.communicate()[1]  # it has ended before a run began

@@ -89,8 +89,8 @@ name: three-on-one
 ports: {own_ports()}
 hosts:
   - {{name: pc1, transport: local}}
-  - {{name: pc2, transport: local, slowdown: 1.8}}
-  - {{name: pc3, transport: local, slowdown: 2.2}}
+  - {{name: pc2, transport: local, env: {{GANGLINE_SIMULATED_SLOWDOWN: 1.8}}}}
+  - {{name: pc3, transport: local, env: {{GANGLINE_SIMULATED_SLOWDOWN: 2.2}}}}
 """
 JOB = """\
 name: tiny
@@ -115,7 +115,11 @@ def start(tmp_path):
 
 def test_three_unlike_hosts_on_this_computer(start):
     scaling = bench_scaling(start, seconds=8.0, talk=Terminal(quiet=True))
-    assert [(host.host, host.slowdown) for host in scaling.hosts] == [("pc1", 1.0), ("pc2", 1.8), ("pc3", 2.2)]
+    assert [(host.host, host.device) for host in scaling.hosts] == [
+        ("pc1", "cpu"),
+        ("pc2", "cpu, slowed 1.8 x (simulated)"),
+        ("pc3", "cpu, slowed 2.2 x (simulated)"),
+    ]
     fast, _, slow = (host.tokens_per_s for host in scaling.hosts)
     assert fast > slow
     assert scaling.moving

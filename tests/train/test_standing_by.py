@@ -35,6 +35,7 @@ def stand_by(run):
         # more threads than one are what numpy would start when it is imported
         environment = {
             **os.environ,
+            "GANGLINE_SIMULATED_SLOWDOWN": "10",
             **ROOT_ENV,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "2",
@@ -69,7 +70,7 @@ def give_seat(run, control, attempt):
 
 
 def test_attempts_of_one_process_and_only_the_first_imports(run, stand_by):
-    run.write_gang(1, ["pc1"], [10], slowdown=10.0)
+    run.write_gang(1, ["pc1"], [10])
     started_s = time.monotonic()
     process, control = stand_by()
     assert told(run, 1, "pid")["pid"] == process.pid, "it is there before it has imported anything"

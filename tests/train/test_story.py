@@ -22,7 +22,7 @@ from tests.train.story import (
 
 pytestmark = pytest.mark.timeout(400)
 
-THREE = {"pc1": {"share": 3}, "pc2": {"share": 2}, "pc3": {"share": 1, "slowdown": 30}}
+THREE = {"pc1": {"share": 3}, "pc2": {"share": 2}, "pc3": {"share": 1, "env": {"GANGLINE_SIMULATED_SLOWDOWN": 30}}}
 """The last one is slow, so that there is time to stop the run half-way."""
 
 
@@ -356,7 +356,7 @@ def _require_python(someone: User) -> None:
 def test_an_ordinary_user_can_do_all_of_it(user, nobody):
     copy_world(user.folder, nobody)
     write_job(nobody, steps=20)
-    write_cluster(nobody, "one", pc1={"slowdown": 30})
+    write_cluster(nobody, "one", pc1={"env": {"GANGLINE_SIMULATED_SLOWDOWN": 30}})
     for path in nobody.folder.rglob("*"):
         os.chown(path, NOBODY, NOBODY)
     run = nobody.gangline("train", "job.yaml", "--cluster", "one.yaml", "--detach").out.strip()

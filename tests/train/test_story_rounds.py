@@ -15,7 +15,7 @@ def user(world, tmp_path):
     user = make_user(tmp_path)
     copy_world(world, user)
     write_job(user, strategy={"kind": "local-sgd", "inner_steps": 4}, optimizer={"learning_rate": 3e-3})
-    write_cluster(user, "first", pc1={"share": 3}, pc2={"share": 1, "slowdown": 20})
+    write_cluster(user, "first", pc1={"share": 3}, pc2={"share": 1, "env": {"GANGLINE_SIMULATED_SLOWDOWN": 20}})
     write_cluster(user, "second", pc2={}, pc4={})
     yield user
     for row in user.runs():

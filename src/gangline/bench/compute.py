@@ -57,13 +57,7 @@ class RankSpeed:
     host: str
     rank: int
     profile: Profile
-    slowdown: float
-    """Simulated: this rank is told to take so many times as long. It is in no profile."""
     fused_loss: bool
-
-    def micro_batch_s(self, tokens: float, length: float) -> float:
-        """With the simulated slowness."""
-        return self.profile.compute.micro_batch_s(tokens, length) * self.slowdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +69,11 @@ class MeasuredSpeeds:
     skipped: tuple[Skipped, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; seconds are those of the job's own micro-batch, with the simulated slowness."""
+        """Plain data; seconds are those of the job's own micro-batch."""
         tokens, length = self.training.tokens, self.training.sequence_length
         rows = [
-            {**dataclasses.asdict(each), "micro_batch_s": each.micro_batch_s(tokens, length)} for each in self.ranks
+            {**dataclasses.asdict(each), "micro_batch_s": each.profile.compute.micro_batch_s(tokens, length)}
+            for each in self.ranks
         ]
         return {
             "training": dataclasses.asdict(self.training),
@@ -104,7 +99,7 @@ def measure_compute(
     cluster = hosts.cluster
     tell("starting ranks, which import torch")
     port = free_port(cluster, hosts.transports[cluster.head.name])
-    order = _order(hosts, work, seconds=seconds)
+    order = _order(work, seconds=seconds)
     gang = CommandGang(transports=hosts.transports, timeout_s=order["deadline_s"] + MARGIN_S / 4)
     head = hosts.inventory.of(cluster.head.name)
     num_cpus = head.num_cpus if head is not None and cluster.is_one_machine else None
@@ -161,7 +156,7 @@ def _typical(work: Work) -> tuple[int, int]:
     return work.training.tokens, work.training.sequence_length
 
 
-def _order(hosts: BenchHosts, work: Work, *, seconds: float) -> dict[str, Any]:
+def _order(work: Work, *, seconds: float) -> dict[str, Any]:
     return {
         "job": work.job.to_json(),
         "config": work.copy_config,
@@ -170,7 +165,6 @@ def _order(hosts: BenchHosts, work: Work, *, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "start_s": START_S,
         "deadline_s": START_S + BUILD_S + seconds + MARGIN_S / 2,
-        "slowdowns": [host.slowdown for host in rank_hosts(hosts.cluster)],
     }
 
 
@@ -208,6 +202,5 @@ def _speeds(hosts: BenchHosts, work: Work, heard: Mapping[int, _Heard]) -> Itera
             host=host.name,
             rank=rank,
             profile=profile,
-            slowdown=said.device["slowdown"],
             fused_loss=said.device["fused_loss"],
         )

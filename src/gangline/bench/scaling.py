@@ -60,8 +60,6 @@ class HostSpeed:
     host: str
     device: str
     ranks: tuple[int, ...]
-    slowdown: float
-    """Simulated: its ranks are told to take so many times as long."""
     alone_tokens_per_s: tuple[float, ...]
     """Of the whole batch, in each turn."""
     alone_micro_batches: int
@@ -304,7 +302,6 @@ def _scaling(hosts: BenchHosts, task: Task, heard: _Heard) -> Scaling:
                 host=host,
                 device=heard.devices[numbers[0]]["device"],
                 ranks=tuple(numbers),
-                slowdown=cluster.host(host).slowdown,
                 alone_tokens_per_s=tuple(tokens / _alone_s(each["ranks"], numbers, whole) for each in by_way["alone"]),
                 alone_micro_batches=int(by_way["alone"][0]["ranks"]["micro_batches"][numbers[0]]),
             )

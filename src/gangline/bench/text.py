@@ -16,17 +16,15 @@ def speeds_lines(speeds: MeasuredSpeeds) -> list[str]:
     training = speeds.training
     head = ("rank", "device", "tokens/s", "micro-batch", "floor", "update", "spread")
     title = f"micro-batches of {training.micro_batch} x {training.sequence_length} tokens, the whole model"
-    slow = [f"{each.host} x {each.slowdown:g}" for each in speeds.ranks if each.slowdown > 1]
     return [
         *([title, *table(head, [_speed_row(speeds, each) for each in speeds.ranks])] if speeds.ranks else []),
-        *([f"note     slowness is simulated: {', '.join(slow)}"] if slow else []),
         *(f"skipped  {row.what}: {row.why}" for row in speeds.skipped),
     ]
 
 
 def _speed_row(speeds: MeasuredSpeeds, rank: RankSpeed) -> tuple[str, ...]:
     model, tokens = rank.profile.compute, speeds.training.tokens
-    took_s = rank.micro_batch_s(tokens, speeds.training.sequence_length)
+    took_s = model.micro_batch_s(tokens, speeds.training.sequence_length)
     return (
         f"{rank.host}:{rank.rank}",
         rank.profile.key.gpu,
@@ -101,10 +99,9 @@ def scaling_lines(scaling: Scaling) -> list[str]:
 def _row(scaling: Scaling, host: HostSpeed) -> tuple[str, ...]:
     share = sum(scaling.middle.shares[rank] for rank in host.ranks)
     count = f"{len(host.ranks)} x " if len(host.ranks) > 1 else ""
-    slow = f", slowed {host.slowdown:g} x (simulated)" if host.slowdown > 1 else ""
     return (
         host.host,
-        f"{count}{host.device}{slow}",
+        f"{count}{host.device}",
         f"{_speed(host.tokens_per_s)} tokens/s",
         f"{share} of {scaling.num_micro_batches} ({share / scaling.num_micro_batches:.0%})",
     )
@@ -112,8 +109,6 @@ def _row(scaling: Scaling, host: HostSpeed) -> tuple[str, ...]:
 
 def _notes(scaling: Scaling) -> list[str]:
     notes = []
-    if any(host.slowdown > 1 for host in scaling.hosts):
-        notes.append("slowness of hosts is simulated by sleeping")
     if scaling.one_machine:
         notes.append("all hosts are this one computer: alone means without exchange, but beside the others")
     if not scaling.moving:

@@ -85,8 +85,6 @@ class HostWords(Section):
     share: Annotated[NotNegative | None, NONE] = None
     """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1. Give it for
     every host, and shares are fixed, or for none, and they follow measured speeds (a pipeline keeps its layers)."""
-    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    """For trials: ranks here take this many times as long."""
     env: dict[Text, str | int | float | bool] = Field(default={})
     """Environment variables of the ranks here. Never a secret: this file is copied into the run."""
 

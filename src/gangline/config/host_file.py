@@ -204,7 +204,6 @@ def resolve_host(checked: Checked[ClusterWords], index: int, *, around: Surround
         interface=words.interface,
         slots=words.slots,
         share=None if words.share is None else float(words.share),
-        slowdown=float(words.slowdown),
         env=_env(checked, index, words),
     )
 

@@ -67,7 +67,6 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
             ram_bytes=free,
             memory_from="unknown" if free is None else "measured",
             weight=weight,
-            slowdown=host.slowdown,
         )
     gpu = facts.gpus[device]
     return Seat(
@@ -80,7 +79,6 @@ def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int)
         memory_from="measured",
         power_limit_w=gpu.power_limit_w,
         weight=weight,
-        slowdown=host.slowdown,
         num_sharing=num_sharing,
     )
 

@@ -253,18 +253,14 @@ def _best_of(several: list[Few]) -> Iterator[Few]:
 
 def _kind(world: PlannedCluster, host: str) -> tuple[object, ...]:
     """What two hosts have to share to do the same."""
-    return tuple((seat.gpu, seat.free_bytes, seat.slowdown, seat.gpu or host) for seat in world.seats_of(host))
+    return tuple((seat.gpu, seat.free_bytes, seat.gpu or host) for seat in world.seats_of(host))
 
 
 def _speed(question: Question, world: PlannedCluster, host: str) -> float:
     """Tokens per second of a host's seats, for the order."""
     training, length = question.training, question.tokens_per_sample
-    models = [(question.compute(seat, training), seat.slowdown) for seat in world.seats_of(host)]
-    return sum(
-        model.tokens_per_s(training.micro_batch * length, length) / slowdown
-        for model, slowdown in models
-        if model is not None
-    )
+    models = [question.compute(seat, training) for seat in world.seats_of(host)]
+    return sum(model.tokens_per_s(training.micro_batch * length, length) for model in models if model is not None)
 
 
 # What would make a job fit that does not: the smallest changes, each of them tried. Pure.

@@ -46,8 +46,6 @@ class Seat:
     """What the card may take, as its driver says."""
     weight: float | None = None
     """The user's own word on its speed, relative to the others."""
-    slowdown: float = 1.0
-    """Trials only: see `Host.slowdown`."""
     num_sharing: int = 1
     """Ranks on this card: `free_bytes` is one's part."""
 

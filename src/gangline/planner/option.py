@@ -471,9 +471,9 @@ def _models(
     found: list[ComputeModel | None] = []
     last: tuple[object, ...] = ()
     for seat in world.seats:
-        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w, seat.slowdown)
+        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w)
         if key != last and key not in known:
-            model = _scaled(question.compute(seat, training), seat)
+            model = question.compute(seat, training)
             known[key] = next((each for each in known.values() if each == model), model)
         found.append(found[-1] if key == last else known[key])
         last = key
@@ -513,7 +513,3 @@ def lacking(strategy: PlannedStrategy, training: Training, architecture: Archite
 def is_exact(strategy: PlannedStrategy) -> bool:
     """Whether it computes what one big machine would."""
     return strategy.half.capabilities.exact
-
-
-def _scaled(model: ComputeModel | None, seat: Seat) -> ComputeModel | None:
-    return model if model is None or seat.slowdown == 1.0 else model.scaled(seat.slowdown)

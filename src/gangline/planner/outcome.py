@@ -161,8 +161,6 @@ class RankComparison:
     compute what was measured."""
     micro_batches: int
     """Of a full step: those that most of the steps used had, where shares moved."""
-    slowdown: float
-    """Trials only: see `Host.slowdown`. It is in `compute_s`."""
     compute_s: Figure
     """Forward and backward of so many micro-batches, and the norm of the gradient; planned and measured."""
     wait_s: Figure
@@ -322,7 +320,6 @@ def _rank(
         # and go in between, corrects none
         profile=foreseen.profile if half.layers == "all" and half.parts == "none" else None,
         micro_batches=done[number],
-        slowdown=planned.slowdown,
         compute_s=_figure(own_s, _compute_s(used, number, done[number])),
         wait_s=_figure(wait_s, (step.wait_s[number] for step in used)),
         planned_allocated_bytes=foreseen.allocated_bytes,
@@ -367,7 +364,7 @@ def _ratios(profile: Profile, comparison: Comparison) -> list[float]:
     """Measured seconds over what the profile says, of every rank that it stands for and that had work."""
     length = comparison.tokens_per_sample.measured
     micro_batch_s = profile.corrected.micro_batch_s(comparison.micro_batch * length, length)
-    planned = ((rank, rank.micro_batches * micro_batch_s * rank.slowdown) for rank in comparison.ranks)
+    planned = ((rank, rank.micro_batches * micro_batch_s) for rank in comparison.ranks)
     return [
         rank.compute_s.measured / planned_s
         for rank, planned_s in planned
@@ -381,7 +378,7 @@ def _numbers(comparison: Comparison) -> list[Any]:
     numbers: list[Any] = [comparison.attempt, comparison.num_steps, comparison.micro_batch]
     for rank in comparison.ranks:
         figures += [rank.compute_s, rank.wait_s]
-        numbers += [rank.micro_batches, rank.slowdown, rank.planned_allocated_bytes, rank.planned_process_bytes]
+        numbers += [rank.micro_batches, rank.planned_allocated_bytes, rank.planned_process_bytes]
     numbers += [figure.measured for figure in figures]
     perhaps = [comparison.step_low_s, comparison.step_high_s, *(figure.planned for figure in figures)]
     perhaps += [number for rank in comparison.ranks for number in (rank.allocated_bytes, rank.resident_bytes)]

@@ -30,8 +30,6 @@ class PlannedRank:
     """Micro-batches; see `GangRank.share`."""
     percent: float
     """Part of the batch."""
-    slowdown: float = 1.0
-    """Trials only: see `Host.slowdown`."""
     device: int = 0
     """Index of its GPU on the machine, where it has any."""
     peak_flops: float | None = None
@@ -131,7 +129,6 @@ class Plan(Division):
             GangRank(
                 host=rank.host,
                 share=rank.share,
-                slowdown=rank.slowdown,
                 device=rank.device,
                 peak_flops=rank.peak_flops,
                 foreseen_bytes=None if each is None or each.gpu is None else each.allocated_bytes,
@@ -257,7 +254,6 @@ def _planned_ranks(
             host=host.name,
             share=share,
             percent=round(100 * share / count, 1),
-            slowdown=host.slowdown,
             device=device,
             peak_flops=peak_flops(gpus[host.name][device]) if gpus.get(host.name) else None,
         )

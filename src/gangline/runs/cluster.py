@@ -55,8 +55,6 @@ class Host:
     """Ranks that run here."""
     share: float | None = None
     """Speed of this host relative to the others; None: all slots of the cluster count the same."""
-    slowdown: float = 1.0
-    """Trials only: ranks here take this many times as long (simulated)."""
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def argv(self, *words: str) -> tuple[str, ...]:

@@ -197,8 +197,6 @@ class GangRank:
     share: int
     """Micro-batches of every full step that this rank does; the shares of all ranks sum to batch / micro_batch. All
     ranks of a pipeline, and under tp all of a host, do the same ones: each has the share of its pipeline or host."""
-    slowdown: float = 1.0
-    """Trials only: this rank sleeps before each micro-batch so that it takes `slowdown` times as long (simulated)."""
     device: int = 0
     """Index of this rank's GPU on its machine, where there is any."""
     peak_flops: float | None = None

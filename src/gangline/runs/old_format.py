@@ -12,7 +12,13 @@ from typing import Any
 FILES: Mapping[str, str] = {"agent.json": "guard.json"}
 """Name of a file now -> its name then. Both lie in the same folder."""
 
-KEYS: Mapping[str, Mapping[str, str]] = {"request.json": {"hosts[].guard_argv": "hosts[].agent_argv"}}
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "request.json": {"hosts[].guard_argv": "hosts[].agent_argv"},
+    "cluster.json": {"hosts[].slowdown": ""},
+    "comparison.json": {"ranks[].slowdown": ""},
+    "gang.json": {"ranks[].slowdown": ""},
+    "plan.json": {"ranks[].slowdown": ""},
+}
 """Name of a file now -> {key then: key now}. Dots lead into mappings, [] into every item of a list, and * into every
 value of a mapping. A key of "" is dropped."""
 

@@ -48,6 +48,7 @@ from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm
+from gangline.worker.pace import simulated_slowdown
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, join, leave
 from gangline.worker.progress import TrainingProgress
@@ -320,11 +321,12 @@ class ScalingBenchmark:
     def _tell_device(self) -> None:
         """What this rank computes on."""
         session, world = self._rig.session, self._world
-        cuda = world.device.type == "cuda"
+        device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
+        slowdown = simulated_slowdown()
         _tell(
             world,
             kind="device",
-            device=torch.cuda.get_device_name(world.device) if cuda else "cpu",
+            device=f"{device}, slowed {slowdown:g} x (simulated)" if slowdown > 1 else device,
             torch=torch.__version__,
             dtype=session.precision.name,
             trained=sum(each.numel() for each in trainable(session.model).values()),

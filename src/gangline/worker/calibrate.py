@@ -1,7 +1,7 @@
 """`calibrate`: how fast this rank computes, on a copy of the model with two layers of random weights, under torchrun.
 
     python -m gangline.worker calibrate '{"job": {...}, "config": {...}, "layers": 2, "points": [[1, 512], [4, 2048]],
-                                          "seconds": 60, "start_s": 90, "deadline_s": 160, "slowdowns": [1.0, 1.5]}'
+                                          "seconds": 60, "start_s": 90, "deadline_s": 160}'
 
 config: of the copy, as config.json has it; nothing is downloaded. points: samples and their length, in order of size.
 All ranks are at work at the same time, as in training: cards of one host share its power, processors and memory. What
@@ -37,6 +37,7 @@ from gangline.worker.bench_collective import free_bytes
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
+from gangline.worker.pace import simulated_slowdown
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import leave
 
@@ -57,6 +58,7 @@ class CalibrationCopy:
     device: torch.device
     job: Job
     slowdown: float
+    """Trials only: every time is reported so many times as long."""
 
     @property
     def core(self) -> Any:
@@ -94,7 +96,7 @@ def build(order: dict[str, Any], device: torch.device, folder: Path) -> Calibrat
         precision=precision,
         device=device,
         job=job,
-        slowdown=float(order["slowdowns"][dist.get_rank()]),
+        slowdown=simulated_slowdown(),
     )
 
 
@@ -160,9 +162,10 @@ class _Times:
 
     def tell(self) -> None:
         """A line for each depth."""
-        head_s = _median(self._heads)
+        slowdown = self._copy.slowdown
+        head_s = slowdown * _median(self._heads)
         for layers, rows in self._rows.items():
-            whole = sorted(sum(row) for row in rows)
+            whole = sorted(slowdown * sum(row) for row in rows)
             middle = _median(whole)
             _tell(
                 "point",
@@ -216,7 +219,6 @@ def describe(copy: CalibrationCopy) -> dict[str, Any]:
         "fused_loss": copy.loss.fused,
         "dtype": copy.precision.name,
         "threads": 0 if cuda else torch.get_num_threads(),
-        "slowdown": copy.slowdown,
     }
 
 

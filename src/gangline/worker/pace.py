@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +12,37 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from gangline.errors import SpecError
 from gangline.worker.agree import gather
 from gangline.worker.batch import Batch, Indices, pick
 from gangline.worker.model import base_of
 from gangline.worker.quantised import num_weights
 from gangline.worker.session import Session
 
+SLOWDOWN = "GANGLINE_SIMULATED_SLOWDOWN"
 NUM_PASSES = 3
 """Of the probe, at most; and seconds after which no further one begins."""
 PROBE_S = 3.0
+
+
+def simulated_slowdown() -> float:
+    """How many times as long micro-batches of this rank take (1: they are what they are). For trials with machines that
+    are unlike: a rank sleeps before each of them, by what the one before it took.
+
+    Raises SpecError for a value that is no number of at least 1.
+    """
+    text = os.environ.get(SLOWDOWN, "1")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 1 <= factor < math.inf:
+        raise SpecError(
+            f"the environment variable {SLOWDOWN}",
+            seen=f"expected a number of at least 1, such as 2.5, found {text!r}",
+            fix="change it, or take it away, in `env` of that host in the cluster file",
+        )
+    return factor
 
 
 class TokenSpeed:
@@ -26,7 +50,7 @@ class TokenSpeed:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._slowdown = session.world.gang.ranks[session.world.rank].slowdown
+        self._slowdown = simulated_slowdown()
         self._token_s = 0.0
         self._slept_s = 0.0
         self._tokens = 0
@@ -54,7 +78,7 @@ class TokenSpeed:
         self._slept_s, self._tokens = 0.0, 0
 
     def simulate_slowness(self, batch: Batch) -> None:
-        """Trials only: sleep before a micro-batch, `slowdown - 1` times as long as it takes by the last measurement."""
+        """Trials only: sleep before a micro-batch, see `simulated_slowdown`."""
         self._tokens += batch.input_ids.numel()
         if self._slowdown > 1:
             started = time.perf_counter()

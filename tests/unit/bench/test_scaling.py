@@ -94,12 +94,10 @@ def answering(printed, returncode=0, stderr=""):
     return answer
 
 
-def measure(*, slowdown=1.0, cards=(), transport="ssh", **answers):
+def measure(*, cards=(), transport="ssh", **answers):
     hosts = (
         Host(name="pc1", workdir="/w/1", python="py", transport=transport, address="10.0.0.1"),
-        Host(
-            name="pc2", workdir="/w/2", python="py", transport=transport, address="10.0.0.2", slots=2, slowdown=slowdown
-        ),
+        Host(name="pc2", workdir="/w/2", python="py", transport=transport, address="10.0.0.2", slots=2),
     )
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
@@ -188,14 +186,6 @@ def test_the_document_has_what_the_screen_has():
     assert data["exposed_s"] == 0.01
 
 
-def test_simulated_slowness_is_shown_wherever_the_host_is():
-    found, _ = measure(slowdown=1.8, **both(*TURNS))
-    lines = scaling_lines(found)
-    assert "2 x cpu, slowed 1.8 x (simulated)" in lines[2]
-    assert "note       slowness of hosts is simulated by sleeping" in lines
-    assert found.to_json()["hosts"][1]["slowdown"] == 1.8
-
-
 def test_hosts_on_one_computer_are_said_to_be():
     found, _ = measure(transport="local", **both(*TURNS))
     assert any("all hosts are this one computer" in line for line in scaling_lines(found))
@@ -276,9 +266,7 @@ def test_the_ceiling_of_the_example_in_the_documentation():
         moving=True,
         one_machine=False,
         hosts=tuple(
-            HostSpeed(
-                host=name, device="cpu", ranks=(rank,), slowdown=1.0, alone_tokens_per_s=(speed,), alone_micro_batches=1
-            )
+            HostSpeed(host=name, device="cpu", ranks=(rank,), alone_tokens_per_s=(speed,), alone_micro_batches=1)
             for rank, (name, speed) in enumerate(speeds)
         ),
         together=(plain,),

@@ -10,9 +10,7 @@ from gangline.cli.main import main
 
 TURN = Turn(tokens_per_s=95.0, steps=2, step_s=1.0, exposed_s=0.01, shares=(2, 1))
 HOSTS = tuple(
-    HostSpeed(
-        host=name, device="cpu", ranks=(rank,), slowdown=1.0, alone_tokens_per_s=(speed,) * 3, alone_micro_batches=3
-    )
+    HostSpeed(host=name, device="cpu", ranks=(rank,), alone_tokens_per_s=(speed,) * 3, alone_micro_batches=3)
     for rank, (name, speed) in enumerate((("pc1", 66.0), ("pc2", 34.0)))
 )
 SCALING = Scaling(

@@ -30,7 +30,7 @@ def test_without_a_file_overrides_count(tmp_path):
 SEVERAL = """\
 name: home
 hosts:
-  - {name: pc1, transport: local, workdir: work, slots: 2, share: 3, slowdown: 1.5, env: {OMP_NUM_THREADS: 1, V: 1.10},
+  - {name: pc1, transport: local, workdir: work, slots: 2, share: 3, env: {OMP_NUM_THREADS: 1, V: 1.10},
      interface: lo, address: 127.0.0.2, python: PYTHON}
   - {name: pc2, transport: local, share: 0}
 """
@@ -47,7 +47,6 @@ def test_several_hosts_on_this_computer(tmp_path):
         interface="lo",
         slots=2,
         share=3.0,
-        slowdown=1.5,
         env={"OMP_NUM_THREADS": "1", "V": "1.10"},
         environment=Environment(kind="own", path=sys.executable),
     )

@@ -137,7 +137,6 @@ def test_a_comparison_survives_its_file() -> None:
         (("ranks",), 7),
         (("ranks", 0, "host"), 7),
         (("ranks", 0, "profile"), {}),
-        (("ranks", 0, "slowdown"), None),
         (("ranks", 0, "compute_s"), 3),
         (("ranks", 0, "compute_s", "measured"), "nan"),
         (("ranks", 0, "compute_s", "measured"), -1.0),
@@ -206,14 +205,6 @@ def test_samples_that_were_shorter_than_planned_are_no_sign_of_speed() -> None:
     known = profile()
     records = [line(step, compute=(0.3, 0.1), tokens=400) for step in range(1, 21)]
     folded = fold([known], [kept(plan(profiles=(known.name, None)), records)])
-    assert folded.profiles[known.name].factor == pytest.approx(1.0)
-
-
-def test_a_simulated_slowness_is_none_of_the_card() -> None:
-    known = profile()
-    made = plan(profiles=(known.name, None))
-    slowed = dataclasses.replace(made, ranks=(dataclasses.replace(made.ranks[0], slowdown=3.0), made.ranks[1]))
-    folded = fold([known], [kept(slowed, [line(step, compute=(1.8, 0.5)) for step in range(1, 21)])])
     assert folded.profiles[known.name].factor == pytest.approx(1.0)
 
 
