@@ -28,6 +28,15 @@ def test_a_case_does_not_see_what_another_changed(pool):
     assert pool(2).run(cases_pool.draw) == pool(2).run(cases_pool.draw)
 
 
+def test_groups_of_a_case_and_their_threads_end_with_it(pool):
+    threads = []
+    for _ in range(4):
+        sums, num_threads = zip(*pool(2).run(cases_pool.group_and_threads), strict=True)
+        assert sums == (2.0, 2.0)
+        threads.append(num_threads)
+    assert threads == threads[:1] * 4
+
+
 def test_an_exception_in_a_rank_fails_the_test_with_its_traceback(pool):
     with pytest.raises(RankFailure, match=r"rank-1: Traceback[\s\S]*the flour is damp"):
         pool(2).run(cases_pool.fail_on, rank=1)

@@ -179,9 +179,20 @@ def _reset() -> None:
         return
     import torch
 
+    _leave_groups()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
+
+
+def _leave_groups() -> None:
+    """Destroy the process groups that earlier cases made: each has four threads. All ranks are through with them."""
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        world = torch.distributed.group.WORLD
+        for group in [each for each in torch.distributed.distributed_c10d._world.pg_map if each is not world]:
+            torch.distributed.destroy_process_group(group)
 
 
 if __name__ == "__main__":
