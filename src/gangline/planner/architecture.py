@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +37,7 @@ class Linear:
         return self.outputs * self.number if self.bias else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a plan asks for these numbers thousands of times, and keeps them
 class Layer:
     """Layers of one shape."""
 
@@ -96,17 +97,17 @@ class Layer:
     dropout: bool = False
     """Whether the model drops numbers of what attention and MLP add to the stream."""
 
-    @property
+    @functools.cached_property
     def linear_weights(self) -> int:
         """Numbers in the layer's `nn.Linear` matrices."""
         return sum(linear.num_weights for linear in self.linears)
 
-    @property
+    @functools.cached_property
     def linear_rows(self) -> int:
         """Rows of these matrices: each has one scale where numbers have 8 bits."""
         return sum(linear.outputs * linear.number for linear in self.linears)
 
-    @property
+    @functools.cached_property
     def num_parameters(self) -> int:
         """All numbers of one layer."""
         return self.linear_weights + sum(each.num_biases for each in self.linears) + self.fused_weights + self.vectors

@@ -7,6 +7,7 @@ embedding, the optimizer. `planning.tape` and `planning.block` compute a layer, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ class Instant:
         return sum(term.num_bytes for term in self.terms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a plan asks for these numbers thousands of times, and keeps them
 class Step:
     """One step of one rank."""
 
@@ -65,14 +66,14 @@ class Step:
     in_ram: bool = False
     """Whether tensors lie in the machine's memory, for there is no GPU."""
 
-    @property
+    @functools.cached_property
     def computed(self) -> Training:
         """As it is computed: sharded weights are gathered in the width of products, and nothing needs autocast."""
         if self.training.method == "full" and self.strategy.half.parts != "none":
             return replace(self.training, parameters=self.training.compute)
         return self.training
 
-    @property
+    @functools.cached_property
     def accumulates(self) -> bool:
         """Whether gradients are there before backward begins: of earlier micro-batches, or as buckets."""
         return self.training.accumulation > 1 or self.strategy.half.keeps_buckets(self.strategy)
@@ -82,12 +83,12 @@ class Step:
         """Whether all weights are trained."""
         return self.training.method == "full"
 
-    @property
+    @functools.cached_property
     def depth(self) -> int:
         """Layers of this rank."""
         return sum(layer.count for layer in self.share.layers)
 
-    @property
+    @functools.cached_property
     def entry_bytes(self) -> int:
         """The stream between two layers."""
         training = self.computed

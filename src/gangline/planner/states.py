@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ class Term:
     """Where it comes from, or by which formula."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a plan asks for these numbers thousands of times, and keeps them
 class Share:
     """The part of a model that one rank computes."""
 
@@ -50,28 +51,28 @@ class Share:
     in_flight: int
     """Micro-batches whose activations it holds at once."""
 
-    @property
+    @functools.cached_property
     def num_linear(self) -> int:
         """Numbers in linears inside layers."""
         return sum(layer.count * layer.linear_weights for layer in self.layers)
 
-    @property
+    @functools.cached_property
     def num_rows(self) -> int:
         """Rows of these linears' matrices."""
         return sum(layer.count * layer.linear_rows for layer in self.layers)
 
-    @property
+    @functools.cached_property
     def num_experts(self) -> int:
         """Numbers in fused expert tensors."""
         return sum(layer.count * layer.fused_weights for layer in self.layers)
 
-    @property
+    @functools.cached_property
     def num_vectors(self) -> int:
         """Numbers in norms and biases."""
         inside = sum(layer.count * layer.num_parameters for layer in self.layers) - self.num_linear - self.num_experts
         return inside + (self.architecture.vectors if self.has_head else 0)
 
-    @property
+    @functools.cached_property
     def num_tables(self) -> int:
         """Numbers in the embedding tables and the head; a tied head on another rank is a copy."""
         tables = self.architecture.embedding_weights if self.has_embedding else 0
@@ -86,7 +87,7 @@ class Share:
         model = self.architecture
         return model.hidden * model.vocabulary if self.has_head and not model.tied else 0
 
-    @property
+    @functools.cached_property
     def num_parameters(self) -> int:
         """All numbers."""
         return self.num_linear + self.num_experts + self.num_vectors + self.num_tables
