@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -55,4 +56,4 @@ def group_and_threads():
     group = dist.new_group(list(range(dist.get_world_size())))
     value = torch.ones(1)
     dist.all_reduce(value, group=group)
-    return [value.item(), len(os.listdir("/proc/self/task"))]
+    return [value.item(), len(list(Path("/proc/self/task").iterdir()))]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house import count, homonyms
+from tests.source_trees import SOURCE, source_trees
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "gangline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 FUNCTION_KINDS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -59,11 +59,6 @@ def num_lines(node) -> int:
     return node.end_lineno - node.lineno + 1
 
 
-@functools.cache
-def parsed():
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES]
-
-
 def tracked_files() -> list[Path]:
     """What git knows or would add; outside a clone, the folders of the project."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -88,7 +83,7 @@ def texts() -> list[tuple[str, str]]:
 def test_no_function_is_longer_than_66_lines():
     long = [
         f"{path}:{node.lineno} {node.name}: {num_lines(node)}"
-        for path, tree in parsed()
+        for path, tree in source_trees()
         for node in functions(tree)
         if num_lines(node) > 66
     ]
@@ -96,7 +91,7 @@ def test_no_function_is_longer_than_66_lines():
 
 
 def test_95_percent_of_the_functions_have_fewer_than_40_lines():
-    lengths = [num_lines(node) for _, tree in parsed() for node in functions(tree)]
+    lengths = [num_lines(node) for _, tree in source_trees() for node in functions(tree)]
     assert statistics.quantiles(lengths, n=20)[-1] < 40
 
 
@@ -162,7 +157,7 @@ def test_dangerous_code_is_recognised(code):
 def test_no_dangerous_code():
     found = [
         f"{path.relative_to(ROOT).as_posix()}:{line}: {what}"
-        for path, tree in parsed()
+        for path, tree in source_trees()
         for line, what in dangers(tree)
         if not is_allowed(path.relative_to(ROOT).as_posix(), what, CODE_ALLOWED)
     ]
@@ -172,7 +167,7 @@ def test_no_dangerous_code():
 def test_only_cli_and_report_print():
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in parsed()
+        for path, tree in source_trees()
         if path.relative_to(SOURCE).parts[0] not in {"cli", "report"}
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and dotted(node.func) == "print"
@@ -191,10 +186,10 @@ def public_names(tree):
 
 
 def test_every_module_and_every_public_name_has_a_docstring():
-    silent = [str(path) for path, tree in parsed() if not ast.get_docstring(tree)]
+    silent = [str(path) for path, tree in source_trees() if not ast.get_docstring(tree)]
     silent += [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in parsed()
+        for path, tree in source_trees()
         for node in public_names(tree)
         if not ast.get_docstring(node) and "overload" not in [dotted(item) for item in node.decorator_list]
     ]

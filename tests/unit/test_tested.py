@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline.tested import BY_NAME, TESTED
+from tests.source_trees import source_trees
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
@@ -27,8 +28,8 @@ NEVER_IMPORTED = {
 
 def imported() -> set[str]:
     found = set()
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for _, tree in source_trees():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found |= {name.name.partition(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

@@ -4,12 +4,10 @@ copy."""
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-import gangline
 from gangline.runs.layout import agent_module
+from tests.source_trees import SOURCE, source_trees
 
-SOURCE = Path(gangline.__file__).parent
 NAMES = {
     *("job.json", "cluster.json", "inventory.json", "plan.json", "findings.json", "inputs.json", "command.json"),
     *("keeper.json", "order.json", "leave.json", "last.json", "comparison.json", "metrics.jsonl", "events.jsonl"),
@@ -28,9 +26,9 @@ def test_the_names_of_the_agent_are_those_of_the_layout() -> None:
 
 def test_no_other_module_types_the_name_of_a_file_of_a_run() -> None:
     found = []
-    for path in SOURCE.rglob("*.py"):
+    for path, tree in source_trees():
         name = path.relative_to(SOURCE).as_posix()
         if name not in HOMES:
-            values = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            values = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
             found += [f"{name}:{node.lineno}: {node.value}" for node in values if node.value in NAMES]
     assert found == []

@@ -1,14 +1,12 @@
 """Nobody but a strategy's own folder knows its kind: no comparison, no table by kind."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-import gangline
 from gangline.strategies.table import STRATEGIES
+from tests.source_trees import SOURCE, source_trees
 
-SOURCES = Path(gangline.__file__).parent
 KINDS = frozenset(STRATEGIES.built_in) | {"zero", "zero-"}
 ALLOWED = {
     "config/zero.py": "keys of DeepSpeed's own configuration file",
@@ -47,9 +45,9 @@ def test_it_is_found(source):
 
 def test_nobody_decides_by_kind():
     found = {}
-    for path in sorted(SOURCES.rglob("*.py")):
-        name = path.relative_to(SOURCES).as_posix()
+    for path, tree in source_trees():
+        name = path.relative_to(SOURCE).as_posix()
         if not name.startswith("strategies/") and name not in ALLOWED:
-            places = decided_by_kind(ast.parse(path.read_text(encoding="utf-8")))
+            places = decided_by_kind(tree)
             found |= {name: places} if places else {}
     assert found == {}
