@@ -136,7 +136,7 @@ def train(
         for host, saver in savers.items():
             state = {"step": step, "evaluation_loss": loss_of(step)}
             if tuple(hosts) == IN_PARTS:
-                saver.save_pieces(step, pieces_of(step, host), state)
+                saver.save_shards(step, pieces_of(step, host), state)
             else:
                 saver.save(step, tensors_of(step), state)
         parts = {}

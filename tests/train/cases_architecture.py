@@ -108,7 +108,7 @@ def _through_stages(model: nn.Module) -> torch.Tensor:
     for number in range(3):
         part = copy.deepcopy(model)
         stage = split_stages(part, number=number, stages=(1, 1, 1), stream=torch.float32)
-        loss = CausalLoss(part, compute=torch.float32, stage=stage)
+        loss = CausalLoss(part, compute=torch.float32)
         if stage.is_last:
             logits = loss.logits(_IDS, _POSITIONS, entered=given)
             stage.require_plain(given)

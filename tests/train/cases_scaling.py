@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import GanglineError
+from gangline.runs.decode import build
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.worker import bench_scaling
@@ -36,9 +37,7 @@ def order(hosts, *, method="lora", batch=12, seconds=4.0, moving=True):
 
 def _world(ask):
     torch.set_num_threads(1)
-    return ProcessGroup(
-        gang=bench_scaling.plain.build(Gang, ask["gang"]), rank=dist.get_rank(), device=torch.device("cpu")
-    )
+    return ProcessGroup(gang=build(Gang, ask["gang"]), rank=dist.get_rank(), device=torch.device("cpu"))
 
 
 def lines(hosts, **more):

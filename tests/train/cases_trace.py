@@ -226,7 +226,7 @@ def traced_slice(order: dict, *, parts: int) -> int:
         return model, job, precision
 
     steps.build_model = build_model
-    build.CausalLoss = lambda model, **words: own_loss(model, sliced=made[-1], **words)
+    build.CausalLoss = lambda model, **words: own_loss(model, own_positions=made[-1].share, **words)
     try:
         return traced_peak(order)
     finally:
