@@ -181,27 +181,26 @@ class Library:
         if code := int(function(*arguments)):
             raise NvmlError(code, f"{self._words(code)} ({name})")
 
-    def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_uint) -> Optional[int]:
-        """The number that a function gives back through its last argument; None where it cannot say."""
-        value = kind()
+    def answers(self, name: str, *arguments: Any) -> bool:
+        """Call a function; False where it refuses. Raises NvmlError for a card that is lost: nothing more is asked."""
         try:
-            self.call(name, *arguments, ctypes.byref(value))
+            self.call(name, *arguments)
         except NvmlError as error:
             if error.kind == "lost":
                 raise
-            return None
-        return int(value.value)
+            return False
+        return True
+
+    def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_uint) -> Optional[int]:
+        """The number that a function gives back through its last argument; None where it cannot say."""
+        value = kind()
+        return int(value.value) if self.answers(name, *arguments, ctypes.byref(value)) else None
 
     def text(self, name: str, *arguments: Any, size: int = 96) -> Optional[str]:
         """The text that a function writes into a buffer; None where it cannot say."""
         buffer = ctypes.create_string_buffer(size)
-        try:
-            self.call(name, *arguments, buffer, ctypes.c_uint(size))
-        except NvmlError as error:
-            if error.kind == "lost":
-                raise
-            return None
-        return buffer.value.decode("utf-8", "replace")
+        answered = self.answers(name, *arguments, buffer, ctypes.c_uint(size))
+        return buffer.value.decode("utf-8", "replace") if answered else None
 
     def close(self) -> None:
         """Let go of the library's state."""
@@ -258,20 +257,14 @@ def _card(library: Library, device: ctypes.c_void_p, index: int) -> Dict[str, An
 def _memory(library: Library, device: ctypes.c_void_p) -> Tuple[Optional[int], Optional[int]]:
     """Total and free; unknown for a card that uses the computer's own memory."""
     memory = _Memory()
-    try:
-        library.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-    except NvmlError as error:
-        if error.kind == "lost":
-            raise
+    if not library.answers("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
         return None, None
     return int(memory.total), int(memory.free)
 
 
 def _capability(library: Library, device: ctypes.c_void_p) -> Optional[str]:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    try:
-        library.call("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor))
-    except NvmlError:
+    if not library.answers("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor)):
         return None
     return f"{major.value}.{minor.value}"
 
@@ -280,11 +273,8 @@ def _bus(library: Library, device: ctypes.c_void_p) -> Dict[str, Any]:
     """Where it sits on the PCI bus, and how wide and fast its link is: now, and at best."""
     pci = _Pci()
     bus_id = None
-    try:
-        library.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
+    if library.answers("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci)):
         bus_id = pci.bus_id.decode("ascii", "replace").lower() or None
-    except NvmlError:
-        pass
     return {
         "pci": bus_id,
         "pcie_generation": library.number("nvmlDeviceGetCurrPcieLinkGeneration", device),
@@ -317,29 +307,21 @@ def _condition(library: Library, device: ctypes.c_void_p) -> Dict[str, Any]:
 
 def _utilization(library: Library, device: ctypes.c_void_p) -> Optional[int]:
     rates = _Utilization()
-    try:
-        library.call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
-    except NvmlError:
-        return None
-    return int(rates.gpu)
+    answered = library.answers("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
+    return int(rates.gpu) if answered else None
 
 
 def _mig(library: Library, device: ctypes.c_void_p) -> Optional[bool]:
     now, later = ctypes.c_uint(), ctypes.c_uint()
-    try:
-        library.call("nvmlDeviceGetMigMode", device, ctypes.byref(now), ctypes.byref(later))
-    except NvmlError:
-        return None
-    return bool(now.value)
+    answered = library.answers("nvmlDeviceGetMigMode", device, ctypes.byref(now), ctypes.byref(later))
+    return bool(now.value) if answered else None
 
 
 def _processes(library: Library, device: ctypes.c_void_p) -> List[Dict[str, Any]]:
     """Who computes on it, as far as this host can see them: not from inside a container."""
     count = ctypes.c_uint(MAX_PROCESSES)
     rows = (_Process * MAX_PROCESSES)()
-    try:
-        library.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), rows)
-    except NvmlError:
+    if not library.answers("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), rows):
         return []
     return [
         {
