@@ -39,19 +39,18 @@ CONFIG_BYTES = 4 << 20
 """More is no config.json."""
 
 
-def find_config(job: Job, variables: Mapping[str, str]) -> tuple[dict[str, Any], str] | None:
-    """The contents of the model's config.json, and where they are from; None where this computer has none.
+def find_config(job: Job, variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """The contents of the model's config.json; None where this computer has none.
 
     A folder's own file; for a name of the hub what an earlier download left in its cache, else the catalogue. Raises
     ModelError for a file that cannot be read.
     """
     folder = Path(job.model.path)
     if folder.is_absolute():
-        return read_config(folder / "config.json"), str(folder / "config.json")
+        return read_config(folder / "config.json")
     for path in _cached(job, variables):
-        return read_config(path), str(path)
-    known = known_config(job.model.path)
-    return None if known is None else (known, "catalogue")
+        return read_config(path)
+    return known_config(job.model.path)
 
 
 def shape_unknown(name: str) -> str:
@@ -278,7 +277,6 @@ class Outlook:
 
     verdict: Verdict | None = None
     config: dict[str, Any] | None = None
-    config_from: str = ""
     unknown: str = ""
     """Why there is no verdict, in words."""
     speeds: SpeedTable | None = None
@@ -346,12 +344,11 @@ def foresee_job(job: Job, world: PlannedCluster, means: Context, *, stack: Softw
 
 def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: SoftwareStack) -> Outlook:
     try:
-        found = find_config(job, means.seams.variables)
+        config = find_config(job, means.seams.variables)
     except ModelError as error:
         return _unknown(error)
-    if found is None:
+    if config is None:
         return Outlook(unknown=f"memory and time are not known: {shape_unknown(job.model.path)}")
-    config, where = found
     try:
         architecture = _architecture(config, means)
     except ModelError as error:
@@ -370,7 +367,7 @@ def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: Softwar
         verdict = decide(question, world)
     except ModelError as error:  # adapters that find no place, by the names that the closed form knows
         return _unknown(error)
-    return Outlook(verdict=verdict, config=config, config_from=where, speeds=speeds)
+    return Outlook(verdict=verdict, config=config, speeds=speeds)
 
 
 def _unknown(error: ModelError) -> Outlook:

@@ -64,7 +64,6 @@ class ModelFamily:
     """Slopes on scores instead of positions."""
     embedding_norm: bool = False
     """A norm right after the embedding table (bloom)."""
-    num_last_norms: int = 1
     window: Literal["none", "always", "switched", "every-2", "every-4", "every-6"] = "none"
     """always: wherever sliding_window is a number; switched: only with use_sliding_window; every-n: each n-th layer
     sees everything, the others a window (unless layer_types says it layer by layer)."""

@@ -102,11 +102,6 @@ def read_commit(checkpoints: Path, step: int) -> Commit | None:
     return commit if commit.step == step else None
 
 
-def find_part(checkpoints: Path, step: int, *, host: str) -> tuple[Path, str]:
-    """The replica to load on this host, or the first of the shards: see `find_parts`."""
-    return find_parts(checkpoints, step, host=host)[0]
-
-
 def find_parts(checkpoints: Path, step: int, *, host: str) -> list[tuple[Path, str]]:
     """The parts that lie here, and the digest that the part.json of each must have.
 

@@ -247,14 +247,6 @@ class RunLayout:
         """Where the time of one attempt went, rank by rank."""
         return self.attempt(number) / "times.json"
 
-    def rank_file(self, number: int, rank: int, kind: str) -> Path:
-        """A file of one rank; kind: log, phase, pid, error.json or exit.json."""
-        return self.attempt(number) / f"rank-{rank}.{kind}"
-
-    def host_folder(self, number: int, host: str) -> Path:
-        """The folder of one host's agent in one attempt, with the files of AGENT_NAMES."""
-        return self.attempt(number) / host
-
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""
         return self.root / "data" / content_hash

@@ -71,11 +71,6 @@ def load_if_there(path: Path, kind: type[T] | Callable[[dict[str, Any]], T]) -> 
         return None
 
 
-def load_keys(path: Path) -> dict[str, Any]:
-    """The keys of a record, as this version calls them, without `schema_version`."""
-    return load_record(path, lambda data: data)
-
-
 def decode_record(data: bytes, path: PurePath, kind: type[T] | Callable[[dict[str, Any]], T], *, host: str = "") -> T:
     """The record in `data`, which lies at `path` on `host` ("": this computer); raises RecordError."""
     where = f"{host}:{path}" if host else str(path)

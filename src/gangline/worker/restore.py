@@ -151,11 +151,6 @@ class Blocks:
             self.metadata.storage_data.setdefault(index, inside)
 
 
-def read_part(folder: Path, *, digest: str, prefix: str) -> dict[str, torch.Tensor]:
-    """The saved tensors whose names begin with `prefix`, of one part; see `read_parts`."""
-    return read_parts([(folder, digest)], prefix=prefix)
-
-
 def read_parts(parts: Sequence[tuple[Path, str]], *, prefix: str) -> dict[str, torch.Tensor]:
     """The saved tensors whose names begin with `prefix`, by the rest of their names, in new memory on the CPU.
 

@@ -8,7 +8,7 @@ import pytest
 
 from gangline import app
 from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
-from gangline.runs.checkpoints import find_part, find_parts, part_folder
+from gangline.runs.checkpoints import find_parts, part_folder
 from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout
@@ -68,7 +68,7 @@ def test_a_host_with_a_damaged_copy_gets_a_whole_one(world: World, run_id: str) 
     flip(part_folder(mine, 40, "a") / "weights")
     resume(world, run_id)
     assert "step 40 brought to a" in world.said
-    folder, _digest = find_part(mine, 40, host="a")
+    folder, _digest = find_parts(mine, 40, host="a")[0]
     assert verify_part(folder) == []
 
 
@@ -103,7 +103,7 @@ def test_what_one_host_alone_has_saved_is_adopted_and_brought_to_the_others(worl
     resume(world, run_id)
     assert Gang.load(world.host("a", run_id).gang(2)).resume_step == 40
     assert "step 40 brought to b" in world.said
-    folder, _digest = find_part(world.host("b", run_id).checkpoints, 40, host="b")
+    folder, _digest = find_parts(world.host("b", run_id).checkpoints, 40, host="b")[0]
     assert verify_part(folder) == []
 
 
@@ -154,7 +154,7 @@ def test_other_hosts_get_checkpoint_data_and_history_and_the_batch_stays(world: 
         host = world.host(name, run_id)
         gang = Gang.load(host.gang(2))
         assert [(rank.host, rank.share) for rank in gang.ranks] == [("e", 2), ("c", 2), ("d", 2)]
-        folder, _digest = find_part(host.checkpoints, 40, host=name)
+        folder, _digest = find_parts(host.checkpoints, 40, host=name)[0]
         assert verify_part(folder) == []
         assert host.token_set(world.train_hash).is_dir()
     assert world.host("e", run_id).metrics.read_text(encoding="utf-8") == '{"kind": "step"}\n'
@@ -164,7 +164,7 @@ def test_one_name_for_two_places_is_no_obstacle(world: World, run_id: str) -> No
     world.save(run_id, 40)
     moved = THREE.replace("./places/a", "./places/moved")
     resume(world, run_id, world.file("three.yaml", moved))
-    folder, _digest = find_part(world.host("moved", run_id).checkpoints, 40, host="a")
+    folder, _digest = find_parts(world.host("moved", run_id).checkpoints, 40, host="a")[0]
     assert verify_part(folder) == []
 
 

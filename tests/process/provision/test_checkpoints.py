@@ -103,7 +103,7 @@ def test_a_part_is_brought_from_the_host_that_has_it_to_those_that_lack_it(tmp_p
     assert go_on(places) == 130
     brought = disk.part_folder(places["pc1"].checkpoints(RUN), 130, "pc2")
     assert (brought / "weights").read_text() == "step 130"
-    assert disk.find_part(places["pc1"].checkpoints(RUN), 130, host="pc1")[0] == brought
+    assert disk.find_parts(places["pc1"].checkpoints(RUN), 130, host="pc1")[0][0] == brought
 
 
 def test_an_older_step_is_hashed_before_a_run_goes_on_from_it(places: Places) -> None:

@@ -19,7 +19,7 @@ from gangline.runs.gang import Gang, GangRank, held_by
 from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
-from gangline.runs.record_versions import load_keys, load_record
+from gangline.runs.record_versions import load_record
 from gangline.runs.state import AttemptOutcome, RunState, read_events, write_leave, write_order
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import lost_hosts as away_module
@@ -334,7 +334,7 @@ def test_where_ranks_have_parts_of_the_state_every_host_gets_a_copy(tmp_path, sa
     story.joined(2)
     assert (story.gang(2).resume_step, story.gang(2).lacking) == (39, ())
     for name in NAMES:
-        assert disk.find_part(story.hosts.layout(name).checkpoints, 39, host=name)
+        assert disk.find_parts(story.hosts.layout(name).checkpoints, 39, host=name)
     story.finish()
 
 
@@ -631,7 +631,7 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     story.joined(2)
     lose(story, "pc2")
     story.joined(3)
-    said = load_keys(story.layout.base(3))
+    said = load_record(story.layout.base(3), lambda data: data)
     assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None}
     connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
     again = Attempts(story.layout, 3, backend=story.backend, connect=connect)

@@ -323,15 +323,15 @@ def test_a_record_of_another_step_in_a_step_folder_is_refused(tmp_path):
 
 def test_the_part_to_load_is_the_own_one_or_else_one_that_was_brought_here(tmp_path):
     save(tmp_path, 100)
-    assert disk.find_part(tmp_path / "pc1", 100, host="pc1")[0].name == "part-pc1"
+    assert disk.find_parts(tmp_path / "pc1", 100, host="pc1")[0][0].name == "part-pc1"
     own = disk.part_folder(tmp_path / "pc1", 100, "pc1")
     own.rename(own.with_name("part-pc1.tmp"))
     with pytest.raises(CheckpointError, match="no part here is the one that was committed"):
-        disk.find_part(tmp_path / "pc1", 100, host="pc1")
+        disk.find_parts(tmp_path / "pc1", 100, host="pc1")
     disk.part_folder(tmp_path / "pc2", 100, "pc2").rename(own.with_name("part-pc2"))
-    assert disk.find_part(tmp_path / "pc1", 100, host="pc1")[0].name == "part-pc2"
+    assert disk.find_parts(tmp_path / "pc1", 100, host="pc1")[0][0].name == "part-pc2"
     with pytest.raises(CheckpointError, match="no commit record"):
-        disk.find_part(tmp_path / "pc1", 300, host="pc1")
+        disk.find_parts(tmp_path / "pc1", 300, host="pc1")
 
 
 def test_a_host_tells_what_it_has_as_json_on_stdout(tmp_path, capsys):
