@@ -20,7 +20,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--rotate", action="store_true", help="of tests marked `rotating`, only the part of the day")
+    parser.addoption(
+        "--rotate", action="store_true", help="of tests marked `rotating`, only the part of the day, and all in CI"
+    )
 
 
 def pytest_configure(config):
@@ -30,7 +32,9 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     if config.getoption("rotate"):
-        return f"rotating tests: part {take_turn()} of {PARTS} ({TURN}=0, 1, ... for another; without --rotate all)"
+        turn = take_turn()
+        part = "all" if turn is None else f"part {turn} of {PARTS}"
+        return f"rotating tests: {part} ({TURN}=0, 1, ... for another part, {TURN}=all for all)"
     return None
 
 

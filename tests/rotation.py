@@ -1,4 +1,4 @@
-"""Matrices that are too long for every run: of tests marked `rotating`, a part is run each day."""
+"""Matrices that are long: of tests marked `rotating`, a developer's `make test` runs a part each day, CI all."""
 
 import os
 from collections.abc import Iterable
@@ -9,13 +9,15 @@ import pytest
 
 PARTS = 3
 TURN = "GANGLINE_TURN"
-"""In the environment: the number of the part, from 0; else the day decides. Processes that share a run have the same."""
+"""In the environment: the number of the part, from 0, or `all`. Processes that share a run have the same."""
+ALL = "all"
 
 
-def take_turn() -> int:
-    """Today's part, for this process and those that it starts."""
+def take_turn() -> int | None:
+    """The part for this process and those that it starts: today's, and None for all of them where CI is set."""
     today = datetime.now(tz=timezone.utc).date().toordinal()
-    return int(os.environ.setdefault(TURN, str(today % PARTS))) % PARTS
+    turn = os.environ.setdefault(TURN, ALL if os.environ.get("CI") else str(today % PARTS))
+    return None if turn == ALL else int(turn) % PARTS
 
 
 def part_of(name: str) -> int:
@@ -23,11 +25,12 @@ def part_of(name: str) -> int:
     return crc32(name.encode()) % PARTS
 
 
-def divide(items: Iterable[pytest.Item], turn: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+def divide(items: Iterable[pytest.Item], turn: int | None) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Those to be run, and those whose turn it is not."""
     run: list[pytest.Item] = []
     rest: list[pytest.Item] = []
     for item in items:
-        waits = item.get_closest_marker("rotating") is not None and part_of(item.nodeid) != turn
+        rotates = turn is not None and item.get_closest_marker("rotating") is not None
+        waits = rotates and part_of(item.nodeid) != turn
         (rest if waits else run).append(item)
     return run, rest
