@@ -84,7 +84,7 @@ class HostWords(Section):
     """Ranks that run here: one for each GPU."""
     share: Annotated[NotNegative | None, NONE] = None
     """Speed of this host relative to the others: a host with 3 gets three times the work of one with 1. Give it for
-    every host, and shares are fixed, or for none, and they follow measured speeds (a pipeline keeps its layers)."""
+    every host, which fixes shares, or for none: they then follow measured speeds."""
     env: dict[Text, str | int | float | bool] = Field(default={})
     """Environment variables of the ranks here. Never a secret: this file is copied into the run."""
 

@@ -39,7 +39,7 @@ PATTERNS = {
     NAME: "a name (at most 63 letters, digits, `.`, `_` and `-`, the first a letter or a digit)",
     MODULE: "a module name, such as q_proj",
     ADDRESS: "an IP address or a computer's name",
-    DESTINATION: "what `ssh` is told: a name of your ssh_config, or user@address",
+    DESTINATION: "a destination for `ssh`: a name of your ssh_config, or user@address",
     HOST_KEY: "a public key of sshd: its type, a space, and the key in base64",
     HOST_PATH: "a path on the host that begins with `/` or `~/`",
     HOST_PROGRAM: "a program on the host: its name, or a path that begins with `/` or `~/`",

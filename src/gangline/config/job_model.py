@@ -336,8 +336,8 @@ class CheckpointWords(Section):
     asynchronous: bool = True
     """Go on training while a checkpoint is written."""
     each_host: Literal["whole", "part"] = "whole"
-    """`whole`: every host writes the whole trained state, and one disk is enough to resume. `part`: it writes the part
-    of its ranks (full fsdp, pipeline), with less memory, disk and network; resuming needs all disks."""
+    """`whole`: every host writes the whole trained state; one disk is enough to resume. `part`: it writes the part of
+    its ranks (full fsdp, pipeline): less memory, disk, network; resuming needs all disks."""
     on_failure: Literal["stop", "continue"] = "stop"
     """What the run does when a save fails, on a full disk for instance."""
 

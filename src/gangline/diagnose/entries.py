@@ -20,7 +20,7 @@ ROWS = """
 | E-ACC-07 | fail, exit code 4 | it refuses the connection: the machine is there, no ssh server listens | there: `sudo systemctl start ssh` (or sshd); or set `port` |
 | E-NAME-01 | fail | hosts share a work folder, on one machine or on a file server: their files would overwrite each other | a `workdir` for each, or one host with more `slots` |
 | E-NAME-02 | warn | several hosts have one hostname: libraries take them for one machine, logs cannot be told apart | `sudo hostnamectl set-hostname NAME` |
-| E-NAME-03 | warn | a host's own name means loopback there (Debian and Ubuntu write 127.0.1.1): programs that look it up tell the others 127.x. Ranks that gangline starts are told their interface instead | in its `/etc/hosts`, the address of the network beside its name |
+| E-NAME-03 | warn | a host's own name means loopback there (Debian and Ubuntu write 127.0.1.1): programs that look it up tell the others 127.x. gangline gives its own ranks their interface instead | in its `/etc/hosts`, the address of the network beside its name |
 | E-NAME-04 | fail | one machine is listed twice: ranks of both would take the same GPUs | keep one, with more `slots` |
 | E-NAME-05 | warn | the name of a host leads to a wrong address on another: programs that use it talk to another machine. gangline itself uses addresses | correct it in `/etc/hosts` there, or in your DNS |
 | E-NAME-06 | fail | no interface of the host has the `address` of the cluster file, or it is loopback: its ranks cannot be reached | write an address of that host (`ip addr`) |
