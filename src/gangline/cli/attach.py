@@ -11,9 +11,9 @@ from gangline.cli.output import Terminal, follow_to_the_end
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
 ) -> None:
-    """Follow a run from where it stands. Ctrl-C leaves; the run goes on. One without a supervisor gets another."""
+    """Follow a run from now on. Ctrl-C leaves and the run continues. If its supervisor has died, starts a new one."""
     with app.opened(run, home=app.default_home()) as opened:
         app.look_after(opened, talk=Terminal())
         follow_to_the_end(opened.view(), from_start=False)

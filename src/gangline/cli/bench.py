@@ -32,32 +32,44 @@ def command(
         What,
         typer.Argument(
             metavar="network|compute|scaling",
-            help="latency, throughput, all-reduce; a job's model on every rank; each host alone against all together",
+            help="network: latency, throughput, all-reduce. compute: a job's model on every rank. "
+            "scaling: all hosts against each alone",
             show_default=False,
         ),
     ],
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="network: the cluster, by default ./cluster.yaml; else the job", show_default=False
+            metavar="FILE",
+            help="network: the cluster file, by default ./cluster.yaml. compute, scaling: the job file",
+            show_default=False,
         ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the job", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="override a key of the job file, such as steps=100", show_default=False
+        ),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="with a job: the cluster, by default ./cluster.yaml", show_default=False)
+        Path | None,
+        typer.Option(help="compute, scaling: the cluster file, by default ./cluster.yaml", show_default=False),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=4, max=3600, help="how long it may take, after the start: 20, 60 or 180", show_default=False),
+        typer.Option(
+            min=4,
+            max=3600,
+            help="time limit after the start; by default 20 (network), 60 (compute), 180 (scaling)",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Measure every pair of hosts, how fast every rank computes, or how near all hosts come to the sum of each alone.
+    """Measure the network between hosts, the speed of every rank, or how well the job scales over all hosts.
 
-    compute times a copy of the job's model with two layers. scaling trains the whole model, with random weights and
-    samples. What network and compute find is kept for gangline plan. Best while nothing else runs.
+    compute times a two-layer copy of the job's model. scaling trains the whole model with random weights and samples.
+    gangline plan uses the results of network and compute. Run it while the hosts are idle.
     """
     limit_s, home, talk = seconds or DEFAULT_S[what], app.default_home(), Terminal()
     if what is What.network:

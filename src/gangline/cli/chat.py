@@ -16,11 +16,11 @@ def command(
     target: Annotated[
         str, typer.Argument(metavar="RUN|FOLDER", help="a run, or a folder with a model or adapter", show_default=False)
     ],
-    prompt: Annotated[str | None, typer.Option(help="answer this and end", show_default=False)] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="length of an answer at the most")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token")] = 0.7,
+    prompt: Annotated[str | None, typer.Option(help="answer this prompt and exit", show_default=False)] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer, in tokens")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always picks the likeliest token")] = 0.7,
 ) -> None:
-    """Talk to the newest checkpoint of a run, or to a model folder. Ctrl-C ends an answer, Ctrl-D the talk."""
+    """Talk to the newest checkpoint of a run, or to a model folder. Ctrl-C ends the answer, Ctrl-D the chat."""
     options = ["--max-tokens", str(max_tokens), "--temperature", str(temperature)]
     if prompt is not None:
         # one word, so that a prompt that begins with "-" is not an option

@@ -33,22 +33,23 @@ def command(
         ),
     ] = None,
     tier: Annotated[
-        CheckTier, typer.Option(help="quick: seconds. full: throughput, loss, disks. burn: the same, for minutes")
+        CheckTier,
+        typer.Option(
+            help="quick: takes seconds. full: adds throughput, packet loss and disks. burn: full, for minutes"
+        ),
     ] = CheckTier.quick,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="WHAT", help="a family (network, gpus, ...) or an id (E-NET-07)", show_default=False),
+        typer.Option(metavar="WHAT", help="only this family (network, gpus, ...) or id (E-NET-07)", show_default=False),
     ] = None,
     same: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="PATH", help="a model or data that should be equal on every host, by hash", show_default=False
-        ),
+        typer.Option(metavar="PATH", help="compare this model or data set on all hosts by hash", show_default=False),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="warnings fail, too")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="treat warnings as failures")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Look at every host; changes nothing. Exit code 3 where a check fails, 4 where a host does not answer."""
+    """Look for faults on every host; changes nothing. Exit code 3 if a check fails, 4 if a host does not answer."""
     wish = app.Wish(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
     talk = Terminal()
     sight = app.check(app.cluster_file(cluster), home=app.default_home(), wish=wish, talk=talk)

@@ -26,9 +26,9 @@ def command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Say why a run is where it is: the first cause, its echoes, the evidence, how it goes on. Changes nothing.
+    """Say why a run failed or stopped: first cause, consequences, evidence, next step. Changes nothing.
 
-    Of a finding: what it means, and what to do. Of a log file: known words in it, with cause and fix.
+    For a finding: its meaning and its fix. For a log file: known errors in it, each with its cause and fix.
     """
     if FINDING.fullmatch(what):
         _explain_finding(what, as_json=as_json)
@@ -63,7 +63,7 @@ def _explain_finding(name: str, *, as_json: bool) -> None:
 def _explain_log(path: Path, *, as_json: bool) -> None:
     if not _is_regular(path):
         raise UsageError(
-            f"{path} is no file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
+            f"{path} is not a file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
         )
     report = read_log(path)
     if as_json:

@@ -15,16 +15,18 @@ from gangline.serve.run_model import export_argv, export_model, find_saved
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
-    merged: Annotated[bool, typer.Option("--merged", help="a whole model with the adapter folded in")] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="merge the adapter into the model and write the whole model")
+    ] = False,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="new folder; by default below the run directory", show_default=False),
+        typer.Option(metavar="DIR", help="new folder to write; by default below the run directory", show_default=False),
     ] = None,
     step: Annotated[int | None, typer.Option(help="by default the newest checkpoint", show_default=False)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact command and write nothing")] = False,
 ) -> None:
-    """Write the model of a run, load it again and compare its logits. The folder is printed on stdout."""
+    """Write the model of a run, load it again and compare its logits. Prints the folder on stdout."""
     talk = Terminal()
     with app.opened(run, home=app.default_home()) as opened:
         require_job(opened.layout)

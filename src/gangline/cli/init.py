@@ -17,27 +17,29 @@ def command(  # noqa: PLR0913  (options of a command line)
         list[str] | None,
         typer.Argument(
             metavar="HOST",
-            help="what ssh is told: pc1, alice@192.168.1.10; localhost is this computer",
+            help="a name as for ssh: pc1, alice@192.168.1.10; localhost is this computer",
             show_default=False,
         ),
     ] = None,
-    hostfile: Annotated[Path | None, typer.Option(help="a hostfile of DeepSpeed or MPI", show_default=False)] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write: cluster.yaml", show_default=False)
+    hostfile: Annotated[
+        Path | None, typer.Option(help="read host names from a hostfile of DeepSpeed or MPI", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="what the cluster is called", show_default=False)] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="trust new host keys without a question")] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace the file; go on without hosts that fail")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="file to write; by default cluster.yaml", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="name of the cluster", show_default=False)] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="trust new host keys without asking")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace the file; leave out hosts that fail")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the file and write nothing")] = False,
     pin: Annotated[
         Path | None,
-        typer.Option(metavar="CLUSTER", help="read the host keys of this file again", show_default=False),
+        typer.Option(metavar="CLUSTER", help="read the host keys of this cluster file again", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """Look at hosts over SSH and write cluster.yaml. Host keys are shown before they are trusted; nothing is installed.
+    """Look at hosts over SSH and write cluster.yaml. Shows host keys before it trusts them; installs nothing.
 
-    Exit code 4 where no host answers.
+    Exit code 4 if no host answers.
     """
     # the words of a cluster file cost 0.2 s, which --help does not pay
     from gangline.app import default_home
@@ -50,7 +52,7 @@ def command(  # noqa: PLR0913  (options of a command line)
     done: Described | Pinned
     if pin is not None:
         if hosts or hostfile or output or name or force:
-            raise UsageError("--pin changes the keys of a file and nothing else", fix=f"gangline init --pin {pin}")
+            raise UsageError("--pin only updates the host keys of a file", fix=f"gangline init --pin {pin}")
         done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, talk=talk)
     else:
         asked = InitQuestion(

@@ -29,16 +29,16 @@ LOOK_S = 2.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
     rank: Annotated[int | None, typer.Option(help="only this rank", show_default=False)] = None,
-    console: Annotated[bool, typer.Option("--console", help="what torchrun wrote, host by host")] = False,
+    console: Annotated[bool, typer.Option("--console", help="the output of torchrun, host by host")] = False,
     attempt: Annotated[int | None, typer.Option(help="by default the last one", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on as it grows; Ctrl-C leaves")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines as they come; Ctrl-C leaves")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="show its figures in a browser on this computer; Ctrl-C ends it")
+        bool, typer.Option("--tensorboard", help="serve TensorBoard for this run on this computer; Ctrl-C ends it")
     ] = False,
 ) -> None:
-    """Print the logs of a run, each line with its host and rank. --follow goes on with the attempts that come."""
+    """Print the logs of a run, each line with its host and rank. --follow also prints the attempts that come later."""
     with app.opened(run, home=app.default_home()) as opened:
         if tensorboard:
             _show_figures(opened)

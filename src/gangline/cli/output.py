@@ -86,13 +86,13 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     """
     run_id = view.layout.run_id
     if not view.record().ended:
-        sys.stderr.write(f"safe to leave: gangline attach {run_id} comes back, gangline stop {run_id} ends it\n")
+        sys.stderr.write(f"safe to leave. Come back: gangline attach {run_id}. End it: gangline stop {run_id}\n")
     if (own := CommandRecord.load(view.layout)) is not None:
-        sys.stderr.write(f"what its ranks print: gangline logs {run_id} -f\n")
+        sys.stderr.write(f"output of its ranks: gangline logs {run_id} -f\n")
     try:
         watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)
     except KeyboardInterrupt as interrupt:
-        sys.stderr.write(f"left {run_id}: it goes on. gangline attach {run_id} · gangline stop {run_id}\n")
+        sys.stderr.write(f"left {run_id}; it continues. gangline attach {run_id} · gangline stop {run_id}\n")
         raise SystemExit(exit_code_of(interrupt)) from None
     plain = not speaks_braille(sys.stderr)
     can_resume = own is None or own.resume_words is not None
@@ -110,9 +110,9 @@ def raise_failure(run: RunRecord) -> None:
     if run.phase == "lost":
         raise RunFailed(
             f"{run.id} is lost",
-            seen="its supervisor is gone; ranks of it may still run",
-            fix=f"if they do, gangline attach {run.id} starts another one; "
-            f"or gangline stop {run.id} saves and ends them, then: gangline resume {run.id}",
+            seen="its supervisor died; its ranks may still run",
+            fix=f"start a new supervisor: gangline attach {run.id}; "
+            f"or save and end its ranks: gangline stop {run.id}, then: gangline resume {run.id}",
         )
     if run.phase in {"failed", "unknown"}:
-        raise RunFailed(f"{run.id} is {run.phase}", seen="its state.json says no more", fix=f"gangline logs {run.id}")
+        raise RunFailed(f"{run.id} is {run.phase}", seen="its state.json names no error", fix=f"gangline logs {run.id}")

@@ -17,7 +17,10 @@ from gangline.report.live import terminal_width
 def command(  # noqa: PLR0913 - typer reads the options off the arguments
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="override a key of the job file, such as steps=100", show_default=False
+        ),
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -29,34 +32,43 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
         str | None,
         typer.Option(
             metavar="MACHINES",
-            help="plan for these, and ask nobody: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090",
+            help="plan for these machines and contact none: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090",
             show_default=False,
         ),
     ] = None,
     add_host: Annotated[
-        list[str] | None, typer.Option(metavar="GPU", help="what if there were one more machine", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="GPU", help="compare with one more machine that has this GPU", show_default=False),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="HOST", help="what if this one were not there", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="HOST", help="compare with the cluster without this host", show_default=False),
     ] = None,
     link: Annotated[
         str | None,
-        typer.Option(metavar="LINK", help="what if the hosts were joined by 10gbit, hdr, ...", show_default=False),
+        typer.Option(
+            metavar="LINK", help="compare with this network between hosts: 10gbit, hdr, ...", show_default=False
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="what if it were this model", show_default=False)
+        str | None, typer.Option(metavar="MODEL", help="compare with this model", show_default=False)
     ] = None,
     stack: Annotated[str, typer.Option(help=f"whose trainer: {', '.join(app.STACKS)}")] = "gangline",
     trace: Annotated[
-        bool, typer.Option("--trace", help="run the trainer's own code on tensors without data, too (needs torch here)")
+        bool,
+        typer.Option(
+            "--trace", help="also count memory by running the trainer on tensors without data (needs torch here)"
+        ),
     ] = False,
-    why: Annotated[bool, typer.Option("--why", help="every strategy, and the terms of memory")] = False,
-    commands: Annotated[bool, typer.Option("--commands", help="the exact commands that train would start")] = False,
+    why: Annotated[bool, typer.Option("--why", help="show every strategy and each part of the memory")] = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="show the exact commands that train would start")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
     """Say whether a job fits, who does what, how long it takes, and why. Starts nothing.
 
-    Exit code 3 where a check would stop the start, 6 where the job does not fit.
+    Exit code 3 if a check would stop the start, 6 if the job does not fit.
     """
     words = (*(overrides or ()), *([f"model={model}"] if model else ()))
     home = app.default_home()

@@ -26,7 +26,7 @@ TABLES: Mapping[str, Table[Any]] = {
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """List the plug-ins of this Python. Each is imported, so that broken and slow ones show; changes nothing."""
+    """List the plug-ins of this Python. Imports each one to find the broken and the slow ones; changes nothing."""
     terminal = Terminal()
     rows = []
     for plugin in sorted(find_plugins(), key=lambda each: (list(GROUPS).index(each.group), each.name)):
@@ -39,7 +39,7 @@ def command(
         cells = [(each.noun, each.name, f"{each.package} {each.version}", _state(s, why)) for each, s, why in rows]
         print_data(table(("kind", "name", "package", "state"), cells))
     else:
-        print_data([f"no plug-in is installed; the groups of entry points are {', '.join(GROUPS)}"])
+        print_data([f"no plug-ins installed; the groups of entry points are {', '.join(GROUPS)}"])
 
 
 def _state(seconds: float, fault: str) -> str:

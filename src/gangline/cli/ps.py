@@ -19,9 +19,9 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
-    """List the runs, newest first; of one run its attempts, oldest first: every start of its gang.
+    """List the runs, newest first. With RUN, list the attempts (starts) of that run, oldest first.
 
-    Exit code 4 where another host answers in the place of one that keeps a run.
+    Exit code 4 if a host shows another identity than the host that supervises a run.
     """
     if run is None:
         _list_runs(as_json=as_json)
@@ -51,7 +51,7 @@ def _list_runs(*, as_json: bool) -> None:
         now = datetime.now(timezone.utc)
         print_data(table(header, [[_text(name, row, now) for name in _COLUMNS] for row in rows]))
     else:
-        print_data([f"no run yet in {home}; start one: gangline train job.yaml"])
+        print_data([f"no runs in {home}; start one: gangline train job.yaml"])
     for each in listed:
         if each.damage is not None and not as_json:
             Terminal().say(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")

@@ -12,16 +12,16 @@ from gangline.cli.output import Terminal, follow_to_the_end, print_data
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
     cluster: Annotated[
         Path | None,
-        typer.Option(help="go on with these hosts and shares; the batch stays the same", show_default=False),
+        typer.Option(help="continue on these hosts and shares; the batch stays the same", show_default=False),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
     force: Annotated[bool, typer.Option("--force", help="start even if the plan calls it too slow")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
-    """Go on with a run from its newest valid checkpoint, wherever it lies; data and model must be unchanged."""
+    """Continue a run from its newest valid checkpoint on any host. Data and model must be unchanged."""
     home, talk = app.default_home(), Terminal()
     if dry_run:
         print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, force=force, talk=talk))

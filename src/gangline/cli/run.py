@@ -29,7 +29,9 @@ class OnStall(str, enum.Enum):
 def command(  # noqa: PLR0913  (options of a command line)
     words: Annotated[
         list[str],
-        typer.Argument(metavar="-- CMD...", help="what every rank runs: train.py --lr 1e-4", show_default=False),
+        typer.Argument(
+            metavar="-- CMD...", help="the command of every rank, such as train.py --lr 1e-4", show_default=False
+        ),
     ],
     cluster: Annotated[
         Path | None,
@@ -38,30 +40,34 @@ def command(  # noqa: PLR0913  (options of a command line)
         ),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="what is copied to every host, and where CMD runs")
+        Path, typer.Option("--dir", metavar="DIR", help="folder to copy to every host; CMD runs there")
     ] = Path(),
     resume_flag: Annotated[
         str | None,
-        typer.Option(metavar="WORDS", help="added to CMD whenever it is started again: --resume", show_default=False),
+        typer.Option(
+            metavar="WORDS", help="append this to CMD when it is started again, such as --resume", show_default=False
+        ),
     ] = None,
     stall_after: Annotated[
-        str, typer.Option(metavar="TIME", help="how long no rank prints when the run counts as stalled: 30m, 2h; none")
+        str, typer.Option(metavar="TIME", help="treat the run as stalled after this long without output: 30m, 2h; none")
     ] = "10m",
     on_stall: Annotated[
         OnStall | None,
-        typer.Option(help="tell: say so, and go on; the default. stop: end the run as failed", show_default=False),
+        typer.Option(help="tell: report it and continue; the default. stop: end the run as failed", show_default=False),
     ] = None,
     restarts: Annotated[
         int,
-        typer.Option(min=0, max=MOST_RESTARTS, metavar="N", help="start CMD again by itself after a failure, so often"),
+        typer.Option(
+            min=0, max=MOST_RESTARTS, metavar="N", help="restart CMD automatically after a failure, at most N times"
+        ),
     ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
-    """Run your own script on every host: torchrun starts the ranks, the run goes on when you leave.
+    """Run your own script on every host. torchrun starts the ranks; the run continues when you leave.
 
-    What holds for it: the start board, logs of every rank, stop without orphans, resume with your own flag, and a word
-    once no rank prints any more.
+    You get the start-up table, the logs of every rank, a stop that leaves no process behind, resume with your own flag,
+    and a warning when all ranks go silent.
     """
     order = app.Command(
         home=app.default_home(),
@@ -87,7 +93,7 @@ def command(  # noqa: PLR0913  (options of a command line)
 def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:
     if words == "none":
         if on_stall is not None:
-            raise UsageError("--on-stall does nothing with --stall-after none", fix="leave one of them out")
+            raise UsageError("--on-stall does nothing with --stall-after none", fix="leave out one of them")
         return None
     try:
         after_s = parse_duration(words)
@@ -95,7 +101,7 @@ def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:
         after_s = -1.0
     if not SHORTEST_STALL_S <= after_s <= LONGEST_STALL_S:
         raise UsageError(
-            f"--stall-after {words!r} is no time to wait for",
+            f"--stall-after {words!r} is not a valid duration",
             seen="expected a number and s, m or h, from 10s to 720h, or none",
             fix="gangline run --stall-after 30m -- CMD",
         )

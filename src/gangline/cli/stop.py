@@ -23,24 +23,26 @@ HINT_S = 15.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id, or the beginning of one", show_default=False)],
-    now: Annotated[bool, typer.Option("--now", help="end it without saving first")] = False,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
+    now: Annotated[bool, typer.Option("--now", help="end the run without saving first")] = False,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="HOST", help="only this host leaves; may be repeated", show_default=False),
+        typer.Option(
+            "--host", metavar="HOST", help="only this host leaves the run; may be repeated", show_default=False
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be ordered, and order nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the orders and send nothing")] = False,
 ) -> None:
-    """End a run: its ranks save at the next step boundary and leave. Waits until nothing of it runs.
+    """End a run: its ranks save at the next step boundary and exit. Waits until all its processes have ended.
 
-    With --host, the run saves and goes on without these hosts, whose work the others share. Waits until it does.
+    With --host, the run saves and continues without these hosts; the others share their work. Waits until it does.
     """
     hosts = tuple(dict.fromkeys(host or ()))
     if now and hosts:
         raise UsageError(
             "--now does nothing with --host",
-            seen="the run goes on from what is saved when a host leaves",
-            fix="leave one of them out",
+            seen="when a host leaves, the run saves first and continues from that checkpoint",
+            fix="leave out one of them",
         )
     with app.opened(run, home=app.default_home()) as opened:
         if dry_run:
@@ -50,7 +52,12 @@ def command(
             if hosts:
                 _wait_without(opened, hosts)
             else:
-                _wait(opened, "save and leave", hint="stop --now does not wait", until=lambda record: record.ended)
+                _wait(
+                    opened,
+                    "save and leave",
+                    hint="gangline stop --now does not wait",
+                    until=lambda record: record.ended,
+                )
         record = opened.record()
     without = f" without {in_words(hosts)}" if hosts and not record.ended else ""
     print_data([f"{record.id} {record.phase}{without}"])
@@ -74,7 +81,7 @@ def _wait_without(run: app.RunHandle, hosts: Sequence[str]) -> None:
             app.stop(run, hosts=present)
         return not present
 
-    hint = "Ctrl-C leaves, and the order stands"
+    hint = "Ctrl-C leaves; the order stays in force"
     _wait(run, f"save and go on without {in_words(hosts)}", hint=hint, until=has_gone_on)
 
 
@@ -90,9 +97,9 @@ def _wait(run: app.RunHandle, doing: str, *, hint: str, until: Callable[[RunReco
         if silent_since is not None and now - silent_since > SILENCE_S:
             talk.clear()
             raise HostUnreachable(
-                f"{run.layout.run_id} was ordered to {doing}; whether it has is not known",
+                f"{run.layout.run_id} was ordered to {doing}, and it is unknown whether it did",
                 seen=str(record.silent),
-                fix=f"once it answers: gangline ps {run.layout.run_id}, and the same order again if it runs as before",
+                fix=f"once it answers: gangline ps {run.layout.run_id}; repeat the order if the run has not changed",
             )
         waited = f"waiting for {run.layout.run_id} to {doing}, {now - begun:.0f} s"
         talk.tick(waited if now - begun < HINT_S else f"{waited}; {hint}")

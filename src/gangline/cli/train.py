@@ -14,7 +14,10 @@ from gangline.cli.output import Terminal, follow_to_the_end, print_data
 def command(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="laid over the file", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="override a key of the job file, such as steps=100", show_default=False
+        ),
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -26,7 +29,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="start even if the plan calls it too slow")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
-    """Check, plan, tokenise, start, follow. The run goes on when you leave; its id is printed on stdout."""
+    """Check, plan, tokenise, start and follow. Prints the run's id on stdout; the run continues when you leave."""
     words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
     start = app.StartOptions(home=app.default_home(), job=job, overrides=words, cluster=cluster, force=force)
     talk = Terminal()

@@ -318,7 +318,9 @@ def export_main(argv: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run directory")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a part of a committed checkpoint")
     parser.add_argument("--to", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--merged", action="store_true", help="a whole model with the adapter folded in")
+    parser.add_argument(
+        "--merged", action="store_true", help="merge the adapter into the model and write the whole model"
+    )
     words = parser.parse_args(argv)
     hush_libraries()
     done = export(words.run, words.checkpoint, words.to, merged=words.merged, say=_say)

@@ -298,7 +298,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--adapter", type=Path, help="an adapter for the model folder")
     parser.add_argument("--run", type=Path, help="a run directory, instead of a folder")
     parser.add_argument("--checkpoint", type=Path, help="a part of a committed checkpoint of that run")
-    parser.add_argument("--prompt", help="answer this and end")
+    parser.add_argument("--prompt", help="answer this prompt and exit")
     parser.add_argument("--max-tokens", type=int, default=_DEFAULT.max_tokens)
     parser.add_argument("--temperature", type=float, default=_DEFAULT.temperature)
     parser.add_argument("--seed", type=int, default=_DEFAULT.seed)
