@@ -38,7 +38,7 @@ def rehearse_end(run: RunHandle, *, now: bool, seams: Dependencies) -> list[str]
     record = run.record()
     _require_started(run, record)
     if not (_is_between(record) or seams.is_alive(run.kept, run.keeper)):
-        return [f"nothing: {run.layout.run_id} has ended"]
+        return [f"nothing to do: {run.layout.run_id} has ended"]
     return orders(started_request(run, record), now=now)
 
 
@@ -59,22 +59,22 @@ def require_leavable(run: RunHandle, hosts: Sequence[str]) -> LaunchRequest:
     _require_started(run, record)
     if record.silent is not None:
         raise HostUnreachable(
-            f"{name} cannot be asked: who looks after it does not answer",
+            f"{name} cannot be reached: its supervisor does not respond",
             seen=record.silent,
-            fix="bring that host back",
+            fix="bring the host back",
         )
     if record.phase == "lost":
         raise UsageError(
-            f"nobody looks after {name}, so it cannot go on without {', '.join(hosts)}",
-            seen="its supervisor is gone",
-            fix=f"gangline stop {name} saves and ends what runs; then: gangline resume {name} --cluster FILE",
+            f"{name} has no supervisor, so it cannot continue without {', '.join(hosts)}",
+            seen="its supervisor died",
+            fix=f"save and end its ranks: gangline stop {name}; then: gangline resume {name} --cluster FILE",
         )
     if record.phase not in {"running", "restarting"}:
         word = "is ending" if record.phase == "stopping" else "has ended"
         raise UsageError(
             f"{name} {word}",
-            seen=f"expected a run that goes on, found one that is {record.phase}",
-            fix=f"go on with the other hosts in a FILE of their own: gangline resume {name} --cluster FILE",
+            seen=f"expected an active run, found one that is {record.phase}",
+            fix=f"list the other hosts in a new FILE and continue with it: gangline resume {name} --cluster FILE",
         )
     _require_ours(run)
     request = started_request(run, record)
@@ -110,8 +110,8 @@ def _require_started(run: RunHandle, record: RunRecord) -> None:
     if record.phase == "preparing":
         raise UsageError(
             f"{run.layout.run_id} is being prepared",
-            seen="nothing of it runs yet but the command that prepares it",
-            fix="press Ctrl-C where it was started",
+            seen="only the command that prepares it is running",
+            fix="press Ctrl-C in the terminal that started it",
         )
 
 
@@ -126,8 +126,8 @@ def _require_ours(run: RunHandle) -> None:
     name, can_resume = run.layout.run_id, own.resume_words is not None
     again = f"gangline resume {name} --cluster FILE" if can_resume else "gangline run --cluster FILE -- CMD"
     raise UsageError(
-        f"{name} runs a command of yours, and only that knows whether it can go on with fewer ranks",
-        seen="gangline does not save its state",
+        f"{name} runs your own command, and only that command knows whether it can continue with fewer ranks",
+        seen="gangline does not save the state of your own command",
         fix=f"gangline stop {name}, then start it with the other hosts in FILE: {again}",
     )
 
@@ -138,9 +138,9 @@ def _require_known(name: str, hosts: Sequence[str], known: Sequence[str]) -> Non
             continue
         near = difflib.get_close_matches(host, known, n=1)
         raise UsageError(
-            f"{host!r} has no part in {name}",
+            f"{host!r} is not part of {name}",
             seen=f"it runs on {', '.join(known)}",
-            fix=f"did you mean {near[0]}?" if near else "name one of these hosts",
+            fix=f"did you mean {near[0]}?" if near else "choose one of these hosts",
         )
 
 
@@ -149,12 +149,13 @@ def _require_others(run: RunHandle, hosts: Sequence[str], known: Sequence[str]) 
     if set(known) <= set(hosts):
         raise UsageError(
             f"{name} runs on {', '.join(known)} only",
-            seen="without that, nothing of it is left",
+            seen="no host would remain",
             fix=f"to end it: gangline stop {name}",
         )
     if run.keeping.host in hosts:
         raise UsageError(
-            f"{run.keeping.host} looks after {name}, and cannot leave it",
+            f"{run.keeping.host} runs the supervisor of {name} and cannot leave the run",
             seen=f"the supervisor of {name} runs there",
-            fix=f"gangline stop {name}, then go on with the other hosts in FILE: gangline resume {name} --cluster FILE",
+            fix=f"gangline stop {name}, then continue with the other hosts in FILE: gangline resume {name} "
+            "--cluster FILE",
         )

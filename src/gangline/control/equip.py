@@ -86,7 +86,10 @@ def equip(sight: InspectResult, means: Context, *, job: Job | None = None) -> Re
         differences = compare_environments(cluster, transports)
         require_equal(differences)
         if differences:
-            tell.say(f"environments differ, harmlessly: {'; '.join(each.line for each in differences[:3])}")
+            tell.say(
+                "environments differ in packages that do not matter: "
+                f"{'; '.join(each.line for each in differences[:3])}"
+            )
     return Ready(cluster=cluster, networks=sight.rank_variables, keeping=keeping)
 
 

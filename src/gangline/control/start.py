@@ -77,9 +77,11 @@ def start_attempt(
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = ready.keeping()
     if keeping.why_not:
-        means.talk.say(f"unattended: no, this computer has to look after the run: {'; '.join(keeping.why_not)}")
+        means.talk.say(
+            f"unattended: no, the supervisor runs on this computer, which must stay on: {'; '.join(keeping.why_not)}"
+        )
     elif keeping.unattended:
-        means.talk.say(f"unattended: yes, {keeping.host} looks after the run; this computer may be turned off")
+        means.talk.say(f"unattended: yes, {keeping.host} supervises the run; you can turn this computer off")
     try:
         if keeping.host is None:
             keeping.save(layout)
@@ -133,9 +135,9 @@ def _in_doubt(layout: RunLayout) -> Iterator[None]:
         _believe_running(layout)
         name = layout.run_id
         raise HostUnreachable(
-            f"{error.what}: it is not known whether {name} has started",
+            f"{error.what}: {name} may or may not have started",
             seen=error.seen,
-            fix=f"{error.fix or 'bring that host back'}; then gangline ps says whether {name} is running: if so, "
+            fix=f"{error.fix or 'bring the host back'}; then gangline ps says whether {name} is running: if so, "
             f"gangline attach {name}; if it is lost, gangline resume {name}",
             reason=error.reason,
         ) from error
@@ -297,9 +299,9 @@ def resumable(run: RunHandle, seams: Dependencies) -> RunState:
     name, record = layout.run_id, run.record()
     if record.silent is not None:
         raise HostUnreachable(
-            f"{name} may be running: who looks after it does not answer",
+            f"{name} may still be running, but its supervisor does not respond",
             seen=record.silent,
-            fix="bring that host back; only it knows whether the run has ended",
+            fix="bring the supervisor's host back; it has the state of the run",
         )
     record.require_state()
     try:
@@ -352,7 +354,7 @@ def carry_on(run: RunHandle, ready: Ready, means: Context) -> None:
     before, now = run.cluster.head, ready.cluster.head
     old = spot_on(before, run.transports, before.workdir)
     if not carry_history(old, spot_on(now, means.transports, now.workdir), run.layout.run_id):
-        means.talk.say(f"{before.name}, the head before, does not answer: its figures are missing from now on")
+        means.talk.say(f"{before.name}, the previous head, does not answer; its metrics will be missing")
 
 
 def _spot(host: Host) -> tuple[str, ...]:
@@ -365,7 +367,7 @@ def choose_checkpoint(places: dict[str, CheckpointHost], run_id: str, *, talk: C
     talk.tick("looking for checkpoints")
     choice = find_checkpoint(places, run_id)
     for rejection in choice.rejected:
-        talk.say(f"passed over: {rejection}")
+        talk.say(f"skipped checkpoint: {rejection}")
     if choice.step is None and choice.rejected:
         raise rejected_error(run_id, choice)
     start = "from the beginning: no checkpoint was saved" if choice.step is None else f"from step {choice.step}"

@@ -162,7 +162,7 @@ def kill_without_keeper(run: RunHandle, error: HostUnreachable, seams: Dependenc
     raise HostUnreachable(
         f"{run.keeping.host}, which keeps {run.layout.run_id}, does not answer",
         seen=f"{error.what}; ordered to end at once: {', '.join(told) or 'nobody'}; not reached: {', '.join(missed)}",
-        fix=f"once it is back: gangline stop {run.layout.run_id}, which looks for what is left there",
+        fix=f"when the host is back, clean it up: gangline stop {run.layout.run_id}",
     )
 
 
@@ -330,5 +330,5 @@ def look_after(run: RunHandle, *, talk: Console, seams: Dependencies) -> bool:
         if run.record().lost:
             raise
         return False  # somebody else's came first
-    talk.say(f"{run.layout.run_id} had no supervisor any more: another one looks after it now")
+    talk.say(f"{run.layout.run_id} had lost its supervisor; a new one supervises it now")
     return True

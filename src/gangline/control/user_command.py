@@ -155,9 +155,9 @@ def require_resumable(run_id: str, record: CommandRecord) -> None:
     """Only the user's script knows how it goes on; raises UsageError where nobody said with which words."""
     if record.resume_words is None:
         raise UsageError(
-            f"{run_id} runs a command of yours, and nothing says how it goes on",
-            seen="it was started without --resume-flag",
-            fix='start it anew: gangline run --resume-flag "--resume_from_checkpoint last" -- CMD',
+            f"{run_id} runs your own command, and nothing tells gangline how to resume it",
+            seen="the run was started without --resume-flag",
+            fix='start it again: gangline run --resume-flag "--resume_from_checkpoint last" -- CMD',
         )
 
 
@@ -165,9 +165,9 @@ def require_job(layout: RunLayout) -> None:
     """Raise UsageError for a run of the user's own command, of which gangline has no model and no figures."""
     if (record := CommandRecord.load(layout)) is not None:
         raise UsageError(
-            f"{layout.run_id} runs a command of yours, and only that knows where its model and its figures are",
+            f"{layout.run_id} runs your own command, and only that command knows where its model and metrics are",
             seen=shlex.join(record.words),
-            fix="look where your script writes them; a model folder on this computer: gangline chat FOLDER",
+            fix="look where your script writes them. Chat with a model folder on this computer: gangline chat FOLDER",
         )
 
 

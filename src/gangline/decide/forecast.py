@@ -118,8 +118,8 @@ def require_cards(job: Job, world: PlannedCluster) -> None:
     key = "strategy.offload" if parts else "activation_offloading"
     if all(seat.gpu is None for seat in world.seats):
         raise UsageError(
-            f"{key}: there is nothing to move to the machines' memory",
-            seen="no rank has a GPU, so all of it is there already",
+            f"{key}: nothing can be offloaded to host memory",
+            seen="no rank has a GPU, so everything is in host memory already",
             fix=f"delete {key}",
         )
 
@@ -136,9 +136,9 @@ def require_ram(option: Option | None) -> None:
         room = free[host]
         if num_bytes and room is not None and num_bytes > MOST * room:
             raise UsageError(
-                f"{host} has no memory for what is moved off its cards",
+                f"{host} has too little host memory for the offloading",
                 seen=f"{format_bytes(num_bytes)} of weights, states and activations; {format_bytes(room)} available",
-                fix="move less (strategy.offload, activation_offloading), or let more hosts share the model",
+                fix="offload less (strategy.offload, activation_offloading), or let more hosts share the model",
             )
 
 
@@ -162,7 +162,7 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, mean
     try:
         result = LocalTransport(host).run(argv, stdin=json.dumps(order).encode(), env=env, timeout_s=LIMIT_S)
     except TimeoutError as error:
-        fix = "try again while less runs on this computer"
+        fix = "try again when this computer is less busy"
         raise ModelError("the model cannot be built in time", seen=str(error), fix=fix) from error
     try:
         answer = json.loads(result.stdout)
@@ -170,7 +170,7 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, mean
         raise ModelError(
             "the model cannot be built on this computer",
             seen=(result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1],
-            fix="install what the trainer needs beside gangline: pip install 'gangline[train]'",
+            fix="install the trainer's packages: pip install 'gangline[train]'",
         ) from None
     first = answer if isinstance(answer, dict) else next((one for one in answer if one.get("kind") == "error"), {})
     if first.get("kind") == "error":
@@ -202,9 +202,9 @@ def count_architecture(config: Mapping[str, Any], means: Context) -> Architectur
     except (KeyError, TypeError, ValueError) as error:
         missing = f"config.json has no {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(
-            f"no closed form holds for models of the kind {config.get('model_type')}",
+            f"the planner has no formulas for models of type {config.get('model_type')}",
             seen=missing,
-            fix="plan with a model of the same size of a kind that is known",
+            fix="plan with a known model of the same size",
         ) from error
 
 
@@ -348,7 +348,7 @@ def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: Softwar
     except ModelError as error:
         return _unknown(error)
     if config is None:
-        return Outlook(unknown=f"memory and time are not known: {shape_unknown(job.model.path)}")
+        return Outlook(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
     try:
         architecture = _architecture(config, means)
     except ModelError as error:
@@ -371,7 +371,7 @@ def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: Softwar
 
 
 def _unknown(error: ModelError) -> Outlook:
-    return Outlook(unknown=f"memory and time are not known: {error.what}; {error.seen}", error=error)
+    return Outlook(unknown=f"memory and time are unknown: {error.what}; {error.seen}", error=error)
 
 
 def _require_formats(job: Job, world: PlannedCluster) -> None:
@@ -379,12 +379,12 @@ def _require_formats(job: Job, world: PlannedCluster) -> None:
     if job.parameters != "compute" or _compute(job, world) != "fp16":
         return
     cards = dict.fromkeys(seat.label for seat in world.seats if seat.spec is not None and not seat.spec.bf16)
-    why = f"{', '.join(cards)} cannot compute in bf16, so all cards compute in fp16"
+    why = f"{', '.join(cards)} cannot compute in bf16, so all GPUs compute in fp16"
     raise UsageError(
         "precision.parameters: fp16 weights cannot be trained",
         seen=f"parameters: compute, and {why if job.precision == 'auto' else 'compute: fp16'}; updates smaller than "
         "6e-8 vanish",
-        fix="delete precision.parameters (trained weights are then in fp32), or write precision.compute: fp32",
+        fix="delete precision.parameters to keep trained weights in fp32, or write precision.compute: fp32",
     )
 
 
@@ -511,13 +511,13 @@ def _require_method(question: Question) -> None:
             f"method: gangline train cannot do {question.training.method} with this model",
             seen=f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type}), which "
             "would stay as they are",
-            fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+            fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
         )
     raise UsageError(
         f"method: gangline train cannot do {question.training.method} with a mixture of experts",
         seen=f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights, which would "
         "stay as they are",
-        fix="write method: lora; strategy: hsdp or fsdp where no device holds the model",
+        fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
     )
 
 
@@ -541,7 +541,11 @@ def _refuse_size(verdict: Verdict) -> None:
     cut = built.strategy.half.layers == "staged"  # for this memory: without an option nobody knows how
     if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
-    better = "" if verdict.best is None else f"; {verdict.best.strategy.kind} would fit, which train cannot do"
+    better = (
+        ""
+        if verdict.best is None
+        else f"; {verdict.best.strategy.kind} would fit, but gangline train does not support it"
+    )
     if better and verdict.best is not None and (package := verdict.best.strategy.half.capabilities.package):
         better = f"; strategy: {verdict.best.strategy.kind} would fit, by {package}"
     elif better:
@@ -550,7 +554,7 @@ def _refuse_size(verdict: Verdict) -> None:
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
-        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free{better}",
+        f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free on it{better}",
         fix=_listed([*_fewer_ranks(verdict.world), *_ways(verdict)]),
     )
 
@@ -568,7 +572,7 @@ def _refuse_slowness(verdict: Verdict) -> None:
     if verdict.world.wire.spread >= GUESSED or fewer.time.high_s >= whole.time.low_s:
         return
     raise DoesNotFit(
-        f"{', '.join(fewer.world.hosts)} alone would be faster than all machines together",
+        f"{', '.join(fewer.world.hosts)} alone would be faster than all hosts together",
         seen=f"{fewer.time.total_s:.3g} s a step against {whole.time.total_s:.3g} s: the network costs more than the "
         "further machines bring",
         fix=f"leave all hosts but {', '.join(fewer.world.hosts)} out of the cluster file, or raise batch; "
@@ -585,10 +589,10 @@ def _refuse_price(verdict: Verdict) -> None:
     if waiting <= DEAR:
         return
     raise DoesNotFit(
-        f"with the model in parts {100 * waiting:.0f} % of every step is waiting for the network",
+        f"with the model in parts {100 * waiting:.0f} % of every step is time waiting for the network",
         seen=f"no device holds it whole; {option.strategy.kind} takes {option.time.total_s:.3g} s a step here, of "
         f"which {option.time.exposed_s:.3g} s are exchanges of weights that computation does not hide",
-        fix=_listed([f"write strategy: {option.strategy.kind}, or add --force, to start it as it is", *_ways(verdict)]),
+        fix=_listed([f"write strategy: {option.strategy.kind}; to start anyway, add --force", *_ways(verdict)]),
     )
 
 

@@ -128,7 +128,7 @@ def _wire(cluster: Cluster, inventory: Inventory, network: Network | None) -> Li
         return LinkModel(
             latency_s=assumed.latency_s,
             bytes_per_s=assumed.bytes_per_s,
-            source=f"assumed to be {ASSUMED_LINK}; gangline bench network measures it",
+            source=f"assumed to be {ASSUMED_LINK}; measure it: gangline bench network",
             spread=GUESSED_SPREAD,
         )
     way = known[slowest]
@@ -136,7 +136,8 @@ def _wire(cluster: Cluster, inventory: Inventory, network: Network | None) -> Li
     return LinkModel(
         latency_s=way.latency_s,
         bytes_per_s=way.payload_bytes_per_s,
-        source=f"assumed from the {speed} of {slowest}'s interface, none is slower; gangline bench network measures it",
+        source=f"assumed from the {speed} of {slowest}'s interface, the slowest one; measure it: gangline bench "
+        "network",
         spread=GUESSED_SPREAD if silent or way.warning else 0.15,
     )
 
@@ -162,7 +163,7 @@ def _rdma(cluster: Cluster, inventory: Inventory) -> LinkModel | None:
         latency_s=RDMA_HOP_S,
         bytes_per_s=rates[slowest] / 8 * 1e9 * RDMA_PAYLOAD_SHARE,
         source=f"assumed from the {rates[slowest]:g} Gbit/s of {slowest}'s InfiniBand or RoCE ports, no host has less; "
-        "gangline bench network measures it",
+        "measure it: gangline bench network",
         spread=GUESSED_SPREAD,
     )
 
@@ -281,7 +282,7 @@ class SpeedTable:
             if profile is not None and changes:
                 whose = "" if profile.host == seat.host else f" on {profile.host}"
                 text = f"{seat.host}: speed measured {profile.measured[:10]}{whose} with {' and '.join(changes)} now"
-                found[f"{text}; gangline bench compute JOB measures it anew"] = None
+                found[f"{text}; measure it again: gangline bench compute JOB"] = None
         return list(found)
 
     def _measured(self, seat: Seat, training: Training) -> ComputeModel | None:

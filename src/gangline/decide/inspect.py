@@ -117,7 +117,9 @@ def look(cluster: Cluster, wish: Wish, means: Context, *, silent: bool = False) 
         seconds=time.monotonic() - begun,
     )
     if recent is not None:
-        talk.say(f"network    as tried {max(1, round(age_s(recent) / 60))} min ago; gangline check tries it anew")
+        talk.say(
+            f"network    as measured {max(1, round(age_s(recent) / 60))} min ago; gangline check measures it again"
+        )
     elif not wish.only:
         _keep(sight, means)
     for line in () if silent else (line for finding in sight.findings for line in finding.lines()):

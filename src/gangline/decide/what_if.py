@@ -56,10 +56,10 @@ def length_unknown(job: Job) -> str:
     gone = [Path(file).name for file in source.files if not Path(file).exists()]
     if gone:
         more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
-        return f"{gone[0]}{more} of data.train is not on this computer, so that nobody knows how many samples there are"
+        return f"{gone[0]}{more} of data.train is not on this computer, so the number of samples is unknown"
     if not source.files:
-        return "data.train is on the hub, and how many samples it has is known once it is there"
-    return "samples are not packed: there are as many as rows, and rows are counted when the data is prepared"
+        return "data.train is on the hub; the number of samples is known once it is downloaded"
+    return "samples are not packed: one per row, and rows are counted when the data is prepared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,9 @@ def _foretold(
     if outlook.error is not None:
         raise outlook.error
     if outlook.verdict is None and decision is None:
-        raise ModelError("nothing can be foreseen", seen=outlook.unknown, fix="name a model whose config.json is here")
+        raise ModelError(
+            "no forecast is possible", seen=outlook.unknown, fix="name a model whose config.json is on this computer"
+        )
     same = outlook.with_batch(job)
     earlier = None if before == world else foresee_job(same, before, means, stack=stack).verdict
     ways = tuple(ways_of(outlook))
@@ -215,7 +217,7 @@ class Traced:
         """For people."""
         formula = self.option.needs[0].memory.allocated_bytes
         text = f"{self.option.strategy.kind}, micro-batch {self.option.training.micro_batch}"
-        text += ", activations computed twice" if self.option.training.checkpointing else ""
+        text += ", with activation checkpointing" if self.option.training.checkpointing else ""
         return (
             f"{text}: {format_bytes(self.peak_bytes)} of tensors traced, {format_bytes(formula)} by formula "
             f"({100 * (formula / self.peak_bytes - 1):+.1f} %); {self.answer['seconds']:.0f} s, torch "
@@ -228,7 +230,9 @@ def trace(foretold: Foretold, means: Context) -> list[Traced]:
     verdict, config = foretold.outlook.verdict, foretold.outlook.config
     if verdict is None or config is None:
         raise ModelError(
-            "nothing can be traced", seen=foretold.outlook.unknown, fix="name a model whose config.json is here"
+            "nothing can be traced",
+            seen=foretold.outlook.unknown,
+            fix="name a model whose config.json is on this computer",
         )
     finalists = _finalists(verdict.runnable, [option for option in verdict.by_kind if option.is_built])
     ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
@@ -340,7 +344,7 @@ def require_fit(foretold: Foretold) -> None:
     need = nearest.tightest
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
-        seen=f"of all ways the nearest is {nearest.strategy.kind}, which needs about "
+        seen=f"the closest option is {nearest.strategy.kind}, which needs about "
         f"{need.memory.process.likely / 2**30:.1f} GiB there; {(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free",
-        fix="see above, under instead" if foretold.ways else "take a smaller model, or more machines",
+        fix="see `instead` above" if foretold.ways else "use a smaller model or more hosts",
     )

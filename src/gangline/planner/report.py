@@ -159,7 +159,7 @@ def _settings(verdict: Verdict) -> Iterator[str]:
     """What was chosen for each row of the table, where the job leaves that open."""
     groups: dict[str, list[str]] = {}
     for option in verdict.by_kind:
-        recomputed = ", activations computed twice" if option.training.checkpointing else ""
+        recomputed = ", with activation checkpointing" if option.training.checkpointing else ""
         recomputed += f", gradients sent in {option.training.exchange}" if option.training.exchange else ""
         groups.setdefault(f"micro-batches of {option.training.micro_batch}{recomputed}", []).append(
             option.strategy.kind
@@ -209,7 +209,7 @@ def _verdict(need: Need) -> str:
 def _shares(option: Option) -> str:
     training = option.training
     text = f"micro-batches of {training.micro_batch}"
-    text += ", activations computed twice" if training.checkpointing else ""
+    text += ", with activation checkpointing" if training.checkpointing else ""
     if option.strategy.replicas > 1:
         return f"{text}: {dealt_to_rows(option.dealt)}"
     if option.strategy.world_size == 1 or option.strategy.half.layers == "staged":
@@ -263,7 +263,7 @@ def _step(option: Option) -> Iterator[str]:
         yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} if nothing hid it"
     yield f"computation {_source(option)}"
     if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
-        yield "what a laptop's card does depends on the power that it is given: the middle is assumed"
+        yield "laptop GPU speed depends on its power limit; the middle of the range is assumed"
 
 
 def _format(option: Option) -> Iterator[str]:

@@ -34,7 +34,7 @@ def ask_worker(
 ) -> dict[str, Any]:
     """Run `python -m gangline.worker WORDS` on a host and return its result. `secrets`: more of its environment.
 
-    The worker's own GanglineError is raised here as it was there; RunFailed where it ended without a word.
+    The worker's own GanglineError is raised here as it was there; RunFailed where it printed nothing.
     """
     talk = _Talk(on_progress)
     argv = host.argv("-m", "gangline.worker", *words)

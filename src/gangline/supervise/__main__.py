@@ -108,7 +108,7 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
     except Exception as error:
         known = full_disk(error, here=_our_name(layout, attempt))
         bug = RunFailed(
-            f"{type(error).__name__}: {error}", fix="this is a bug of gangline: supervisor.log has the rest"
+            f"{type(error).__name__}: {error}", fix="this is a bug in gangline; details are in supervisor.log"
         )
         _say(ready, {"error": (known or bug).to_json()})
         raise

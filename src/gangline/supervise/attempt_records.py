@@ -72,9 +72,9 @@ class Records:
         """Raise Superseded if somebody has seen a higher epoch than ours."""
         if epoch is not None and epoch > self.epoch:
             raise Superseded(
-                f"another supervisor looks after {self._layout.run_id}",
+                f"another supervisor is in charge of {self._layout.run_id}",
                 seen=f"its epoch is {epoch}, ours is {self.epoch}",
-                fix="nothing: this one leaves, and has changed nothing since",
+                fix="nothing to do: this supervisor exits and has changed nothing since",
             )
 
     def outcome(self, outcome: AttemptOutcome) -> None:
@@ -151,10 +151,10 @@ class Troubles:
             now = self._clock()
             self._since = now if self._since is None else self._since
             words = f"{type(error).__name__}: {error}"
-            self._records.complain(f"a look failed: {words}", error=error)
+            self._records.complain(f"polling the hosts failed: {words}", error=error)
             if now - self._since < self._patience_s:
                 return
-            self._records.event("unsupervised", what=f"the supervisor gave up, and the ranks run on: {words}")
+            self._records.event("unsupervised", what=f"the supervisor gave up; the ranks keep running: {words}")
             raise
         self._since = None
 

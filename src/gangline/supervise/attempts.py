@@ -249,7 +249,7 @@ class Attempts:
         current.records.set_phase("restarting")
         chosen = self._wait_for_hosts(base, ended)
         if not chosen.hosts:
-            return "no host is left that answers" if self._failures.without else "it does not go on without a host"
+            return "no host answers any more" if self._failures.without else "it cannot continue without a host"
         places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
         if self._noted < current.attempt:
             self._noted = current.attempt
@@ -327,7 +327,7 @@ class Attempts:
         if self._base is not None and self._base.micro_batch is not None:
             details["micro_batch"] = self._base.micro_batch
         if not kept:
-            details["missing"] = "figures and curves that only the head before had"
+            details["missing"] = "metrics and curves of the previous head"
         self._current.records.event("restarting", **details)
 
     def _wait_for_hosts(self, base: Base, ended: Ended) -> NextHosts:
@@ -391,7 +391,7 @@ class Attempts:
         back = self._away.back() if self._failures.take_back else []
         if not back:
             return None
-        return f"{_listed(back)} {_verb(back, 'answers again, and joins', 'answer again, and join')}"
+        return f"{_listed(back)} {_verb(back, 'answers again and joins', 'answer again and join')}"
 
     def _take_over_order(self) -> None:
         """What the user ordered of the attempt before, while it had ended already, counts for this one."""
@@ -436,7 +436,7 @@ def _told(problem: GanglineError | OSError) -> GanglineError:
     return full_disk(problem) or RunFailed(
         "the next attempt could not be prepared",
         seen=str(problem),
-        fix="gangline check says what is wrong with a host; then gangline resume",
+        fix="find the fault: gangline check; then: gangline resume",
     )
 
 

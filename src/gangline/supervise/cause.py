@@ -104,14 +104,14 @@ def _of_rank(failure: Failure, explain: Explain) -> dict[str, Any]:
 def _death(place: str, failure: Failure) -> RunFailed:
     code = failure["exit"]
     last = "\n".join(failure["log_tail"]) or "nothing"
-    seen = f"the last it wrote to {failure['log']}:\n{last}"
+    seen = f"last lines of {failure['log']}:\n{last}"
     if code is not None and code < 0:
         name = _signal_name(-code)
-        fix = "if its host ran out of memory (see its kernel log), lower micro_batch or sequence_length"
-        hint = fix if -code == signal.SIGKILL else "the log may tell more"
+        fix = "if its host ran out of memory (see dmesg there), lower micro_batch or sequence_length"
+        hint = fix if -code == signal.SIGKILL else "read the log: gangline logs"
         return RunFailed(f"{place} was killed by {name}", seen=seen, fix=f"{hint}; then: gangline resume")
     how = f"with exit code {code}" if code is not None else "without a word"
-    return RunFailed(f"{place} ended {how}", seen=seen, fix="the log may tell more")
+    return RunFailed(f"{place} ended {how}", seen=seen, fix="read the log: gangline logs")
 
 
 def _signal_name(number: int) -> str:
@@ -136,7 +136,7 @@ def _of_silent(status: HostStatus) -> dict[str, Any]:
     error = RunFailed(
         f"{status.host} does not answer{since}, and the ranks on other hosts have failed",
         seen=status.why,
-        fix=f"is {status.host} on, and on the network? then: gangline resume",
+        fix=f"check that {status.host} is switched on and on the network; then: gangline resume",
     )
     return {**error.to_json(), "host": status.host}
 
@@ -154,24 +154,24 @@ def _of_host(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     if status.reason == "killed":
         grace_s = next(part.grace_s for part in request.hosts if part.host == status.host)
         error = RunFailed(
-            f"the ranks on {status.host} did not leave in time and were killed",
-            seen=f"expected them to save and leave, and saw nothing move for {grace_s:g} s; the last of {log}:\n{tail}",
-            fix="gangline resume goes on from the last checkpoint",
+            f"the ranks on {status.host} did not exit in time and were killed",
+            seen=f"expected them to save and exit; saw no progress for {grace_s:g} s; the last of {log}:\n{tail}",
+            fix="continue from the last checkpoint: gangline resume",
         )
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
     if status.reason == "late":
         error = RunFailed(
             f"the ranks on {status.host} did not join in time; the gangline agent there stopped them",
             seen=f"the last of {log}:\n{tail}",
-            fix="gangline check tries every host and pair; then: gangline resume",
+            fix="test every host and pair: gangline check; then: gangline resume",
         )
         return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     seen = f"the last of {log}:\n{tail}"
     error = _told_by_torch(tail, seen, host=status.host) or RunFailed(
-        f"torchrun on {status.host} {how}, and no rank says why",
+        f"torchrun on {status.host} {how}, and no rank reported an error",
         seen=seen,
-        fix=f"the rest is in {log} on {status.host}",
+        fix=f"the full log is {log} on {status.host}",
     )
     return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
 
@@ -185,7 +185,7 @@ def _folder(request: LaunchRequest, host: str) -> str:
 
 LEAST_LENGTH = 256
 """Tokens; shorter samples are not proposed."""
-BY_ITSELF = " (with `failures: {smaller_micro_batch: true}` it would have gone on so by itself)"
+BY_ITSELF = " (with `failures: {smaller_micro_batch: true}` it would have done this automatically)"
 ROOM = 0.95
 """Part of the memory that may be planned for."""
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -252,7 +252,7 @@ def of_memory(
     changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job or {})]
     return OutOfMemory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
-        seen="; ".join(seen) or "nothing tells how much it had",
+        seen="; ".join(seen) or "its memory use is unknown",
         fix=_fix(changes, shortage, failure["host"], by_itself=BY_ITSELF if smaller and not _may_shrink(job) else ""),
         micro_batch=smaller[0] if smaller else None,
     )
@@ -337,7 +337,7 @@ def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
         lasting = format_bytes(foreseen.process_bytes - moving)
         parts = f" ({lasting} that stay, {format_bytes(moving)} of activations)"
     free = "" if foreseen.free_bytes is None else f", of {format_bytes(foreseen.free_bytes)} that were free"
-    yield f"the plan foresaw {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
+    yield f"the plan expected {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
 
 
 def _may_shrink(job: Mapping[str, Any] | None) -> bool:
@@ -386,10 +386,10 @@ def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _
 
 def _fix(changes: list[str], shortage: Shortage, host: str, *, by_itself: str) -> str:
     look = f"nvidia-smi on {host}" if shortage.device == "GPU memory" else f"top on {host}"
-    free = f"if another program took it ({look} shows), end that, then: gangline resume"
+    free = f"if another program uses the memory (see {look}), end it, then: gangline resume"
     if not changes:
         return f"{free}; else give the host fewer `slots`"
-    return f"in the job {', or '.join(changes)}, and start anew with it, for a run keeps its job{by_itself}; {free}"
+    return f"in the job {', or '.join(changes)}, and start a new run, because a run keeps its job{by_itself}; {free}"
 
 
 def _bytes(match: re.Match[str]) -> int:

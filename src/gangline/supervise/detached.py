@@ -54,9 +54,9 @@ def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None =
         result = here.run(words, stdin=_stdin(secrets), timeout_s=START_TIMEOUT_S)
     except TimeoutError as error:
         raise RunFailed(
-            f"the supervisor of {run_folder.name} does not get on with the start",
+            f"the supervisor of {run_folder.name} does not respond during the start",
             seen=str(error),
-            fix=f"it may still start the gang: gangline ps; to end it: gangline stop {run_folder.name}",
+            fix=f"it may still start the ranks. Check: gangline ps. End it: gangline stop {run_folder.name}",
         ) from error
     _require_started(result, run_folder, attempt)
 
@@ -85,8 +85,8 @@ def _require_started(result: CommandResult, run_folder: Path, attempt: int) -> N
     said = _error_in(_last_words(result), result.host)
     raise RunFailed(
         f"the supervisor of {run_folder.name} did not start",
-        seen=str(said) if said else f"{result.stderr[-2000:].strip() or 'it ended without a word'}; its log is {log}",
-        fix="put right what it says, then: gangline resume",
+        seen=str(said) if said else f"{result.stderr[-2000:].strip() or 'it printed nothing'}; its log is {log}",
+        fix="correct the fault that it names, then: gangline resume",
     ) from said
 
 
@@ -147,9 +147,10 @@ def leave_run(layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequ
         return
     if not has_supervisor(layout) or is_frozen(layout):
         raise RunFailed(
-            f"nobody looks after {layout.run_id}, so it cannot go on without {', '.join(hosts)}",
-            seen="its supervisor is gone, or does not get on",
-            fix=f"gangline stop {layout.run_id} saves and ends it; then go on without: gangline resume with --cluster",
+            f"{layout.run_id} has no supervisor, so it cannot continue without {', '.join(hosts)}",
+            seen="its supervisor died or does not respond",
+            fix=f"save and end it: gangline stop {layout.run_id}; then continue without these hosts: gangline "
+            "resume with --cluster",
         )
     _tell(layout, lambda attempt: write_leave(layout, hosts, attempt=attempt))
 
@@ -205,7 +206,9 @@ def _cluster_there(layout: RunLayout, keeper: Transport) -> Cluster:
     except FileNotFoundError as error:
         raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
     except TimeoutError as error:
-        raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
+        raise HostUnreachable(
+            f"{keeper.host} does not respond in time", seen=str(error), fix="look at its load"
+        ) from error
 
 
 def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> CommandResult:
@@ -215,7 +218,9 @@ def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes 
     try:
         return keeper.run(words, stdin=stdin, env=NO_SSH_AGENT | own, timeout_s=START_TIMEOUT_S)
     except TimeoutError as error:
-        raise HostUnreachable(f"{keeper.host} does not get on", seen=str(error), fix="look at its load") from error
+        raise HostUnreachable(
+            f"{keeper.host} does not respond in time", seen=str(error), fix="look at its load"
+        ) from error
 
 
 def _last_words(result: CommandResult) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MOST = 8
 STAGES = ("load", "evaluate", "step")
 WORDS = {
     "load": ("loads the model", "load the model"),
-    "evaluate": ("evaluates before the first step", "evaluate before the first step"),
+    "evaluate": ("evaluates the model before the first step", "evaluate the model before the first step"),
     "step": ("works on the first step", "work on the first step"),
 }
 """For one rank, and for several."""
@@ -187,7 +187,8 @@ class Heartbeats:
     def as_evidence(self, error: Mapping[str, Any]) -> dict[str, Any]:
         """An error, as `GanglineError.to_json`, that tells of host agents which stand still, too."""
         rows = [
-            f"the gangline agent on {host} has not responded since {iso(since)}: was it stopped, or is its disk full?"
+            f"the gangline agent on {host} has not responded since {iso(since)}: look for a stopped process or a "
+            "full disk there"
             for host, since in self._stalled.items()
         ]
         return {**error, "seen": "\n".join([*([error["seen"]] if error["seen"] else []), *rows])}
@@ -321,7 +322,7 @@ class Stall:
         if watch is None or watch.action == "tell" or self._stalled is None:
             return None
         run_id = self._run_id
-        again = f"gangline resume {run_id} starts it again" if watch.can_resume else "gangline run starts it anew"
+        again = f"gangline resume {run_id} starts it again" if watch.can_resume else "start it again: gangline run"
         return RunFailed(
             f"no rank has printed anything for {format_duration(watch.after_s)}",
             seen="\n".join(self._stalled.evidence()),
@@ -421,7 +422,7 @@ class _Stalled:
     def _order(self) -> str:
         """Who fell silent first."""
         if self.last is None:
-            return "they have printed nothing since their start"
+            return "the ranks have printed nothing since their start"
         if self.first:
             before = format_duration(self.last.last - self.first[0].last)
             return (
@@ -434,7 +435,7 @@ class _Stalled:
     def _row(self, host: str) -> str:
         logs = [log for log in self._logs if log.host == host]
         times = [log.last for log in logs if log.has_printed]
-        unseen = "" if all(log.is_known for log in logs) else ", as far as known: it does not answer"
+        unseen = "" if all(log.is_known for log in logs) else ", as far as known; the host does not answer"
         if not times:
             return f"{_stall_named(logs)}: nothing printed since the start{unseen}"
         first = f"{self._time(min(times))} to " if max(times) - min(times) > SAME_S else ""
@@ -500,7 +501,10 @@ class EpochClaims:
         for host, since in self._since.items():
             if self.believed is None and self._clock() - since >= self._doubt_s and host not in self._told:
                 self._told.add(host)
-                what = f"it alone says that another supervisor (epoch {claims[host]}) is in charge: not believed"
+                what = (
+                    f"it alone says that another supervisor (epoch {claims[host]}) is in charge; ignored, "
+                    "because one host alone may be wrong"
+                )
                 yield "doubted", {"host": host, "epoch": claims[host], "what": what}
 
 

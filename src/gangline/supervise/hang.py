@@ -329,7 +329,7 @@ class HangVerdict:
         what = self._what() if not accused else "; ".join([_places(accused, self.now), *_waiting(others)])
         rows = [*accused, *others]
         places = [_row(each, self.now) for each in rows]
-        places += [f"{each.name} was in {each.point} when it was seen last" for each in self.unseen]
+        places += [f"{each.name} was last seen in {each.point}" for each in self.unseen]
         return Hung(
             what,
             seen="\n".join([self.limit, *shortened(places), *_frames(accused or rows)]),
@@ -344,8 +344,8 @@ class HangVerdict:
         if self.behind:
             return _places(self.behind, self.now)
         if all(each.phase == "exchange" for each in self.seen):
-            return f"all {len(self.seen)} ranks wait in the same exchange: the network between hosts?"
-        return f"none of {len(self.seen)} ranks gets on: {_places(self.seen, self.now)}"
+            return f"all {len(self.seen)} ranks wait in the same exchange; suspect the network between hosts"
+        return f"no rank is making progress (0 of {len(self.seen)}): {_places(self.seen, self.now)}"
 
     def _accused(self) -> list[Standing]:
         """Who keeps the others. A process that is stopped is a cause, whoever else waits."""
@@ -364,11 +364,11 @@ class HangVerdict:
         if accused:
             return _fix(accused[0])
         if not self.silent:
-            return "gangline check tries every pair of hosts; the ranks' logs: gangline logs"
+            return "test every pair of hosts: gangline check; read the ranks' logs: gangline logs"
         one = len(self.silent) == 1
         if self.are_frozen:
-            return f"on {listed(self.silent)}: was the host agent stopped, or is the disk full?"
-        return f"{'is' if one else 'are'} {listed(self.silent)} on, and on the network?"
+            return f"on {listed(self.silent)}: look for a stopped gangline agent or a full disk"
+        return f"{'is' if one else 'are'} {listed(self.silent)} switched on and on the network?"
 
 
 def _waited_for(hosts: Sequence[str], *, are_frozen: bool) -> str:
@@ -417,12 +417,12 @@ def _row(standing: Standing, now: float) -> str:
 def _fix(accused: Standing) -> str:
     stack = accused.stack
     if stack is not None and stack.is_stopped:
-        return f"who stopped it? on {accused.host}, kill -CONT {stack.pid} lets it go on"
+        return f"somebody stopped the process; let it continue on {accused.host}: kill -CONT {stack.pid}"
     if stack is not None and stack.waits_for_disk:
-        return f"look at the disk of {accused.host}, or at the server of the network file system that it reads from"
+        return f"look at the disk of {accused.host}, or at the file server that it reads from"
     if stack is not None and stack.unheard:
-        return f"look at the network of {accused.host}; gangline check tries every pair of hosts"
-    where = f"look at what {stack.where} waits for" if stack and stack.where else "look at what it does there"
+        return f"look at the network of {accused.host}; test every pair of hosts: gangline check"
+    where = f"find out what {stack.where} waits for" if stack and stack.where else "look at the process there"
     return f"{where}; the log of that rank: gangline logs"
 
 
@@ -500,7 +500,7 @@ class Hang:
         before, self._found = self._found, found
         if found is None:
             if before is not None:
-                yield "going on", {"what": f"the ranks go on after {seconds(self._clock() - self._suspected_at)}"}
+                yield "going on", {"what": f"the ranks continue after {seconds(self._clock() - self._suspected_at)}"}
         elif before is None or before.who != found.who:
             self._num_suspicions += 1
             self._suspected_at, self._stacks = self._clock(), {}
@@ -527,7 +527,9 @@ class Hang:
         silent = self._standings.silent(SILENT_S)
         if silent and self._wait_for_silent(seen, now):
             waited_s = now - max(each.moved_at for each in seen)
-            return self._silent(silent, seen, limit=f"they wait since {seconds(waited_s)}; {self._steps.words(now)}")
+            return self._silent(
+                silent, seen, limit=f"they have waited for {seconds(waited_s)}; {self._steps.words(now)}"
+            )
         return self._overdue(seen, silent, now)
 
     def _wait_for_silent(self, seen: Sequence[Standing], now: float) -> bool:
@@ -556,7 +558,7 @@ class Hang:
         if phases & PAUSES:
             limit_s = LOADING_S if phases & LOADING else PAUSE_S
             since = max(each.told_at for each in seen)
-            words = f"nothing moved for {seconds(now - since)} while ranks {_listed_phases(phases & PAUSES)}"
+            words = f"no progress for {seconds(now - since)} while ranks {_listed_phases(phases & PAUSES)}"
             still_s = limit_s
         else:
             limit_s, since, words = self._steps.limit_s, self._steps.since, self._steps.words(now)

@@ -57,7 +57,7 @@ def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[Ca
                 raise RunFailed(
                     f"{layout.run_id} is running already",
                     seen="another supervisor holds its lock",
-                    fix=f"gangline stop {layout.run_id}, or follow it: gangline attach {layout.run_id}",
+                    fix=f"gangline stop {layout.run_id}, or follow the run: gangline attach {layout.run_id}",
                 )
             time.sleep(0.05)
         os.utime(descriptor)
@@ -75,7 +75,7 @@ def prepare_lock(layout: RunLayout) -> Iterator[None]:
             raise UsageError(
                 f"{layout.run_id} is being resumed already",
                 seen=f"another command holds {layout.prepare_lock}",
-                fix=f"wait until it has started, then follow it: gangline attach {layout.run_id}",
+                fix=f"wait until the run has started, then follow it: gangline attach {layout.run_id}",
             )
         yield
     finally:

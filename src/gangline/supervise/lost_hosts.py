@@ -155,7 +155,7 @@ class Partition:
 
     def to_json(self) -> dict[str, Any]:
         """As `Outcome.error`."""
-        fix = "is a firewall, a switch or a cable in the way? gangline check tries every pair; then: gangline resume"
+        fix = "look for a firewall, a bad switch or a bad cable; test every pair: gangline check; then: gangline resume"
         return {**RunFailed(self.what, seen=self.seen, fix=fix).to_json(), "host": self.hosts[0]}
 
 

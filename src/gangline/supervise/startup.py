@@ -232,7 +232,7 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
     """What hosts that do answer have not reached."""
     names = _listed([row.host for row in rows])
     does = {
-        "ssh": f"nothing is known yet of {names}",
+        "ssh": f"no answer yet from {names}",
         "agent": f"the gangline agent on {names} has not started",
         "launcher": f"torchrun on {names} still imports torch",
         "port": f"torchrun on {names} does not reach {meet}",
@@ -271,10 +271,10 @@ PROBE_TIMEOUT_S = 15.0
 TARGETS = 4
 """How many of the places that give no answer are tried from each host."""
 WORDS = {
-    "timed out": "packets are dropped on the way, as by a firewall",
-    "refused": "nobody listens there",
-    "no route": "there is no way to that network",
-    "open": "the port is open, so the program itself hangs",
+    "timed out": "packets are dropped on the way; suspect a firewall",
+    "refused": "no program listens there",
+    "no route": "there is no route to that network",
+    "open": "the port is open, so the program behind it hangs",
 }
 
 
@@ -362,7 +362,7 @@ class StartFollower:
         names = " and ".join(row.host for row in lagging)
         return RunFailed(
             f"the start was given up: {self._say()}",
-            seen=f"nothing moved for {self.board.stage_seconds:.0f} s at the stage {self.board.stage!r} of {names}",
+            seen=f"no progress for {self.board.stage_seconds:.0f} s at the stage {self.board.stage!r} of {names}",
             fix=self._fix(),
         )
 
@@ -379,10 +379,10 @@ class StartFollower:
         said = " ".join(self._probing.said.values())
         waits = any(row.waits_for for row in self.board.lagging)
         if WORDS["timed out"] in said or waits:
-            return "let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair"
+            return "let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check"
         if self.board.stage in {"launcher", "torch"}:
-            return "a slow or shared disk? import torch there by hand once; the ranks' logs: gangline logs"
-        return "gangline check looks at every host and pair; the ranks' logs: gangline logs"
+            return "suspect a slow or shared disk: import torch there by hand once; read the ranks' logs: gangline logs"
+        return "test every host and pair: gangline check; read the ranks' logs: gangline logs"
 
     def _probe(self) -> None:
         """Ask the hosts that are behind to connect to what they do not reach, every few seconds."""

@@ -365,7 +365,7 @@ class Supervisor:
         self._backend.stop(self.request, self._transports, now=True, epoch=self.epoch)
         self._conclude("stopped", None, left=self._clean_up(self._poll()))
         raise RunFailed(
-            f"{self._layout.run_id} was told to stop before it began",
+            f"{self._layout.run_id} was stopped before it began",
             seen=f"an order to {self._user_order} attempt {self.attempt}",
             fix=f"nothing was started; to start it: gangline resume {self._layout.run_id}",
         )
@@ -412,7 +412,7 @@ class Supervisor:
         outcome = ended.outcome
         details: dict[str, Any] = {"what": outcome.error["what"]} if outcome.error else {}
         if outcome.result == "stopped" and ended.user_order is None:
-            details = {"why": "its ranks were told to leave by a signal, not by gangline stop"}
+            details = {"why": "a signal ended its ranks, not gangline stop"}
         details |= {"left": outcome.left} if outcome.left else {}
         details |= {"unverified": outcome.unverified} if outcome.unverified else {}
         details |= {"why": why} if why else {}

@@ -443,7 +443,7 @@ def _require_all(report: StepReport, num_micro_batches: int, *, step: int) -> No
         raise RunFailed(
             f"ranks do not agree on who does what in step {step}",
             seen=f"expected {num_micro_batches} micro-batches from all of them together, saw {report.micro_batches}",
-            fix="gangline resume goes on from the last checkpoint; please report this with the run's logs",
+            fix="continue from the last checkpoint: gangline resume; please report this with the run's logs",
         )
 
 

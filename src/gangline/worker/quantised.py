@@ -228,7 +228,7 @@ def _refuse_experts(layers: nn.ModuleList) -> None:
         raise ModelError(
             "method: qlora cannot quantise the experts of this model",
             seen=f"they are tensors of three dimensions, {100 * experts / total:.0f} % of the weights of all layers, "
-            "which would stay as they are",
+            "which it cannot quantise",
             fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
         )
 

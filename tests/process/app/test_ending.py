@@ -75,7 +75,7 @@ def test_a_rehearsed_leave_says_what_becomes_of_every_host(world: World, run_id:
 
 def test_a_host_that_has_no_part_is_refused_with_what_was_meant(world: World, run_id: str) -> None:
     error = refused(world, run_id, "D1")
-    assert error.what == f"'D1' has no part in {run_id}"
+    assert error.what == f"'D1' is not part of {run_id}"
     assert error.seen == "it runs on a, c, d"
     path = RunLayout(world.home, run_id).attempt(1) / "request.json"
     data = read_json(path)
@@ -86,7 +86,7 @@ def test_a_host_that_has_no_part_is_refused_with_what_was_meant(world: World, ru
 
 def test_all_hosts_is_not_a_part(world: World, run_id: str) -> None:
     error = refused(world, run_id, "a", "c", "d")
-    assert "nothing of it is left" in error.seen
+    assert "no host would remain" in error.seen
     assert error.fix == f"to end it: gangline stop {run_id}"
 
 
@@ -120,7 +120,7 @@ def test_a_command_of_the_users_own_is_refused(
     record = CommandRecord(words=("train.py",), resume_words=words, folder="/f", project={})
     write_json(RunLayout(world.home, run_id).folder / "command.json", record.to_json())
     error = refused(world, run_id, "d")
-    assert "runs a command of yours" in error.what
+    assert "runs your own command" in error.what
     assert again in error.fix
 
 

@@ -41,7 +41,7 @@ def attached(world: World, run_id: str, *, keeper: str | None = None) -> bool:
 def test_another_one_takes_over_the_attempt_that_runs_and_that_is_said(world: World, run_id: str) -> None:
     assert attached(world, run_id)
     assert world.spawned == [(RunLayout(world.home, run_id).folder, 3)]
-    assert world.said == [f"{run_id} had no supervisor any more: another one looks after it now"]
+    assert world.said == [f"{run_id} had lost its supervisor; a new one supervises it now"]
 
 
 def test_a_run_that_has_one_is_left_alone(world: World, run_id: str) -> None:

@@ -297,7 +297,7 @@ def test_a_program_of_the_users_own_does_not_go_on_without_a_host(tmp_path, monk
     story.begin()
     lose(story, "pc2")
     assert story.end().result == "failed"
-    assert story.last("failed")["why"] == "it does not go on without a host"
+    assert story.last("failed")["why"] == "it cannot continue without a host"
 
 
 def test_where_nothing_was_saved_it_begins_anew(story):

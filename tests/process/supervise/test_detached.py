@@ -185,7 +185,7 @@ def test_a_start_that_takes_too_long_is_an_error_with_what_to_do(make, monkeypat
     lab.parts[0] = replace(lab.parts[0], agent_argv=(sys.executable, slow, str(lab.folder)))
     lab.layout = create_run(lab.folder / "second", lab.cluster, request(*lab.parts))
     monkeypatch.setattr(detached, "START_TIMEOUT_S", 2.0)
-    with pytest.raises(RunFailed, match="does not get on with the start"):
+    with pytest.raises(RunFailed, match="does not respond during the start"):
         spawn(lab.layout.folder, 1)
     (lab.folder / "go-agent").touch()
     for rank, host_part in enumerate(lab.parts):
@@ -294,7 +294,7 @@ def test_a_run_whose_ranks_were_told_to_leave_by_somebody_else_is_stopped_and_no
     assert lab.outcome().result == "stopped"
     assert RunState.load(lab.layout).phase == "stopped"
     assert lab.events() == ["started", "stopped"]
-    assert "not by gangline stop" in read_events(lab.layout.events)[-1]["why"]
+    assert "not gangline stop" in read_events(lab.layout.events)[-1]["why"]
 
 
 def test_a_run_whose_machine_shuts_down_is_stopped_and_not_finished(make):
@@ -574,7 +574,7 @@ def test_a_supervisor_that_is_frozen_is_replaced_and_does_nothing_when_it_wakes(
         os.kill(frozen.pid, signal.SIGCONT)
     wait_until(lambda: not frozen.is_alive, "it leaves")
     assert (lab.layout.state.read_bytes(), lab.layout.events.read_bytes()) == before
-    assert "another supervisor looks after" in (lab.layout.attempt(1) / "supervisor.log").read_text()
+    assert "another supervisor is in charge of" in (lab.layout.attempt(1) / "supervisor.log").read_text()
     assert lab.left() == []
 
 
@@ -609,7 +609,7 @@ def test_a_supervisor_that_breaks_says_so(make, monkeypatch):
     with os.fdopen(reader) as said:
         error = json.load(said)["error"]
     assert error["what"] == "LookupError: no such row"
-    assert error["fix"] == "this is a bug of gangline: supervisor.log has the rest"
+    assert error["fix"] == "this is a bug in gangline; details are in supervisor.log"
 
 
 @pytest.mark.parametrize(("path", "words"), [("state.json", "pc1: No space left"), (None, "pc1: No space left")])

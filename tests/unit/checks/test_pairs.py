@@ -151,7 +151,7 @@ def test_an_address_behind_a_translation_that_works_is_fine():
 @pytest.mark.parametrize(
     ("how", "answers", "expected"),
     [
-        ("refused", "0e:00:00:00:00:99", "E-NET-04"),  # a second machine has the address and nobody listens there
+        ("refused", "0e:00:00:00:00:99", "E-NET-04"),  # a second machine has the address and no program listens there
         ("timed out", "0e:00:00:00:00:99", "E-NET-01"),  # a repeater, perhaps: not enough to blame an address
         ("timed out", mac("pc1"), "E-NET-04"),
         ("refused", mac("pc2"), "E-NET-01"),

@@ -82,7 +82,7 @@ def test_a_file_of_the_name_of_a_run_does_not_hide_the_run(
     assert "nothing in it is known" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("word", "says"), [("no/such.log", "is no file"), ("bold-bear-1", "no such run")])
+@pytest.mark.parametrize(("word", "says"), [("no/such.log", "is not a file"), ("bold-bear-1", "no such run")])
 def test_what_is_nothing_is_a_usage_error(
     run: RunLayout, capsys: pytest.CaptureFixture[str], word: str, says: str
 ) -> None:

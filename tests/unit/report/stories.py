@@ -114,7 +114,9 @@ def killed_rank(past: Past) -> None:
         ended("pc2", failure(1, code=-15, time=1.0)),
         ended("pc3", failure(2, code=-9, log_tail=["step 129 done", "step 130 done"])),
     )
-    past.event("failed", what="rank 2 on pc3 was killed by SIGKILL", why="the job says that a failure ends the run")
+    past.event(
+        "failed", what="rank 2 on pc3 was killed by SIGKILL", why="the job ends the run at the first failure (failures)"
+    )
     past.state("failed")
 
 
@@ -182,7 +184,7 @@ def hang(past: Past) -> None:
             "kind": "RunFailed",
             "what": what,
             "seen": "\n".join(seen),
-            "fix": "who stopped it? on pc3, kill -CONT 4711 lets it go on",
+            "fix": "somebody stopped the process; let it continue on pc3: kill -CONT 4711",
             "exit_code": 5,
             "host": "pc3",
             "rank": 2,

@@ -128,7 +128,7 @@ def test_a_killed_launcher_outweighs_echoes():
     found = cause(
         ended("pc1", failure(0, what=GLOO[0])), ended("pc2", returncode=-9, reason="signalled", console=("hm",))
     )
-    assert found["what"] == "torchrun on pc2 was killed by SIGKILL, and no rank says why"
+    assert found["what"] == "torchrun on pc2 was killed by SIGKILL, and no rank reported an error"
 
 
 def test_only_echoes_are_better_than_nothing():
@@ -145,8 +145,8 @@ def test_before_any_rank_ran_the_console_tells():
 
 def test_ranks_that_would_not_leave_are_told_of():
     found = cause(ended("pc1", returncode=0, reason="stopped"), ended("pc2", returncode=-9, reason="killed"))
-    assert found["what"] == "the ranks on pc2 did not leave in time and were killed"
-    assert "saw nothing move for 120 s" in found["seen"]
+    assert found["what"] == "the ranks on pc2 did not exit in time and were killed"
+    assert "saw no progress for 120 s" in found["seen"]
 
 
 def test_after_an_order_a_rank_that_lost_the_others_has_not_failed():

@@ -21,7 +21,7 @@ def test_each_thing_that_all_ranks_do_is_told_once():
     first_step, _ = following()
     assert told(first_step, all_at("joined")) == ["all 4 ranks load the model"]
     assert told(first_step, all_at("joined")) == []
-    assert told(first_step, all_at("evaluate")) == ["all 4 ranks evaluate before the first step"]
+    assert told(first_step, all_at("evaluate")) == ["all 4 ranks evaluate the model before the first step"]
     assert told(first_step, all_at("data")) == ["all 4 ranks work on the first step"]
     assert first_step.done
     assert told(first_step, all_at("evaluate")) == []  # the one after some steps has a line of its own
@@ -33,7 +33,7 @@ def test_those_that_are_behind_are_named():
     late = [status("pc1", rank(0, "evaluate")), status("pc2", rank(1, "joined"), rank(2, "joined"))]
     assert told(first_step, [*late, status("pc3", rank(3, "evaluate"))]) == []
     late[1] = status("pc2", rank(1, "evaluate"), rank(2, "data"))
-    assert told(first_step, late) == ["ranks 0 on pc1, 1 on pc2, 3 on pc3 evaluate before the first step"]
+    assert told(first_step, late) == ["ranks 0 on pc1, 1 on pc2, 3 on pc3 evaluate the model before the first step"]
 
 
 def test_what_lasts_is_told_again_at_longer_and_longer_intervals():

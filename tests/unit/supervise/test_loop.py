@@ -285,7 +285,7 @@ def test_what_was_told_to_stop_before_it_began_is_not_started(make):
     first = RunState.load(lab.layout)
     replace(first, phase="running", epoch=1).save(lab.layout)  # its supervisor died before a host agent stood
     write_order(lab.layout, "stop", attempt=1)
-    with pytest.raises(RunFailed, match="calm-otter-7 was told to stop before it began"):
+    with pytest.raises(RunFailed, match="calm-otter-7 was stopped before it began"):
         lab.supervisor().begin()
     assert lab.backend.statuses == {}
     assert lab.backend.orders == ["kill"]  # for a host agent that comes up late
@@ -532,7 +532,7 @@ def test_who_takes_over_has_a_higher_epoch_and_who_was_there_before_leaves_witho
     assert (first.epoch, second.epoch) == (1, 2)
     assert {status.epoch for status in lab.backend.statuses.values()} == {2}
     before = lab.layout.state.read_bytes()
-    with pytest.raises(Superseded, match="another supervisor looks after calm-otter-7"):
+    with pytest.raises(Superseded, match="another supervisor is in charge of calm-otter-7"):
         first.watch()
     assert lab.layout.state.read_bytes() == before
     assert not (lab.layout.attempt(1) / "outcome.json").exists()
@@ -705,7 +705,7 @@ def test_a_look_that_fails_is_borne_and_told_once(make, error, caplog):
         lab.finish()
 
     assert lab.run(script).result == "finished"
-    told = [record.getMessage() for record in caplog.records if "a look failed" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "polling the hosts failed" in record.getMessage()]
     assert len(told) == 1
 
 

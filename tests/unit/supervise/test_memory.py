@@ -55,7 +55,7 @@ def test_a_gpu_without_room_what_it_held_and_the_micro_batch_that_would_fit():
     assert "it asked for 2 GiB more; 1 GiB of 24 GiB were free" in found.seen
     assert "it held 20 GiB of tensors, 512 MiB in gaps" in found.seen
     assert "others, or the driver, held 2 GiB" in found.seen
-    assert "the plan foresaw 22 GiB for it (11 GiB that stay, 11 GiB of activations)" in found.seen
+    assert "the plan expected 22 GiB for it (11 GiB that stay, 11 GiB of activations)" in found.seen
     # it needed 23 GiB of 22: with half of it going with the samples, 4 of 8 need 17.2
     assert found.fix.startswith("in the job micro_batch: 4 (about 17.2 GiB), or activation_checkpointing: true")
     assert "data.sequence_length: 512 (about 17.2 GiB)" in found.fix
@@ -101,7 +101,7 @@ def test_python_or_torch_got_no_more(words):
 
 def test_what_the_job_has_already_is_not_proposed():
     whole = job(micro_batch=1, activation_checkpointing=True, data={"sequence_length": 256}, method={"kind": "full"})
-    assert of_memory(failure(seen=CUDA), plan(), whole).fix.startswith("in the job method: lora, and start anew")
+    assert of_memory(failure(seen=CUDA), plan(), whole).fix.startswith("in the job method: lora, and start a new run")
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_a_plan_that_tells_nothing_leaves_the_figures_out(damaged):
 
 def test_a_plan_of_an_older_version_does_not_know_what_stays():
     found = of_memory(failure(seen=CUDA), plan(persistent_bytes=None), job())
-    assert "the plan foresaw 22 GiB for it, of 23 GiB that were free" in found.seen
+    assert "the plan expected 22 GiB for it, of 23 GiB that were free" in found.seen
     assert "micro_batch: 4, or" in found.fix

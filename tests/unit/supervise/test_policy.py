@@ -19,7 +19,7 @@ def test_a_first_failure_is_followed_by_another_attempt():
 
 
 def test_a_job_may_end_at_the_first_failure():
-    assert "the job says" in why_not([tried(reached=40)], FailureJob(restarts=0))
+    assert "the job ends the run" in why_not([tried(reached=40)], FailureJob(restarts=0))
 
 
 def test_the_same_cause_twice_without_a_step_between_ends_the_run():
@@ -48,7 +48,7 @@ def test_the_same_cause_after_some_progress_is_bad_luck():
 def test_other_causes_each_time_end_it_after_as_many_attempts_as_the_job_allows():
     attempts = [tried({**KILLED, "what": f"{name} failed"}, began_at=30, reached=30) for name in "abcde"]
     assert why_not(attempts[:4], FailureJob(restarts=5)) is None
-    assert why_not(attempts, FailureJob(restarts=5)) == "5 attempts in a row did not get beyond step 30"
+    assert why_not(attempts, FailureJob(restarts=5)) == "5 attempts in a row did not get past step 30"
 
 
 def test_a_program_whose_steps_nobody_knows_is_started_as_often_as_its_user_says():

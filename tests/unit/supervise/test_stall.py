@@ -122,7 +122,7 @@ def test_where_all_fell_silent_together_the_one_that_stands_elsewhere_shows_by_i
 
 def test_a_run_that_never_printed_is_told_of_too(run):
     ((_, details),) = run.until(700)
-    assert details["what"].endswith("they have printed nothing since their start")
+    assert details["what"].endswith("the ranks have printed nothing since their start")
     assert (details["first"], details["last"], details["line"]) == ([], [], "")
 
 

@@ -75,7 +75,7 @@ def test_who_is_behind_is_told_with_what_the_probe_says_and_again_when_that_chan
     lab.probed()
     ((_, details),) = lab.note(*STUCK, at=16.0)
     assert details["what"].endswith(
-        "a connection from pc3 to pc1 (10.77.0.10, port 29500): timed out: packets are dropped on the way, as by a firewall"
+        "a connection from pc3 to pc1 (10.77.0.10, port 29500): timed out: packets are dropped on the way; suspect a firewall"
     )
     assert lab.note(*STUCK, at=17.0) == []
     assert lab.start.to_json()["sentence"].startswith("0 of 4 ranks have joined after 17 s")
