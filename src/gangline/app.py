@@ -199,7 +199,7 @@ def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, means: Contex
         gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
         targets = gang.hosts if choice.held else [host.name for host in cluster.hosts]
         for label in bring(places, layout.run_id, choice.for_ranks_of(gang), targets=targets):
-            means.talk.say(f"step {choice.step} brought to {label}")
+            means.talk.say(f"copied step {choice.step} to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
         start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
 

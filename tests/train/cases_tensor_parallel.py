@@ -169,7 +169,7 @@ def _accumulate(session, step: int):
 
 
 def sent(*, method: str, checkpointing: bool, layers: int = 2) -> dict:
-    """What a step of two micro-batches sends: counted, and as the plan says."""
+    """What a step of two micro-batches sends: counted, and according to the plan."""
     job = replace(make_job(method=method, batch=2, dropout=0.0), activation_checkpointing=checkpointing)
     job = replace(job, model=replace(job.model, path=model_folder(layers=layers)))
     session = make_session(job, make_world([2], rank=dist.get_rank(), strategy="tp"), num_evaluation=0)

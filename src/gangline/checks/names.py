@@ -125,7 +125,7 @@ RULES = (
         severity="warn",
         title="several hosts have one hostname",
         meaning="libraries that know hosts by name take them for one machine, and logs cannot be told apart",
-        fix="give each a name of its own: sudo hostnamectl set-hostname NAME",
+        fix="give each one its own name: sudo hostnamectl set-hostname NAME",
         look=_same_hostname,
     ),
     Rule(

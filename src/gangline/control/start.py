@@ -218,12 +218,12 @@ def told_if_kept(layout: RunLayout, talk: Console) -> Iterator[None]:
 def _kept(name: str, phase: str) -> str:
     if phase in {"running", "stopping", "finished", "lost"}:  # it was broken off while its supervisor came up
         return (
-            f"kept as {name}, which may be running: gangline ps asks; if it is running, gangline attach {name} follows "
-            f"it and gangline stop {name} ends it; if it is lost, gangline resume {name} starts it"
+            f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
+            f"If it is lost: gangline resume {name}"
         )
     return (
-        f"kept as {name}, which is {phase}: gangline resume {name} once the cause is gone; for a mistake in the job, "
-        "correct it and start anew: gangline train"
+        f"{name} is {phase}. Once the cause is gone: gangline resume {name}. For a mistake in the job, correct it and "
+        "start a new run: gangline train"
     )
 
 

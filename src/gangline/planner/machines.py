@@ -105,7 +105,7 @@ def imagine(text: str, *, taken: Sequence[str] = ()) -> tuple[Seat, ...]:
             )
         name = match["name"] or _next_name(names)
         if name in names:
-            raise UsageError(f"two machines are called {name}", seen=f"{text!r}", fix="give each a name of its own")
+            raise UsageError(f"two machines are called {name}", seen=f"{text!r}", fix="give each one its own name")
         names.append(name)
         spec = card(match["gpu"])
         seats += [_imagined(name, device, spec) for device in range(int(match["count"] or 1))]
@@ -118,9 +118,9 @@ def card(text: str) -> GpuSpec:
     """The card of the catalogue that is meant; raises UsageError with those that are spelled alike."""
     spec = find_gpu(text.strip())
     if spec is None:
-        near = ", ".join(suggest_gpus(text)) or "none is spelled alike"
+        near = ", ".join(suggest_gpus(text)) or "no similar name"
         raise UsageError(
-            f"the catalogue has no GPU called {text.strip()!r}",
+            f"the catalogue has no GPU named {text.strip()!r}",
             seen=f"expected a name such as rtx4090, a100-80gb or what nvidia-smi -L says; near: {near}",
             fix="write one of these names",
         )
@@ -131,9 +131,9 @@ def link(text: str) -> LinkModel:
     """The link that is meant, as the catalogue knows it; raises UsageError with those that are spelled alike."""
     spec = find_link(text.strip())
     if spec is None:
-        near = ", ".join(suggest_links(text)) or "none is spelled alike"
+        near = ", ".join(suggest_links(text)) or "no similar name"
         raise UsageError(
-            f"the catalogue has no link called {text.strip()!r}",
+            f"the catalogue has no link named {text.strip()!r}",
             seen=f"expected a name such as 1gbit, 2.5gbit, 10gbit or hdr; near: {near}",
             fix="write one of these names",
         )

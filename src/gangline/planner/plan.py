@@ -333,5 +333,7 @@ def _notes(ranks: tuple[PlannedRank, ...], *, shares_gpus: bool) -> tuple[str, .
             f"no work for rank {', '.join(idle)}: raise batch / micro_batch above {len(ranks)}, or use fewer slots"
         )
     if shares_gpus:
-        notes.append("ranks share a GPU, so gradients travel over gloo: for trials only; one slot per GPU is faster")
+        notes.append(
+            "ranks share a GPU, so gradients travel over gloo: use this for trials only; one slot per GPU is faster"
+        )
     return tuple(notes)

@@ -90,7 +90,7 @@ def change_line(before: Verdict, after: Verdict, width: int) -> list[str]:
 def ways_lines(ways: Sequence[Suggestion], width: int = 120) -> list[str]:
     """What would make it fit."""
     if not ways:
-        return ["instead     nothing that was tried fits: a smaller model, or more machines"]
+        return ["instead     no option fits: use a smaller model or more hosts"]
     rows = []
     for way in ways:
         need = way.option.tightest
@@ -107,7 +107,7 @@ def terms(verdict: Verdict, width: int = 120) -> list[str]:
     memory = option.tightest.memory
     rows = [("memory", f"{name(option.strategy)} on {option.tightest.seat.host}, GiB:")]
     rows += [("", f"{_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.persistent]
-    rows += [("", f"{_gib2(memory.peak.num_bytes)}  at the worst instant, {memory.peak.name}, of which")]
+    rows += [("", f"{_gib2(memory.peak.num_bytes)}  at the peak, {memory.peak.name}, of which")]
     rows += [("", f"    {_gib2(term.num_bytes)}  {term.name}: {term.source}") for term in memory.peak.terms]
     rows += [("", f"{_gib2(memory.allocated_bytes)}  of tensors in all")]
     process = memory.process
@@ -130,12 +130,12 @@ def _model(verdict: Verdict) -> str:
         text += f", rank {training.rank}"
     option = verdict.best or verdict.by_kind[0]
     trained = format_count(trained_weights(architecture, option.training))
-    return f"{text}: {trained} trained, products in {training.compute}"
+    return f"{text}: {trained} trained, compute in {training.compute}"
 
 
 def _fit_rows(verdict: Verdict, width: int) -> Iterator[tuple[str, str]]:
     """Tables of as many columns as the screen has room for: a column per kind of seat, a row per strategy."""
-    yield "fits", "GiB that a rank needs, and how likely it is that they are there"
+    yield "fits", "GiB needed by a rank, and the chance that it fits"
     groups = list(_groups(verdict.world.seats).values())
     names = [name(option.strategy) for option in verdict.by_kind]
     first = max(len(each) for each in (*names, "free")) + 2
@@ -242,7 +242,7 @@ def _divides(verdict: Verdict) -> Iterator[str]:
 def _step(option: Option) -> Iterator[str]:
     time = option.time
     if time is None:
-        yield "how long it takes is not known: nobody measured these machines; gangline bench compute JOB does"
+        yield "step time is unknown; measure it: gangline bench compute JOB"
         return
     slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
     wire = wire_bytes(option.traffic, slots)
@@ -254,13 +254,11 @@ def _step(option: Option) -> Iterator[str]:
     yield from _format(option)
     if option.traffic.exchanges:
         out, inside = max(wire.out, default=0.0), max(wire.inside, default=0.0)
-        ways = [f"{format_bytes(out)} leave each host ({option.world.wire.source})"] if out else []
+        ways = [f"each host sends {format_bytes(out)} per step ({option.world.wire.source})"] if out else []
         ways += (
-            [f"{format_bytes(inside)} go from each card to its neighbour ({option.world.inside.source})"]
-            if inside
-            else []
+            [f"each GPU sends {format_bytes(inside)} to its neighbour ({option.world.inside.source})"] if inside else []
         )
-        yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} if nothing hid it"
+        yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} without overlap"
     yield f"computation {_source(option)}"
     if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
         yield "laptop GPU speed depends on its power limit; the middle of the range is assumed"
@@ -284,7 +282,7 @@ def _source(option: Option) -> str:
 
 def _run(option: Option, length: Length) -> Iterator[str]:
     if length.known is None and length.unknown:
-        yield f"how long it takes in all is not known: {length.unknown}"
+        yield f"total time is unknown: {length.unknown}"
     if option.time is None or length.known is None:
         return
     steps, words = length.known
@@ -295,7 +293,7 @@ def _run(option: Option, length: Length) -> Iterator[str]:
     if len(powers) == len(option.world.seats):
         kwh = sum(powers) * steps * time.total_s / 3.6e6
         if kwh >= 0.01:
-            yield f"{kwh:.3g} kWh at the most, of the cards alone, each at its full {_range(powers)} W"
+            yield f"{kwh:.3g} kWh at most, for the GPUs alone, each at its full {_range(powers)} W"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -306,16 +304,16 @@ def _range(values: Sequence[float]) -> str:
 def _saves(cost: SaveCost, saving: Saving, *, why: bool) -> Iterator[str]:
     where = "in parts, over all hosts" if cost.in_parts else "on every host"
     about = "about " if saving.every_minutes == "auto" else ""
-    every = "" if cost.minutes is None else f"; a power cut loses {about}{cost.minutes:.3g} min at the most"
+    every = "" if cost.minutes is None else f"; a power cut loses {about}{cost.minutes:.3g} min at most"
     yield f"{format_bytes(cost.num_bytes)} for a checkpoint, {where}{every}"
     if not (why or cost.is_notable):
         return
     least, likely, most = map(_seconds, cost.write_s)
     text = f"{likely} to write each ({least} to {most}; {cost.source})"
-    text += ", and training waits" if saving.waits else f"; training waits {_seconds(cost.hold_s[1])}, for a copy of it"
+    text += ", while training waits" if saving.waits else f"; training waits {_seconds(cost.hold_s[1])}, to copy it"
     yield text + ("" if cost.share is None else f": {100 * cost.share:.1f} % of the run")
     if cost.is_late:
-        yield "on a slow disk one is not written when the next is due: they come less often, and more is lost"
+        yield "on a slow disk a save outlasts the pause between saves: saves come less often, and a fault loses more"
 
 
 def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
@@ -337,12 +335,12 @@ def _reason(option: Option, best: Option | None) -> str:
         need = option.tightest
         return f"does not fit on {need.seat.host}: {_need(need)} of {_gib(need.seat.free_bytes)} GiB"
     if option.time is None or best is None or best.time is None:
-        return "not the numbers of one big machine" if not option.is_exact else "fits, and has more to do"
+        return "its results differ from one big machine" if not option.is_exact else "fits, but does more work per step"
     words = f"{_seconds(option.time.total_s)} a step against {_seconds(best.time.total_s)}"
     if not option.is_exact and option.seconds < best.seconds:
-        return f"{words}, but not the numbers of one big machine"
+        return f"{words}, but its results differ from one big machine"
     if option.seconds <= best.seconds * 1.02:
-        return f"{words}: hardly faster, and more to go wrong" if option.fits else f"{words}: memory is tight"
+        return f"{words}: hardly faster, with more that can fail" if option.fits else f"{words}: memory is tight"
     heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
     if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
         words += f"; {_heavy(heavy)} over this link"
@@ -384,7 +382,7 @@ def _today(verdict: Verdict, steps: int | None) -> Iterator[str]:
         length = f": {_length(today, steps)}" if today.time is not None else ""
         yield f"{lacking}; it can do {name(today.strategy)} on {_who(today)}{length}"
     elif builds_method(best.training, best.architecture):
-        yield f"{lacking}, and there is no room for what it can do"
+        yield f"{lacking}, and no strategy that it supports fits"
     else:
         yield lacking
 
@@ -400,7 +398,7 @@ def _notes(verdict: Verdict) -> Iterator[str]:
             yield (
                 f"{option.strategy.kind} would take {_seconds(option.seconds)} a step instead of "
                 f"{_seconds(best.seconds)}, with other numbers than one big machine: an exchange every "
-                f"{option.strategy.inner_steps} steps; it is for strategy: {option.strategy.kind} to ask for"
+                f"{option.strategy.inner_steps} steps; choose it with strategy: {option.strategy.kind}"
             )
     if best is not None:
         yield from _precision(best)
@@ -421,7 +419,7 @@ def _precision(best: Option) -> Iterator[str]:
         share = min(spec.fp16_share for spec in specs if spec is not None)
         yield (
             f"{slow} has no tensor cores, and multiplies fp16 at about {100 * share:.0f} % of the rate of fp32: "
-            "precision: fp32 is faster there, if it fits; plan it as well, and without that card"
+            "precision: fp32 is faster there, if it fits; plan with it too, and without that GPU"
         )
 
 
@@ -438,7 +436,7 @@ def slower_than_alone(verdict: Verdict) -> str | None:
         fastest = fastest_of_fewer(verdict, runnable=runnable)
         if whole is not None and fastest is not None and fastest.seconds < whole.seconds < float("inf"):
             count = len(fastest.world.hosts)
-            machines = "one machine is" if count == 1 else f"{count} machines are"
+            machines = "one machine is" if count == 1 else f"{count} hosts are"
             alone, all_s = ", ".join(fastest.world.hosts[:4]), _seconds(whole.seconds)
             return f"{machines} faster than all: {alone} alone {_seconds(fastest.seconds)} a step, all {all_s}"
     return None
@@ -565,7 +563,7 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
     """The plan in plain lines, most important first. without: titles of lines that were said already."""
     rows = [
         ("strategy", f"{plan.strategy}: {plan.reason}"),
-        ("method", f"{plan.method}, compute in {_explain_precision(plan)}"),
+        ("method", f"{plan.method}, precision {_explain_precision(plan)}"),
         ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
         ("shares", _explain_shares(plan)),
         *([("divides", plan.divides)] if plan.divides else []),
@@ -596,7 +594,7 @@ def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _explain_precision(plan: Plan) -> str:
-    return "what every device can do" if plan.precision == "auto" else plan.precision
+    return "auto: the best that every device supports" if plan.precision == "auto" else plan.precision
 
 
 def _explain_shares(plan: Plan) -> str:
@@ -640,9 +638,15 @@ def _by_host(parts: Sequence[tuple[str, int]]) -> str:
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     """What shares do once the run is on its way; nothing where the cluster file gave them, for they stay then."""
     if plan.moving_shares and plan.half.in_rounds:
-        yield "speeds", "measured before the first step and in every round; shares follow them, and numbers with these"
+        yield (
+            "speeds",
+            "measured before the first step and in every round; shares follow the speeds, so results depend on them",
+        )
     elif plan.moving_shares:
-        yield "speeds", "measured before the first step and in every step; shares follow them, with the same numbers"
+        yield (
+            "speeds",
+            "measured before the first step and in every step; shares follow the speeds, and results do not change",
+        )
 
 
 def _host_share(host: str, ranks: list[PlannedRank]) -> str:

@@ -137,7 +137,7 @@ class Dividing:
             return self._complaint() if self.is_bad else ""
         wish = ", as the job says" if self.batch == self.about else f", about {self.about} as the job says"
         if self.ceiling is None:
-            return f"batch {self.batch}{wish}: no speeds decide about it"
+            return f"batch {self.batch}{wish}: speeds are unknown"
         if len(self.shares) == 1:
             return f"batch {self.batch}{wish}: one rank does all of it"
         named = "its shares"

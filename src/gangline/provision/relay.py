@@ -85,9 +85,11 @@ class Delivery:
         """The delivery for people."""
         if not self.hops:
             return []
-        ways = "; ".join(f"{target} from {source}" for source, target in self.hops)
+        targets: dict[str, list[str]] = {}
+        for source, target in self.hops:
+            targets.setdefault(source, []).append(target)
         return [
-            f"{what} brought: {ways}",
+            *(f"copied {what} from {source} to {', '.join(names)}" for source, names in targets.items()),
             *(f"  {one} cannot send to {other}: {shown(why)}" for (one, other), why in self.obstacles.items()),
         ]
 

@@ -202,7 +202,7 @@ class GangRank:
     peak_flops: float | None = None
     """Dense half-precision peak of the device in FLOP/s; None: unknown, and then there is no MFU."""
     foreseen_bytes: int | None = None
-    """Of tensors on its GPU at the most, as the plan says; None: not known, or it has no GPU."""
+    """Of tensors on its GPU at the most, according to the plan; None: not known, or it has no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def _faster(half: PlanHalf) -> str:
     if half.lockstep:
         return "nobody: all wait for the slowest"
     who = "hosts" if half.layers == "sliced" else "ranks"
-    return f"faster {who}, {'measured in every step' if half.moves_shares else 'as the plan says'}"
+    return f"faster {who}, {'measured in every step' if half.moves_shares else 'according to the plan'}"
 
 
 def _table(title: str, heads: Sequence[str], halves: Sequence[PlanHalf], rows: Sequence[Sequence[str]]) -> str:

@@ -361,7 +361,7 @@ class AgentChannel:
         poll.register(self._stdin, select.POLLOUT)
         poll.poll(100)
         if time.monotonic() > deadline:
-            self._signal(signal.SIGKILL, "it takes nothing that is said to it")
+            self._signal(signal.SIGKILL, "the connection is stuck: writes time out")
 
     def _join(self, timeout_s: float) -> None:
         """Wait for the reader; not for oneself, should the reader's thread happen to collect garbage."""

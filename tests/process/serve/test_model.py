@@ -93,7 +93,7 @@ def test_of_a_checkpoint_in_parts_the_host_that_exports_gets_the_others_parts(wo
     said: list[str] = []
     complete(saved, run_id, tell=Said(said))
     assert verify_part(other) == []
-    assert any("step 40, the part of b brought: a from b" in line for line in said)
+    assert any("copied step 40, the part of b from b to a" in line for line in said)
     assert not part_folder(world.host("b", run_id).checkpoints, 40, "a").exists()
 
 

@@ -108,7 +108,7 @@ def broken_off(world):
         world.start()
     words = " ".join([world.said[-1], caught.value.fix])
     assert "which is" not in world.said[-1]
-    assert "calm-otter-7, which may be running" in world.said[-1]
+    assert "calm-otter-7 may be running" in world.said[-1]
     for command in ("gangline ps", "gangline attach calm-otter-7", "gangline resume calm-otter-7"):
         assert command in words
     assert "the connection ended" in caught.value.seen
@@ -161,7 +161,7 @@ def test_ctrl_c_while_the_supervisor_comes_up_is_told_as_it_is(world, comes_up, 
     world.comes_up, world.error = comes_up, KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         world.start()
-    assert "which may be running" in world.said[-1]
+    assert "may be running" in world.said[-1]
     assert Keeping.load(world.layout).host == "pc1"
     assert world.record().phase == phase
 

@@ -55,9 +55,7 @@ def test_machines_that_nobody_has_are_planned_without_the_data(world: World) -> 
     (world.root / "a.txt").unlink()
     gone = imagined(world)
     assert line(gone, world, "step") == line(there, world, "step")
-    assert "how long it takes in all is not known: a.txt of data.train is not on this computer" in line(
-        gone, world, "run"
-    )
+    assert "total time is unknown: a.txt of data.train is not on this computer" in line(gone, world, "run")
     assert plan_json(gone, ())["verdict"] == plan_json(there, ())["verdict"]
 
 

@@ -490,7 +490,7 @@ def test_where_no_speed_is_known_or_has_a_say_the_batch_is_the_wish() -> None:
     seats = [dataclasses.replace(seat, weight=1.0) for seat in BIG.seats]
     verdict = decide(about(32), dataclasses.replace(BIG, seats=tuple(seats)))
     assert verdict.question.batch == 32
-    assert "no speeds decide about it" in "\n".join(report(verdict, Length(None), width=400))
+    assert "speeds are unknown" in "\n".join(report(verdict, Length(None), width=400))
     in_fours = dataclasses.replace(blind, batch=30, training=dataclasses.replace(blind.training, micro_batch=4))
     assert decide(in_fours, BIG).question.batch == 28
 

@@ -103,7 +103,7 @@ def test_of_an_exact_batch_that_costs_two_percent_at_most_nothing_is_said() -> N
 
 def test_what_no_speed_decides_and_what_one_rank_does_is_said_so() -> None:
     unknown = Dividing(batch=32, about=30, shares=(11, 11, 10), ceiling=None)
-    assert unknown.words == "batch 32, about 30 as the job says: no speeds decide about it"
+    assert unknown.words == "batch 32, about 30 as the job says: speeds are unknown"
     alone = Dividing(batch=32, about=32, shares=(32,), ceiling=1.0)
     assert alone.words == "batch 32, as the job says: one rank does all of it"
 

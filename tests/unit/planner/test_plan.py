@@ -93,7 +93,7 @@ def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
     lines = "\n".join(explain(plan))
     assert "each of the 2 hosts trains apart for 20 steps" in lines
     assert "(int8); NOT the same numbers as one big machine" in lines
-    assert "shares follow them, and numbers with these" in lines
+    assert "shares follow the speeds, so results depend on them" in lines
     assert "the one host trains by itself" in "\n".join(explain(make_plan(job, cluster(None))))
 
 

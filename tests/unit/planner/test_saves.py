@@ -139,7 +139,7 @@ def test_seconds_are_on_the_screen_where_they_matter_or_are_asked_for() -> None:
 
 def test_a_save_that_holds_the_run_up_is_told_unasked() -> None:
     text = saves(Saving(every_minutes=10, waits=True, disk=SLOW))
-    assert "50.3 s to write each (25.2 s to 1 min 41 s; a stick), and training waits: 7.7 % of the run" in text
+    assert "50.3 s to write each (25.2 s to 1 min 41 s; a stick), while training waits: 7.7 % of the run" in text
 
 
 def test_a_disk_that_is_slower_than_the_cadence_is_told_unasked() -> None:

@@ -106,7 +106,7 @@ def test_from_a_head_elsewhere_the_sets_pass_through_this_computer(cluster: Clus
     assert file_of(tmp_path, "pc3", "beef").read_bytes() == b"the tokens to test"
     assert list((tmp_path / "home").iterdir()) == []
     (line,) = lines.said
-    assert line == "tokens brought: pc2 from this computer; pc3 from this computer"
+    assert line == "copied tokens from this computer to pc2, pc3"
 
 
 def test_where_only_some_of_it_was_brought_it_is_said_what(cluster: Cluster, tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ def test_every_host_gets_the_model_and_the_head_the_data(tmp_path: Path, model: 
     assert found.data[str(corpus)].startswith(f"{cluster.head.workdir}/inputs/")
     assert not (tmp_path / "pc2" / "inputs").exists()
     assert lines.said == [
-        "model tiny model brought: pc1 from this computer; pc2 from this computer",
-        "data corpus.jsonl brought: pc1 from this computer",
+        "copied model tiny model from this computer to pc1, pc2",
+        "copied data corpus.jsonl from this computer to pc1",
     ]
 
 
