@@ -51,7 +51,7 @@ SIGNATURES: tuple[Signature, ...] = (
         words=(_MESH + r"([0-9A-Fa-f.:]{2,45})\]",),
         then="remote=[",
         means="no connection to another rank at {0}",
-        fix="let the hosts of the cluster reach each other on all TCP ports; gangline check tries every pair",
+        fix="let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check",
         is_verdict=True,
     ),
     Signature(

@@ -68,10 +68,10 @@ class Tried:
 def why_not(tried: Sequence[Tried], failures: FailureJob) -> str | None:
     """Why the run does not go on by itself after these attempts, oldest first; None: it does."""
     if failures.restarts == 0:
-        return "the job says that a failure ends the run"
+        return "the job ends the run at the first failure (failures)"
     last = tried[-1]
     if (last.error or {}).get("kind") in NOT_AGAIN:
-        return "the next attempt would meet the same"
+        return "the next attempt would fail for the same reason"
     return _why_not_unseen(last, failures) if last.starts is not None else _why_not_followed(tried, failures)
 
 
@@ -85,9 +85,9 @@ def _why_not_followed(tried: Sequence[Tried], failures: FailureJob) -> str | Non
     if last.has_advanced:
         return None
     if len(tried) > 1 and tried[-2].cause == last.cause and not tried[-2].has_advanced:
-        return "it failed twice for the same cause, without a step between"
+        return "it failed twice for the same cause without completing a step in between"
     if (count := _in_vain(tried)) >= failures.restarts:
-        return f"{count} attempts in a row did not get beyond step {last.began_at}"
+        return f"{count} attempts in a row did not get past step {last.began_at}"
     return None
 
 

@@ -58,7 +58,7 @@ def cpu_world(*free_gib: float) -> PlannedCluster:
         ("fsdp", cpu_world(64, 64), "no rank has a GPU, so everything is in host memory already"),
         ("hsdp", world("rtx4090"), "one rank has no parts"),
         ("zero-3", world("rtx4090"), "one rank, and strategy: zero-3"),
-        ("ddp", cpu_world(64, 64), "activation_offloading: there is nothing to move"),
+        ("ddp", cpu_world(64, 64), "activation_offloading: nothing can be offloaded"),
     ],
 )
 def test_where_an_offload_would_move_nothing_it_is_refused(
@@ -243,7 +243,7 @@ def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(means: Context) -> Non
     require_startable(unknown, foresee_job(unknown, world("rtx4090"), means))  # one rank has all of them
     with pytest.raises(UsageError, match="needs to know the layers") as caught:
         require_startable(unknown, foresee_job(unknown, two, means))
-    assert "not known" in caught.value.seen
+    assert "unknown" in caught.value.seen
     assert "config.json" in caught.value.fix
 
 
@@ -427,7 +427,7 @@ def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Contex
     job = dataclasses.replace(JOB, model=ModelJob(path="some/model"), open=("micro_batch",))
     outlook = foresee_job(job, world("rtx4090"), means)
     assert outlook.verdict is None
-    assert "not known" in outlook.unknown
+    assert "unknown" in outlook.unknown
     require_startable(job, outlook)
     assert outlook.settled(job).open == ()
     wished = dataclasses.replace(job, batch=30, micro_batch=4, open=("batch",))
