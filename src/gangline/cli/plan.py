@@ -18,9 +18,7 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     job: Annotated[Path, typer.Argument(metavar="JOB", help="job.yaml", show_default=False)],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="override a key of the job file, such as steps=100", show_default=False
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="override a key of JOB, such as steps=100", show_default=False),
     ] = None,
     cluster: Annotated[
         Path | None,
@@ -32,35 +30,25 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
         str | None,
         typer.Option(
             metavar="MACHINES",
-            help="plan for these machines and contact none: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090",
+            help="plan for these and contact none: [name=][Nx]GPU, ... such as pc1=rtx4090,pc2=2xrtx3090",
             show_default=False,
         ),
     ] = None,
     add_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GPU", help="compare with one more machine that has this GPU", show_default=False),
+        list[str] | None, typer.Option(metavar="GPU", help="compare with one more such machine", show_default=False)
     ] = None,
     without: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="compare with the cluster without this host", show_default=False),
+        list[str] | None, typer.Option(metavar="HOST", help="compare without this host", show_default=False)
     ] = None,
     link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LINK", help="compare with this network between hosts: 10gbit, hdr, ...", show_default=False
-        ),
+        str | None, typer.Option(metavar="LINK", help="compare with this network: 10gbit, hdr, ...", show_default=False)
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="compare with this model", show_default=False)
     ] = None,
     stack: Annotated[str, typer.Option(help=f"whose trainer: {', '.join(app.STACKS)}")] = "gangline",
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace", help="also count memory by running the trainer on tensors without data (needs torch here)"
-        ),
-    ] = False,
-    why: Annotated[bool, typer.Option("--why", help="show every strategy and each part of the memory")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="also trace the trainer's memory (needs torch here)")] = False,
+    why: Annotated[bool, typer.Option("--why", help="show every strategy and part of the memory")] = False,
     commands: Annotated[
         bool, typer.Option("--commands", help="show the exact commands that train would start")
     ] = False,
