@@ -78,7 +78,8 @@ def test_attempts_of_one_process_and_only_the_first_imports(run, stand_by):
     first_s = time.monotonic() - started_s
     rank = told(run, 1, "pid")["pid"]
     os.kill(rank, signal.SIGKILL)
-    assert told(run, 1, "exit.json") == {"pid": rank, "code": -signal.SIGKILL}
+    ended = told(run, 1, "exit.json")
+    assert (ended["pid"], ended["code"]) == (rank, -signal.SIGKILL)
     assert rank != process.pid
 
     run.write_gang(2, ["pc1", "pc2"], [5, 5])

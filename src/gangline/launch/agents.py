@@ -21,6 +21,7 @@ from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
+from gangline.runs.record_versions import encode_record
 from gangline.transport.fanout import HostResult, fan_out
 from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
@@ -287,7 +288,8 @@ def _give(request: LaunchRequest, transports: Mapping[str, Transport], order: Ma
 def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
     status = look(part, transport)
     if status.phase in {"starting", "running"} or status.rests:
-        transport.write(PurePath(part.folder) / f"order-{order['epoch']}.json", json.dumps(order).encode())
+        path = PurePath(part.folder) / f"order-{order['epoch']}.json"
+        transport.write(path, encode_record(dict(order), path))
     elif order["order"] is not None and (status.phase == "lost" or order["order"] in {"kill", "break"}):
         stdin = json.dumps({"request": asdict(part)}).encode()
         transport.run((*part.agent_argv, "reap"), stdin=stdin, timeout_s=END_TIMEOUT_S)

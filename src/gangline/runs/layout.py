@@ -51,6 +51,8 @@ PHASES = (
 )
 """What a rank does, by number, as its phase file says. importing: torch. joining: the process group. joined: loading
 the model, restoring. The rest: one step."""
+SCHEMA_VERSION = (1, 0)
+"""Major and minor, of all records of a run together; see `record_versions`."""
 AGENT_NAMES: Mapping[str, str] = {
     "AGENT_RECORD": "agent.json",
     "STATUS": "status.json",
@@ -70,10 +72,11 @@ def agent_module() -> str:
     them.
     """
     phases = "\n".join(f'    "{phase}",' for phase in PHASES)
+    version = "{}.{}".format(*SCHEMA_VERSION)
     files = "\n".join(f'{name} = "{file}"' for name, file in AGENT_NAMES.items())
     return (
         '"""Names that the agent shares with the rest; written by `python -m gangline.runs.layout`."""\n\n'
-        f"PHASES = (\n{phases}\n)\n{files}\n"
+        f'PHASES = (\n{phases}\n)\n{files}\nSCHEMA_VERSION = "{version}"\n'
     )
 
 

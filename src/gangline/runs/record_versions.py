@@ -27,10 +27,8 @@ from gangline.errors import RecordError
 from gangline.runs import old_format
 from gangline.runs.decode import build, known_part
 from gangline.runs.files import write_atomic
-from gangline.runs.layout import PATTERN
+from gangline.runs.layout import PATTERN, SCHEMA_VERSION
 
-SCHEMA_VERSION = (1, 0)
-"""Major and minor, of all records of a run together."""
 VERSION_KEY, RUN_KEY = "schema_version", "run_id"
 LIMIT_BYTES = 64 << 20
 """A record that is longer is none: the request of a thousand hosts has 5 MB."""

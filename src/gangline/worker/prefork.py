@@ -33,10 +33,11 @@ from types import FrameType
 from typing import NoReturn
 
 from gangline.exporters import EXPORTERS
-from gangline.runs.files import read_json, write_json
+from gangline.runs.files import read_json
 from gangline.runs.gang import Gang
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import write_record
 from gangline.worker.rank_files import early
 
 LONGEST_REST_S = 3600.0
@@ -140,7 +141,7 @@ class PreforkServer:
 
     def _tell_end(self, seat: RankPosition, pid: int, code: int) -> None:
         try:
-            write_json(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
+            write_record(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
         except OSError as error:  # the host agent sees that it is gone, too
             sys.stderr.write(f"rank {seat.rank} ended with {code}, which cannot be written: {error}\n")
 

@@ -171,6 +171,7 @@ def test_where_launchers_never_meet_the_first_seat_is_told_too(hall):
         "world_size": 1,
         "meet": ["127.0.0.1", 29505],
         "files": part.rank_files,
+        "schema_version": "1.0",
     }
     assert hall.is_resting(part)
 

@@ -202,3 +202,21 @@ def test_a_name_that_is_too_long_is_no_bug(home: Path) -> None:
     for name in ("x" * 300 + "/y", "/" + "y" * 300):
         code, said = typed("explain", name)
         assert (code, "  fix   " in said) == (2, True), said
+
+
+def test_a_run_of_a_newer_gangline_is_refused_by_name_and_version_and_hides_no_other(home: Path) -> None:
+    for path in (home / "runs" / RUN).rglob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": "2.0", "added": {"by": "2.0"}}))
+    rows = listed()
+    assert rows[OTHER]["phase"] == "stopped"
+    assert "newer gangline" in str(rows[RUN]["damage"])
+    _, screen = typed("ps")
+    assert OTHER in screen
+    for words in (*VERBS, ("ps",)):
+        code, said = typed(*words)
+        assert RUN in said, (words, said)
+        assert "newer gangline" in said, (words, said)
+        assert words == ("ps",) or (code, "found 2.0" in said, "upgrade gangline" in said) == (2, True, True), (
+            words,
+            said,
+        )

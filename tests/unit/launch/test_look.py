@@ -162,7 +162,11 @@ def test_a_host_that_rests_is_told_like_one_that_runs(hosts, now, resting, word)
     host.write(PurePath("/srv/pc1/resting.json"), b'{"pid": 4711, "start_ticks": 99}')
     host.write(PurePath("/proc/4711/stat"), STAT)
     assert DirectBackend().stop(REQUEST.on({"pc1"}), hosts, now=now, resting=resting, epoch=3) == []
-    assert json.loads(host.read(PurePath("/srv/pc1/order-3.json"))) == {"epoch": 3, "order": word}
+    assert json.loads(host.read(PurePath("/srv/pc1/order-3.json"))) == {
+        "schema_version": "1.0",
+        "epoch": 3,
+        "order": word,
+    }
     assert host.calls == []
 
 

@@ -6,23 +6,30 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Mapping
+
+from gangline.agent import layout_names
 
 DISK_S = 60.0
 """How long a last word waits for room on the disk."""
 
 
-def write_whole(path: Path, value: Any) -> None:
-    """Write a JSON document that survives a power cut; raises OSError."""
+def stamped(value: Mapping[str, Any]) -> Dict[str, Any]:
+    """A record as it is written: with the version of all records of a run."""
+    return dict(value, schema_version=layout_names.SCHEMA_VERSION)
+
+
+def write_whole(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a record, with its version, so that it survives a power cut; raises OSError."""
     fresh = path.with_name(path.name + ".tmp")
     with fresh.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream)
+        json.dump(stamped(value), stream)
         stream.flush()
         os.fsync(stream.fileno())
     fresh.replace(path)
 
 
-def write_at_last(path: Path, value: Any) -> None:
+def write_at_last(path: Path, value: Mapping[str, Any]) -> None:
     """Write, and try again while the disk is full: what filled it may just have been ended. Raises OSError."""
     deadline = time.monotonic() + DISK_S
     while True:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from gangline.agent import layout_names
 from gangline.agent.supervise import processes
-from gangline.agent.supervise.json_files import write_at_last, write_whole
+from gangline.agent.supervise.json_files import stamped, write_at_last, write_whole
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
@@ -203,7 +203,9 @@ class Status:
         self._beat += 1
         # Not synced: after a power cut there is no host agent whose status could matter.
         fresh = self._path.with_name(".status.tmp")
-        fresh.write_text(json.dumps(dict(facts, beat=self._beat, time=time.time(), **self._identity)), encoding="utf-8")
+        fresh.write_text(
+            json.dumps(stamped(dict(facts, beat=self._beat, time=time.time(), **self._identity))), encoding="utf-8"
+        )
         fresh.replace(self._path)
         self._told = json.loads(json.dumps(facts))
 
