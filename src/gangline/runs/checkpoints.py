@@ -49,10 +49,10 @@ POINTS = (
     "retention: within removal",
     "retention: end",
 )
-"""Where a crash test may end the process."""
+"""Where the crash tests and benchmarks/kill_saves.py end the process: a kill at a named line of the code that saves."""
 
 at_point: Callable[[str], None] = lambda _point: None  # noqa: E731  (a hook that tests replace)
-"""Called at every one of POINTS; crash tests put a kill here."""
+"""Called at each of POINTS; does nothing outside of those tests."""
 
 _STEP = re.compile(r"step-(\d{8,})")
 
