@@ -118,11 +118,11 @@ def card(text: str) -> GpuSpec:
     """The card of the catalogue that is meant; raises UsageError with those that are spelled alike."""
     spec = find_gpu(text.strip())
     if spec is None:
-        near = ", ".join(suggest_gpus(text)) or "no similar name"
+        near = ", ".join(suggest_gpus(text))
         raise UsageError(
             f"the catalogue has no GPU named {text.strip()!r}",
-            seen=f"expected a name such as rtx4090, a100-80gb or what nvidia-smi -L says; near: {near}",
-            fix="write one of these names",
+            seen=f"expected a name such as rtx4090, a100-80gb or what nvidia-smi -L says; near: {near or 'none'}",
+            fix="write one of these names" if near else "write, for example, 3 machines as 3xrtx4090",
         )
     return spec
 

@@ -29,10 +29,10 @@ def test_a_laptop_is_not_its_desktop_namesake() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rtx4091", "no GPU called 'rtx4091'"),
-        ("pc1=", "no GPU called 'pc1='"),
+        ("rtx4091", "no GPU named 'rtx4091'"),
+        ("pc1=", "no GPU named 'pc1='"),
         ("", "no machine can be read"),
-        ("0xrtx4090", "no GPU called"),
+        ("0xrtx4090", "no GPU named"),
         ("a=rtx4090,a=rtx4080", "two machines are called a"),
         ("999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090,999xrtx4090", "4995 ranks"),
     ],
@@ -48,7 +48,7 @@ def test_a_misspelt_card_or_link_is_answered_with_near_ones() -> None:
     with pytest.raises(UsageError) as caught:
         imagine("rtx 4090 tie")
     assert "RTX 4090" in caught.value.seen
-    with pytest.raises(UsageError, match="no link called"):
+    with pytest.raises(UsageError, match="no link named"):
         link("1 gigabanana")
 
 
