@@ -174,7 +174,7 @@ def test_the_agent_is_found_where_gangline_is_a_plain_folder(tmp_path):
 
 
 def test_what_another_user_has_compiled_beside_it_is_not_even_looked_into(tmp_path):
-    (tmp_path / "guard.py").write_text("pass")
+    (tmp_path / "leases.py").write_text("pass")
     (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "guard.py").write_text("not of the agent")
-    assert dict(_sources(tmp_path, "gangline/agent")) == {"gangline/agent/host agent.py": b"pass"}
+    (tmp_path / "__pycache__" / "leases.py").write_text("not of the agent")
+    assert dict(_sources(tmp_path, "gangline/agent")) == {"gangline/agent/leases.py": b"pass"}
