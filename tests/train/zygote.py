@@ -186,13 +186,17 @@ def _reset() -> None:
 
 
 def _leave_groups() -> None:
-    """Destroy the process groups that earlier cases made: each has four threads. All ranks are through with them."""
+    """Destroy the process groups that earlier cases made, and their threads: all ranks are through with them.
+
+    Those of device meshes stay: torch keeps a mesh for later DTensors of an equal one, and looks for its groups.
+    """
     import torch.distributed
 
     if torch.distributed.is_initialized():
         world = torch.distributed.group.WORLD
-        for group in [each for each in torch.distributed.distributed_c10d._world.pg_map if each is not world]:
-            torch.distributed.destroy_process_group(group)
+        for group in list(torch.distributed.distributed_c10d._world.pg_map):
+            if group is not world and not group.group_desc.startswith("mesh_"):
+                torch.distributed.destroy_process_group(group)
 
 
 if __name__ == "__main__":
