@@ -124,7 +124,7 @@ def test_it_goes_from_host_to_host_and_leaves_this_computer_once(tmp_path: Path,
     assert sorted(delivery.served) == names
     assert [len(target.transport.pushed) for target in targets] == [1, 0, 0, 0]
     assert {content(target) for target in targets} == {b"w" * 1000}
-    assert "pc1 from this computer" in lines.said[0]
+    assert lines.said[0] == "copied model from this computer to pc1"
     assert any("model to" in line and "100 % of" in line for line in lines.ticked)
 
 

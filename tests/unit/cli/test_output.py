@@ -36,7 +36,7 @@ def test_ctrl_c_leaves_and_says_that_the_run_goes_on(tmp_path: Path, capsys: pyt
         follow_to_the_end(view(tmp_path, "running", transport=Impatient(HOST)))
     assert caught.value.code == 130
     text = capsys.readouterr().err
-    assert "it goes on" in text
+    assert "it continues" in text
     assert "gangline attach calm-otter-7" in text
     assert "gangline stop calm-otter-7" in text
 

@@ -174,7 +174,7 @@ def test_a_supervisor_that_surely_did_not_come_up_leaves_a_run_that_failed(world
     with pytest.raises(GanglineError) as caught:
         world.start()
     assert caught.value is error
-    assert "which is failed: gangline resume calm-otter-7" in world.said[-1]
+    assert "Once the cause is gone: gangline resume calm-otter-7" in world.said[-1]
     assert Keeping.load(world.layout).host is None
 
 

@@ -403,7 +403,7 @@ def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
     assert option.time is None
     assert option.shares == (8, 8, 8)
     verdict = decide(job, world())
-    assert "not known" in "\n".join(report(verdict, Length(None)))
+    assert "step time is unknown" in "\n".join(report(verdict, Length(None)))
 
 
 def test_the_users_own_shares_are_kept() -> None:

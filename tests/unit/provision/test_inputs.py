@@ -115,7 +115,7 @@ def test_where_only_some_of_it_was_brought_it_is_said_what(cluster: Cluster, tmp
     lines = Lines()
     transports = {host.name: LocalTransport(host) for host in cluster.hosts}
     assert distribute(cluster, transports, INPUTS, tell=lines) == ["pc2"]
-    assert [line.partition(":")[0] for line in lines.said] == ["training tokens brought"]
+    assert [line.partition(":")[0] for line in lines.said] == ["copied training tokens from pc1 to pc2"]
     assert any(line.startswith("training tokens to pc2: ") for line in lines.ticked)
     assert distribute(cluster, transports, INPUTS, tell=lines) == []
     assert len(lines.said) == 1
@@ -126,7 +126,7 @@ def test_training_data_alone_is_called_tokens(cluster: Cluster) -> None:
     transports = {host.name: LocalTransport(host) for host in cluster.hosts}
     alone = dataclasses.replace(INPUTS, evaluation=None)
     assert distribute(cluster, transports, alone, tell=lines) == ["pc2", "pc3"]
-    assert [line.partition(":")[0] for line in lines.said] == ["tokens brought"]
+    assert [line.partition(":")[0] for line in lines.said] == ["copied tokens from pc1 to pc2, pc3"]
 
 
 def test_the_heads_description_is_what_counts(cluster: Cluster, tmp_path: Path) -> None:
