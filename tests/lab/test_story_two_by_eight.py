@@ -88,7 +88,7 @@ def test_the_two_nodes_of_the_example_in_small(user):
     user.types("stop", run, code=None)
     describe(user, "other.yaml", "h0", "h2")
     resumed = user.types("resume", run, "--cluster", "other.yaml", "--detach", timeout_s=300).stderr
-    brought = re.search(r"step (\d+) brought to h2", resumed)
+    brought = re.search(r"copied step (\d+)\b.* to h2", resumed)
     assert brought is not None, resumed
     assert int(brought[1]) >= 40
 

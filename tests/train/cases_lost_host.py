@@ -10,10 +10,10 @@ from gangline.worker import loop
 from tests.train import cases_broken
 
 
-def train(folder: str, *, notes: str, attempt: int, rank: int, world_size: int, port: int):
+def train(folder: str, *, notes: str, attempt: int, rank: int, world_size: int, port: int, slowdown: float):
     """Be one rank of an attempt. notes: the file for what it reads."""
     _listen(Path(notes), attempt)
-    cases_broken.train(folder, attempt=attempt, rank=rank, world_size=world_size, port=port)
+    cases_broken.train(folder, attempt=attempt, rank=rank, world_size=world_size, port=port, slowdown=slowdown)
 
 
 def _listen(notes: Path, attempt: int) -> None:

@@ -20,7 +20,7 @@ ORDER = SampleOrder(num_samples=48, batch=10, micro_batch=1, seed=7)
 class Noted(Run):
     """A run whose ranks note what they read."""
 
-    def start(self, attempt, hosts, shares, **words):
+    def start(self, attempt, hosts, shares, *, slowdown=1.0, **words):
         self.write_gang(attempt, hosts, shares, **words)
         port = free_port()
         return [
@@ -32,6 +32,7 @@ class Noted(Run):
                 rank=rank,
                 world_size=len(hosts),
                 port=port,
+                slowdown=slowdown,
             )
             for rank, host in enumerate(hosts)
         ]

@@ -243,7 +243,9 @@ def test_a_refused_run_stays_stopped(refused):
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(stopped, resumed):
     before = (stopped.step - 1) // 5 * 5
     for host in THREE:
-        told = [line for line in resumed.said.err.splitlines() if line.startswith("passed over") and host in line]
+        told = [
+            line for line in resumed.said.err.splitlines() if line.startswith("skipped checkpoint") and host in line
+        ]
         assert any(f"step {stopped.step}" in line and ".distcp" in line for line in told), resumed.said.err
     assert f"from step {before}" in resumed.said.err
 
