@@ -360,7 +360,6 @@ def _no_facts(host: Host, why: str) -> HostFailure:
 
 BUILDING_TIMEOUT_S = 15.0
 """Every Python there is run once, eight at a time."""
-BUILDING_NUM_AT_ONCE = 64
 BUILDING_WHY_LENGTH = 300
 
 
@@ -374,8 +373,8 @@ def probe_building(
     asked = {name: pair for name, pair in wanted.items() if inventory.of(name) is not None}
     if not asked:
         return inventory
-    with ThreadPoolExecutor(max_workers=min(BUILDING_NUM_AT_ONCE, len(asked))) as pool:
-        answers = pool.map(lambda name: _building_ask(*asked[name], transports[name]), asked)
+    with ThreadPoolExecutor(max_workers=min(NUM_AT_ONCE, len(asked))) as pool:
+        answers = pool.map(lambda name: _ask_building(*asked[name], transports[name]), asked)
         found = dict(zip(asked, answers, strict=True))
     return dataclasses.replace(inventory, hosts=tuple(_on(facts, found.get(facts.host)) for facts in inventory.hosts))
 
@@ -397,7 +396,7 @@ def _on(facts: HostFacts, building: BuildFacts | None) -> HostFacts:
     return facts if building is None else dataclasses.replace(facts, building=building)
 
 
-def _building_ask(host: Host, known: BuildFacts, transport: Transport) -> BuildFacts:
+def _ask_building(host: Host, known: BuildFacts, transport: Transport) -> BuildFacts:
     request = json.dumps({"do": "look", "root": str(environments_folder(host))}).encode()
     try:
         result = transport.run((AGENT, "environment"), stdin=request, timeout_s=BUILDING_TIMEOUT_S)

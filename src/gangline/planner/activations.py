@@ -533,7 +533,6 @@ def _layer_bytes(layer: Layer, hidden: int, training: Training, accumulates: boo
 # The output head and the loss: usually the largest tensors of a step, and the first instant of backward.
 
 
-LOGITS_FP32 = 4
 MIN_CHUNK_ROWS = 64
 """As in `worker.loss`."""
 
@@ -578,7 +577,7 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
     """
     compute, vocabulary = BYTES[training.compute], architecture.vocabulary
     rows = min(-(-training.tokens // parts), max(MIN_CHUNK_ROWS, training.stack.chunk_numbers // vocabulary))
-    each = vocabulary * (max(LOGITS_FP32, compute) + (compute if compute < LOGITS_FP32 else 0))
+    each = vocabulary * (max(FP32, compute) + (compute if compute < FP32 else 0))
     chunk = rows * each
     head, stored = architecture.hidden * vocabulary, BYTES[training.parameters]
     kept = head * stored if training.method == "full" else 0
@@ -602,7 +601,7 @@ def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> 
     """
     stack, compute, vocabulary = training.stack, BYTES[training.compute], architecture.vocabulary
     rows = min(training.tokens, max(1, stack.chunk_numbers // vocabulary))
-    each = 2 * LOGITS_FP32 if stack.kept_softmax_bytes else compute + 3 * LOGITS_FP32
+    each = 2 * FP32 if stack.kept_softmax_bytes else compute + 3 * FP32
     logits = rows * vocabulary * each
     if training.method == "qlora" and stack.quantises_head:
         unpacked = stack.unpacked_copies * architecture.hidden * vocabulary * compute

@@ -307,9 +307,6 @@ def _filled(*terms: Term) -> tuple[Term, ...]:
 # What a process takes beside its tensors, and how sure that is.
 
 
-OVERHEADS_MIB = 1 << 20
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A number that is known roughly: 5 of 100 cases are below `low`, 5 above `high`."""
@@ -358,15 +355,15 @@ class Overheads:
 
 CUDA = Overheads(
     factor=(1.02, 1.10, 1.25),
-    context=(141 * OVERHEADS_MIB, 350 * OVERHEADS_MIB, 600 * OVERHEADS_MIB),
-    buffers=(16 * OVERHEADS_MIB, 64 * OVERHEADS_MIB, 256 * OVERHEADS_MIB),
+    context=(141 * MIB, 350 * MIB, 600 * MIB),
+    buffers=(16 * MIB, 64 * MIB, 256 * MIB),
 )
 """Factors: pool over tensors of ten QLoRA runs on an RTX 4080 (1.02 to 1.25, mean 1.10; can-i-finetune-this). Context:
 
 141 MiB on a T4 in every run of fitcheck-llm, 300 to 400 MB on larger cards. Buffers: a ring of two channels over
 Ethernet, 4 MiB for each channel and connection (NCCL); machines with NVSwitch take 1 GiB and more.
 """
-CPU = Overheads(factor=(1.00, 1.05, 1.25), context=(300 * OVERHEADS_MIB, 390 * OVERHEADS_MIB, 600 * OVERHEADS_MIB))
+CPU = Overheads(factor=(1.00, 1.05, 1.25), context=(300 * MIB, 390 * MIB, 600 * MIB))
 """A rank on the processor: what python holds once torch and transformers are imported, instead of a context. In the
 demo's runs 330 MiB of a rank are its own, and 430 with what it shares with others."""
 

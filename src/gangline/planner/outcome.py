@@ -448,7 +448,7 @@ class TimeReport:
         """What `to_json` wrote; raises LookupError, TypeError, ValueError or AttributeError for anything else."""
         report = build(TimeReport, data)
         texts = [report.run, *(each.host for each in report.ranks)]
-        numbers = [report.total_s, *(value for each in report.ranks for value in _spent_seconds(each))]
+        numbers = [report.total_s, *(value for each in report.ranks for value in _parts_of_time(each))]
         counts = [report.attempt, report.num_steps, *(each.rank for each in report.ranks)]
         if not report.ranks or not all(isinstance(text, str) for text in texts):
             raise TypeError("no report of a run's time")
@@ -459,7 +459,7 @@ class TimeReport:
 
 def spent(records: Iterable[Mapping[str, Any]], *, run_id: str, attempt: int) -> TimeReport | None:
     """Add up the steps of an attempt; None where there are none. Damaged lines are passed over."""
-    steps = [step for record in records if (step := _spent_step(record, attempt)) is not None]
+    steps = [step for record in records if (step := _timed_rows(record, attempt)) is not None]
     if not steps:
         return None
     names = [(host, rank) for host, rank, *_ in steps[-1][1]]
@@ -484,7 +484,7 @@ _Row = tuple[str, int, float, float, float]
 """Host, rank, and seconds of computing, reading and waiting."""
 
 
-def _spent_step(record: Mapping[str, Any], attempt: int) -> tuple[float, list[_Row]] | None:
+def _timed_rows(record: Mapping[str, Any], attempt: int) -> tuple[float, list[_Row]] | None:
     """Seconds and rows of a step; None for what is none of this attempt, or damaged."""
     if record.get("kind") != "step" or record.get("attempt") != attempt:
         return None
@@ -502,5 +502,5 @@ def _spent_step(record: Mapping[str, Any], attempt: int) -> tuple[float, list[_R
     return (step_s, rows) if rows and texts and amounts and is_amount(step_s) else None
 
 
-def _spent_seconds(rank: RankTime) -> tuple[float, ...]:
+def _parts_of_time(rank: RankTime) -> tuple[float, ...]:
     return rank.compute_s, rank.data_s, rank.waits_s, rank.network_s, rank.rest_s

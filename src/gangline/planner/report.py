@@ -563,14 +563,14 @@ def explain(plan: Plan, *, without: Container[str] = ()) -> list[str]:
     """The plan in plain lines, most important first. without: titles of lines that were said already."""
     rows = [
         ("strategy", f"{plan.strategy}: {plan.reason}"),
-        ("method", f"{plan.method}, precision {_explain_precision(plan)}"),
+        ("method", f"{plan.method}, precision {_plan_precision(plan)}"),
         ("batch", f"{plan.batch} samples = {plan.num_micro_batches} micro-batches of {plan.micro_batch}"),
-        ("shares", _explain_shares(plan)),
+        ("shares", _plan_shares(plan)),
         *([("divides", plan.divides)] if plan.divides else []),
         *_speeds(plan),
         *_forecast(plan),
         ("length", length(plan)),
-        ("saves", _explain_saves(plan)),
+        ("saves", _plan_saves(plan)),
         ("evaluates", _evaluates(plan)),
     ]
     rows += [("note", note) for note in plan.notes]
@@ -593,11 +593,11 @@ def _forecast(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "step", f"about {format_duration(forecast.step_s)} ({low} to {high}), {forecast.source}"
 
 
-def _explain_precision(plan: Plan) -> str:
+def _plan_precision(plan: Plan) -> str:
     return "auto: the best that every device supports" if plan.precision == "auto" else plan.precision
 
 
-def _explain_shares(plan: Plan) -> str:
+def _plan_shares(plan: Plan) -> str:
     """One entry per host, ranks of equal share folded: "pc1 2 x 5 (41.7 % each)"; of a pipeline, everybody's layers.
 
     Under tp all ranks of a host do what the first of them does.
@@ -668,7 +668,7 @@ def length(plan: Plan) -> str:
     return f"{plan.steps} steps{f' = {epochs}' if epochs else ''} over {size}"
 
 
-def _explain_saves(plan: Plan) -> str:
+def _plan_saves(plan: Plan) -> str:
     steps, minutes = plan.checkpoint_every_steps, plan.checkpoint_every_minutes
     every = [f"every {steps} steps"] if steps is not None else []
     if minutes == "auto":

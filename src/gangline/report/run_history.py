@@ -323,10 +323,10 @@ def attempt_rows(story: Story) -> list[dict[str, Any]]:
     what: the first line of its cause, or why another attempt took its place. next: whether one did by itself.
     """
     following = [*story.attempts, None][1:]
-    return [_attempts_attempt(each, after, story) for each, after in zip(story.attempts, following, strict=True)]
+    return [_attempt_row(each, after, story) for each, after in zip(story.attempts, following, strict=True)]
 
 
-def _attempts_attempt(attempt: Attempt, after: Attempt | None, story: Story) -> dict[str, Any]:
+def _attempt_row(attempt: Attempt, after: Attempt | None, story: Story) -> dict[str, Any]:
     by_itself = after.begun_by if after else None
     error = attempt.error or {}
     said = by_itself.get("what") if by_itself else error.get("what")
@@ -356,11 +356,11 @@ def _row(row: dict[str, Any]) -> list[str]:
         fold_names(row["hosts"]) or "-",
         _step(row["from_step"]),
         _step(row["to_step"]),
-        _attempts_end(row),
+        _end_cell(row),
     ]
 
 
-def _attempts_end(row: dict[str, Any]) -> str:
+def _end_cell(row: dict[str, Any]) -> str:
     if row["next"]:
         return row["what"] or "another took its place"
     result = row["result"] or "nobody wrote down how"
@@ -382,8 +382,6 @@ def _took(began: str, ended: str) -> str:
 
 # Events as rows of a story: each with its time by the clock of who wrote it, the same in a row folded.
 
-
-EventRow = Mapping[str, Any]
 
 MOST_ROWS = 24
 
@@ -413,19 +411,19 @@ _OF_THE_GANG = frozenset({"started", "stopping", "finished", "stopped", "failed"
 """Of rank 0: what the supervisor says for the whole gang."""
 
 
-def event_rows(events: Iterable[EventRow], *, cause: str = "") -> list[str]:
+def event_rows(events: Iterable[EventRecord], *, cause: str = "") -> list[str]:
     """What the supervisor wrote, in its order. cause: words that stand above them already."""
     return _rows([event for event in events if event.get("event") not in _ELSEWHERE], cause)
 
 
-def told_rows(events: Iterable[EventRow]) -> list[str]:
+def told_rows(events: Iterable[EventRecord]) -> list[str]:
     """What rank 0 wrote that may tell of a cause, in its order."""
     return _rows([event for event in events if event.get("event") not in _ELSEWHERE | _OF_THE_GANG], "")
 
 
-def _rows(events: Sequence[EventRow], cause: str) -> list[str]:
+def _rows(events: Sequence[EventRecord], cause: str) -> list[str]:
     groups = [list(group) for _, group in itertools.groupby(events, key=lambda event: event.get("event"))]
-    rows = [_passages_row(group, cause) for group in groups]
+    rows = [_event_row(group, cause) for group in groups]
     if len(rows) <= MOST_ROWS:
         return rows
     first = MOST_ROWS // 3
@@ -433,14 +431,14 @@ def _rows(events: Sequence[EventRow], cause: str) -> list[str]:
     return [*rows[:first], f"... {len(rows) - first - last} more ...", *rows[-last:]]
 
 
-def _passages_row(group: Sequence[EventRow], cause: str) -> str:
+def _event_row(group: Sequence[EventRecord], cause: str) -> str:
     """Events of one name in a row: the last of them."""
     event = group[-1]
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     return f"{_clock(event.get('time'))}  {_words(event, cause)}{times}"
 
 
-def _words(event: EventRow, cause: str) -> str:
+def _words(event: EventRecord, cause: str) -> str:
     name = str(event.get("event", ""))
     said = _NAMES.get(name, name.replace("-", " "))
     what = str(event.get("what") or event.get("why") or "")
@@ -460,7 +458,7 @@ def _words(event: EventRow, cause: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _at(event: EventRow) -> str:
+def _at(event: EventRecord) -> str:
     rank = f"rank {event['rank']} on " if event.get("rank") is not None else ""
     return f"{rank}{event['host']}" if event.get("host") is not None else ""
 

@@ -416,7 +416,7 @@ class _Stalled:
         rows = [self._row(host) for host in hosts[:MOST_SILENT]]
         if len(hosts) > MOST_SILENT:
             rows.append(f"and {len(hosts) - MOST_SILENT} hosts more")
-        said = [f"the last line of {_stall_named(logs)}: {logs[0].line}" for logs in self._lines()[:MOST_SILENT]]
+        said = [f"the last line of {_printers(logs)}: {logs[0].line}" for logs in self._lines()[:MOST_SILENT]]
         return [self._order(), *rows, *said]
 
     def _order(self) -> str:
@@ -425,21 +425,19 @@ class _Stalled:
             return "the ranks have printed nothing since their start"
         if self.first:
             before = format_duration(self.last.last - self.first[0].last)
-            return (
-                f"{_stall_named(self.first)} fell silent first, {before} before {_stall_named([self.last])}, the last"
-            )
+            return f"{_printers(self.first)} fell silent first, {before} before {_printers([self.last])}, the last"
         if len(self._printing) == 1:
-            return f"the last was {_stall_named([self.last])}, which alone prints"
-        return f"{_stall_named(self._printing)} fell silent at about the same time"
+            return f"the last was {_printers([self.last])}, which alone prints"
+        return f"{_printers(self._printing)} fell silent at about the same time"
 
     def _row(self, host: str) -> str:
         logs = [log for log in self._logs if log.host == host]
         times = [log.last for log in logs if log.has_printed]
         unseen = "" if all(log.is_known for log in logs) else ", as far as known; the host does not answer"
         if not times:
-            return f"{_stall_named(logs)}: nothing printed since the start{unseen}"
+            return f"{_printers(logs)}: nothing printed since the start{unseen}"
         first = f"{self._time(min(times))} to " if max(times) - min(times) > SAME_S else ""
-        return f"{_stall_named(logs)}: last output {first}{self._time(max(times))}{unseen}"
+        return f"{_printers(logs)}: last output {first}{self._time(max(times))}{unseen}"
 
     def _lines(self) -> list[list[_Log]]:
         """Those who may be the cause, by what they printed last; first what the fewest did: they stand elsewhere."""
@@ -452,7 +450,7 @@ class _Stalled:
         return iso(time.time() - (self._now - moment))
 
 
-def _stall_named(logs: Sequence[_Log]) -> str:
+def _printers(logs: Sequence[_Log]) -> str:
     """Ranks by host: "rank 0 on pc1 and ranks 2, 3 on pc2"."""
     by_host: dict[str, list[int]] = {}
     for log in logs:

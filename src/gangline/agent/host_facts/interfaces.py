@@ -331,22 +331,22 @@ def _port(folder: Path) -> Dict[str, Any]:
         "port": int(folder.name) if folder.name.isdigit() else None,
         "state": _word(folder / "state"),
         "physical_state": _word(folder / "phys_state"),
-        "link_layer": _rdma_text(folder / "link_layer"),
-        "rate_gbps": _rate(_rdma_text(folder / "rate")),
-        "interface": _rdma_text(folder / "gid_attrs/ndevs/0") or (interfaces[0] if interfaces else None),
+        "link_layer": _text(folder / "link_layer"),
+        "rate_gbps": _rate(_text(folder / "rate")),
+        "interface": _text(folder / "gid_attrs/ndevs/0") or (interfaces[0] if interfaces else None),
         "gids": _gids(folder),
-        "numa_node": _rdma_number(_rdma_text(device / "device/numa_node")),
+        "numa_node": _number(device / "device/numa_node"),
     }
 
 
 def _gids(folder: Path) -> List[str]:
-    texts = [_rdma_text(path) for path in sorted(folder.glob("gids/*"), key=lambda path: path.name.zfill(4))[:256]]
+    texts = [_text(path) for path in sorted(folder.glob("gids/*"), key=lambda path: path.name.zfill(4))[:256]]
     return [text for text in texts if text and text != NO_GID][:NUM_GIDS]
 
 
 def _word(path: Path) -> Optional[str]:
     """The word of "4: ACTIVE"."""
-    text = _rdma_text(path)
+    text = _text(path)
     return text.rpartition(":")[2].strip() if text else None
 
 
@@ -356,20 +356,6 @@ def _rate(text: Optional[str]) -> Optional[float]:
     try:
         return float(words[0]) if words else None
     except ValueError:
-        return None
-
-
-def _rdma_number(text: Optional[str]) -> Optional[int]:
-    try:
-        return int(text or "")
-    except ValueError:
-        return None
-
-
-def _rdma_text(path: Path) -> Optional[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()[:1024]
-    except OSError:
         return None
 
 

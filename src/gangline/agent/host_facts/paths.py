@@ -222,13 +222,13 @@ def disk_main(_argv: List[str]) -> int:
     """The verb."""
     paths = [str(path) for path in json.load(sys.stdin)["folders"]][:16]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        answers = dict(zip(paths, pool.map(_disk_bounded, paths)))
+        answers = dict(zip(paths, pool.map(_write_bounded, paths)))
     sys.stdout.write(json.dumps({"folders": answers}) + "\n")
     sys.stdout.flush()
     os._exit(0)  # a dead file server may hold a thread
 
 
-def _disk_bounded(path: str) -> Dict[str, Any]:
+def _write_bounded(path: str) -> Dict[str, Any]:
     try:
         return {"seconds": within(TRY_FOLDER_S, lambda: write_and_remove(path))}
     except OSError as error:
