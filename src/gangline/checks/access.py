@@ -3,104 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from gangline.checks.rules import Finding, Rule, Seen, apply
-from gangline.inventory.facts import HostFailure, Inventory
+from gangline.checks.rules import Adder, Look, Rule, Seen, adders
+from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Outside, examples, say_tries
 from gangline.runs.cluster import Cluster
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessFailure:
-    """One way in which a host cannot be asked."""
-
-    id: str
-    title: str
-    meaning: str
-    fix: str
-    """What to do where the transport has no better idea."""
+KINDS = {"no-python", "key-changed", "key-unpinned", "denied", "unknown-name", "refused"}
+"""Failures with a rule of their own; of all others it only counts whether the host answers."""
 
 
-KINDS = {
-    "unreachable": AccessFailure(
-        id="E-ACC-01",
-        title="does not answer",
-        meaning="nothing can be started there",
-        fix="check that the host is on and reachable, or take it out of the cluster file",
-    ),
-    "no-facts": AccessFailure(
-        id="E-ACC-02",
-        title="cannot say its facts",
-        meaning="gangline's agent does not run there",
-        fix="look at what it said; a login that prints or asks something, or a full disk, are the usual causes",
-    ),
-    "no-python": AccessFailure(
-        id="E-ACC-02",
-        title="has no Python 3.8 or newer",
-        meaning="gangline's agent needs a Python there; nothing else has to be installed",
-        fix="install one there: sudo apt install python3 (or dnf, zypper)",
-    ),
-    "key-changed": AccessFailure(
-        id="E-ACC-03",
-        title="shows another host key than the pinned one",
-        meaning="it was installed anew, or somebody is in between; nothing was sent to it",
-        fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
-    ),
-    "key-unpinned": AccessFailure(
-        id="E-ACC-04",
-        title="has no pinned host key",
-        meaning="nothing tells who answers, so nothing is sent",
-        fix="gangline init shows its key and writes it down",
-    ),
-    "denied": AccessFailure(
-        id="E-ACC-05",
-        title="refuses your ssh key",
-        meaning="nothing can be started there",
-        fix="ssh-copy-id to it; a key with a passphrase has to be in your agent (ssh-add)",
-    ),
-    "unknown-name": AccessFailure(
-        id="E-ACC-06",
-        title="has an ssh name that nobody knows",
-        meaning="ssh cannot find it",
-        fix="put the name into ~/.ssh/config, or write its address into the cluster file",
-    ),
-    "refused": AccessFailure(
-        id="E-ACC-07",
-        title="refuses the connection",
-        meaning="the machine is there, but no ssh server listens",
-        fix="there: sudo systemctl start ssh (or sshd); or set `port` of this host in the cluster file",
-    ),
-}
+def _failed_with(kind: str) -> Look:
+    """Hosts that cannot be asked for one reason. Where the transport knows what to do, its words count."""
+
+    def look(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
+        for failure in inventory.failures:
+            fallback = "unreachable" if failure.unreachable else "no-facts"
+            if kind == (failure.kind if failure.kind in KINDS else fallback):
+                yield Seen(hosts=(failure.host,), evidence=failure.why, fix=failure.fix)
+
+    return look
 
 
-def check_access(inventory: Inventory, _cluster: Cluster) -> list[Finding]:
-    """A host that does not answer, is not trusted, or cannot say its facts."""
-    return [_finding(failure) for failure in inventory.failures]
+RULES: list[Rule] = []
+_, whole_cluster = adders(RULES)
+failure = Adder(RULES, _failed_with)
 
-
-def _finding(failure: HostFailure) -> Finding:
-    fallback = "unreachable" if failure.unreachable else "no-facts"
-    kind = KINDS.get(failure.kind, KINDS[fallback])
-    return Finding(
-        id=kind.id,
-        severity="fail",
-        hosts=(failure.host,),
-        title=kind.title,
-        evidence=failure.why,
-        meaning=kind.meaning,
-        fix=failure.fix or kind.fix,
-    )
+failure.fail(
+    "E-ACC-01",
+    title="does not answer",
+    meaning="nothing can be started there",
+    fix="check that the host is on and reachable, or take it out of the cluster file",
+)("unreachable")
+failure.fail(
+    "E-ACC-02",
+    title="cannot say its facts",
+    meaning="gangline's agent does not run there",
+    fix="look at what it said; a login that prints or asks something, or a full disk, are the usual causes",
+)("no-facts")
+failure.fail(
+    "E-ACC-02",
+    title="has no Python 3.8 or newer",
+    meaning="gangline's agent needs a Python there; nothing else has to be installed",
+    fix="install one there: sudo apt install python3 (or dnf, zypper)",
+)("no-python")
+failure.fail(
+    "E-ACC-03",
+    title="shows another host key than the pinned one",
+    meaning="it was installed anew, or somebody is in between; nothing was sent to it",
+    fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
+)("key-changed")
+failure.fail(
+    "E-ACC-04",
+    title="has no pinned host key",
+    meaning="the host cannot be identified, so nothing is sent to it",
+    fix="gangline init shows its key and writes it down",
+)("key-unpinned")
+failure.fail(
+    "E-ACC-05",
+    title="refuses your ssh key",
+    meaning="nothing can be started there",
+    fix="ssh-copy-id to it; a key with a passphrase has to be in your agent (ssh-add)",
+)("denied")
+failure.fail(
+    "E-ACC-06",
+    title="has an unknown ssh name",
+    meaning="ssh finds no address for it",
+    fix="put the name into ~/.ssh/config, or write its address into the cluster file",
+)("unknown-name")
+failure.fail(
+    "E-ACC-07",
+    title="refuses the connection",
+    meaning="the machine is there, but no ssh server listens",
+    fix="there: sudo systemctl start ssh (or sshd); or set `port` of this host in the cluster file",
+)("refused")
 
 
 # Who outside the cluster reaches the ports of a run?
 
 
-def check_security(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Ports that a machine reached which is no host of the cluster."""
-    return apply(RULES, inventory, cluster)
-
-
+@whole_cluster.warn(
+    "E-SEC-04",
+    title="reachable from outside the cluster: {ports}",
+    meaning="torch, gloo and NCCL do not authenticate: during a run, anybody who reaches these ports can run code "
+    "as you",
+    fix="let only {addresses} in: sudo ufw allow from ADDRESS for each, sudo ufw allow ssh, sudo ufw enable; or "
+    "train in a network of their own",
+)
 def _reached_from_outside(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     pairs = inventory.pairs
     reached = [outside for outside in (pairs.outside if pairs else ()) if any(attempt.ok for attempt in outside.tries)]
@@ -123,17 +112,3 @@ def _ports(reached: list[Outside]) -> str:
     if any(attempt.kind == "ephemeral" for attempt in open_ones):
         words.append("the ports of the data")
     return " and ".join(words)
-
-
-RULES = (
-    Rule(
-        id="E-SEC-04",
-        severity="warn",
-        title="reachable from outside the cluster: {ports}",
-        meaning="torch, gloo and NCCL ask nobody who they are: while a run lasts, who reaches these ports can run code "
-        "as you",
-        fix="let only {addresses} in: sudo ufw allow from ADDRESS for each, sudo ufw allow ssh, sudo ufw enable; or "
-        "train in a network of their own",
-        look=_reached_from_outside,
-    ),
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.rules import Finding, Rule, Seen, apply
+from gangline.checks.rules import Rule, Seen, adders
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.pairs import Clock
 from gangline.runs.cluster import Cluster
@@ -18,15 +18,26 @@ Below that, training works, and only the times in the logs are wrong: not a reas
 SET_CLOCK = "sudo timedatectl set-ntp true; timedatectl says whether it is synchronized"
 
 
-def check_clocks(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Hosts whose clock is not the head's, by what is certain after the time that asking took."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+_, whole_cluster = adders(RULES)
 
 
+@whole_cluster.warn(
+    "E-CLOCK-01",
+    title="its clock is {ahead_of_or_behind} that of {head}",
+    meaning="times in logs and events do not match: what failed first cannot be told",
+    fix=SET_CLOCK,
+)
 def _off(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     return _between(inventory, cluster, WARN_S, FAIL_S)
 
 
+@whole_cluster.fail(
+    "E-CLOCK-01",
+    title="its clock is {ahead_of_or_behind} that of {head}",
+    meaning="certificates, tokens and signed downloads are refused as not valid yet, or not any more",
+    fix=SET_CLOCK,
+)
 def _far_off(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     return _between(inventory, cluster, FAIL_S, float("inf"))
 
@@ -38,7 +49,10 @@ def _between(inventory: Inventory, cluster: Cluster, low_s: float, high_s: float
             yield Seen(
                 hosts=(clock.host,),
                 evidence=f"{clock.ahead_s:+.3f} s, give or take {clock.uncertainty_s:.3f} s",
-                words={"off": f"{format_duration(abs(clock.ahead_s))} {side}", "head": cluster.head.name},
+                words={
+                    "ahead_of_or_behind": f"{format_duration(abs(clock.ahead_s))} {side}",
+                    "head": cluster.head.name,
+                },
             )
 
 
@@ -72,23 +86,3 @@ def _against_ours(facts: HostFacts) -> tuple[float, float] | None:
     if facts.system.time_s is None or facts.asked_s is None or facts.answered_s is None:
         return None
     return facts.system.time_s - (facts.asked_s + facts.answered_s) / 2, (facts.answered_s - facts.asked_s) / 2
-
-
-RULES = (
-    Rule(
-        id="E-CLOCK-01",
-        severity="warn",
-        title="its clock is {off} that of {head}",
-        meaning="times in logs and events do not match: what failed first cannot be told",
-        fix=SET_CLOCK,
-        look=_off,
-    ),
-    Rule(
-        id="E-CLOCK-01",
-        severity="fail",
-        title="its clock is {off} that of {head}",
-        meaning="certificates, tokens and signed downloads are refused as not valid yet, or not any more",
-        fix=SET_CLOCK,
-        look=_far_off,
-    ),
-)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from gangline.catalog.cuda import has_bf16
-from gangline.checks.rules import Evidence, Finding, Rule, Seen, apply, each, pairs
+from gangline.checks.rules import Evidence, Rule, Seen, adders, pairs
 from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.inventory.rank_interface import choose_nic
 from gangline.runs.cluster import Cluster, Host
@@ -22,11 +22,17 @@ SMALL_LINK = 4
 """Lanes: 8 of 16 is what two cards in one home PC get, and costs training little."""
 
 
-def check_gpus(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Cards that are missing, held by others, slowed down or broken."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+each_host, whole_cluster = adders(RULES)
 
 
+@each_host.warn(
+    "E-GPU-01",
+    title="more slots than GPUs",
+    meaning="ranks share a card: each is slower, all of them have to fit into its memory, and NCCL does not do it; "
+    "only ddp and local-sgd run so",
+    fix="set `slots` of this host to {count}",
+)
 def _fewer_than_slots(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     """Slots on a host whose torch cannot use the card anyway are CPU slots."""
     on_cpu = facts.torch is not None and facts.torch.cuda is None
@@ -36,6 +42,12 @@ def _fewer_than_slots(facts: HostFacts, host: Host) -> Iterator[Evidence]:
         yield f"{host.slots} slots, {cards}: {', '.join(gpu.name for gpu in facts.gpus)}", {"count": str(count)}
 
 
+@whole_cluster.fail(
+    "E-GPU-01",
+    title="has no GPU, and other hosts have",
+    meaning="its ranks would run on the CPU; they cannot talk with those on GPUs, and would hold them up",
+    fix="take it out of the cluster file, or get its GPU to work: nvidia-smi shows it there",
+)
 def _none_at_all(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """Of a broken card or driver, other rules tell."""
     others = [facts.host for facts in inventory.hosts if facts.gpus]
@@ -45,6 +57,12 @@ def _none_at_all(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
             yield Seen(hosts=(facts.host,), evidence=f"{facts.gpu_reason}; {', '.join(others[:4])} has GPUs")
 
 
+@each_host.warn(
+    "E-GPU-02",
+    title="another program holds memory of a GPU",
+    meaning="that memory is missing for training, which may end with `out of memory`",
+    fix="end that program, or wait for it: nvidia-smi shows it there",
+)
 def _held(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         held = gpu.memory_total_bytes - gpu.memory_free_bytes
@@ -54,6 +72,12 @@ def _held(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: {format_bytes(held)} of {total} held" + (f" by {by}" if by else "")
 
 
+@each_host.warn(
+    "E-GPU-03",
+    title="a GPU is slowed down",
+    meaning="every step waits for the slowest rank",
+    fix="check its cooling and its power supply; nvidia-smi -q -d PERFORMANCE shows the reason",
+)
 def _slowed(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         reasons = [reason for reason in gpu.throttle if reason != "power cap"]
@@ -62,18 +86,36 @@ def _slowed(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: {', '.join(reasons)}{heat}"
 
 
+@each_host.warn(
+    "E-GPU-04",
+    title="memory errors on a GPU",
+    meaning="an uncorrectable error ends the program that meets it; a card that has some often gets more",
+    fix="restart the host; if they come again, have the card replaced",
+)
 def _memory_errors(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         if gpu.ecc_uncorrected:
             yield f"{_named(gpu)}: {gpu.ecc_uncorrected} uncorrectable since the driver was loaded"
 
 
+@each_host.fail(
+    "E-GPU-05",
+    title="driver and library do not match",
+    meaning="the driver was upgraded under the running system: no program can use the GPUs",
+    fix="restart the host; then hold the driver's packages back, so that they are not upgraded unattended",
+)
 def _mismatch(facts: HostFacts, _host: Host) -> Iterator[str]:
     driver = facts.gpu_driver
     if driver.trouble == "mismatch":
         yield f"{facts.gpu_reason}" + (f"; the kernel runs {driver.module}" if driver.module else "")
 
 
+@each_host.fail(
+    "E-GPU-06",
+    title="a GPU is lost",
+    meaning="the card does not answer on the bus any more: heat, power, a loose riser or a broken card",
+    fix="restart the host; if it comes again, check its power cables and its slot",
+)
 def _lost(facts: HostFacts, _host: Host) -> Iterator[str]:
     for fault in facts.gpu_driver.faults:
         if fault.kind == "lost":
@@ -82,6 +124,12 @@ def _lost(facts: HostFacts, _host: Host) -> Iterator[str]:
         yield facts.gpu_reason or "a GPU is lost"
 
 
+@whole_cluster.info(
+    "E-GPU-07",
+    title="cards without bf16 beside cards with it",
+    meaning="one compute type serves the whole run: `precision: auto` takes fp16",
+    fix="nothing; or leave the older cards out to train in bf16",
+)
 def _without_bf16(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     cards = [(facts.host, gpu) for facts in inventory.hosts for gpu in facts.gpus if gpu.compute_capability]
     lacking = [(host, gpu) for host, gpu in cards if not has_bf16(gpu.compute_capability or "")]
@@ -90,6 +138,12 @@ def _without_bf16(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
         yield Seen(hosts=tuple(dict.fromkeys(host for host, _ in lacking)), evidence=", ".join(names))
 
 
+@each_host.warn(
+    "E-GPU-08",
+    title="a GPU has few PCIe lanes",
+    meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
+    fix="put the card into a slot with more lanes, seat it anew, or exchange its riser",
+)
 def _narrow(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         width, best = gpu.pcie_width, gpu.pcie_width_max
@@ -97,6 +151,12 @@ def _narrow(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: {width} of {best} lanes"
 
 
+@each_host.warn(
+    "E-GPU-08",
+    title="a GPU's PCIe link is slower than it could be",
+    meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
+    fix="set the slot's generation in the BIOS, seat the card anew, or exchange its riser",
+)
 def _slow_link(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         now, best = gpu.pcie_generation, gpu.pcie_generation_max
@@ -104,6 +164,12 @@ def _slow_link(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"{_named(gpu)}: PCIe {now}.0 instead of {best}.0 while it computes"
 
 
+@each_host.warn(
+    "E-GPU-09",
+    title="a GPU that cannot be used",
+    meaning="its ranks would run on the CPU",
+    fix="install the NVIDIA driver there, or load it: sudo modprobe nvidia; then nvidia-smi has to list the card",
+)
 def _unusable(facts: HostFacts, _host: Host) -> Iterator[str]:
     """A container sees every card of its machine on the bus, whichever it was given."""
     driver = facts.gpu_driver
@@ -117,6 +183,12 @@ def _unusable(facts: HostFacts, _host: Host) -> Iterator[str]:
             yield f"GPU {fault.index}: {fault.text}"
 
 
+@each_host.warn(
+    "E-GPU-10",
+    title="a GPU is cut into instances",
+    meaning="a rank sees one instance only, with its part of the memory, and NCCL does not join instances",
+    fix="switch it off there: sudo nvidia-smi -mig 0",
+)
 def _in_instances(facts: HostFacts, _host: Host) -> Iterator[str]:
     for gpu in facts.gpus:
         if gpu.mig:
@@ -127,107 +199,6 @@ def _named(gpu: Gpu) -> str:
     return f"GPU {gpu.index} ({gpu.name})"
 
 
-RULES = (
-    Rule(
-        id="E-GPU-01",
-        severity="fail",
-        title="has no GPU, and other hosts have",
-        meaning="its ranks would run on the CPU; they cannot talk with those on GPUs, and would hold them up",
-        fix="take it out of the cluster file, or get its GPU to work: nvidia-smi shows it there",
-        look=_none_at_all,
-    ),
-    Rule(
-        id="E-GPU-01",
-        severity="warn",
-        title="more slots than GPUs",
-        meaning="ranks share a card: each is slower, all of them have to fit into its memory, and NCCL does not do it; "
-        "only ddp and local-sgd run so",
-        fix="set `slots` of this host to {count}",
-        look=each(_fewer_than_slots),
-    ),
-    Rule(
-        id="E-GPU-02",
-        severity="warn",
-        title="another program holds memory of a GPU",
-        meaning="that memory is missing for training, which may end with `out of memory`",
-        fix="end that program, or wait for it: nvidia-smi shows it there",
-        look=each(_held),
-    ),
-    Rule(
-        id="E-GPU-03",
-        severity="warn",
-        title="a GPU is slowed down",
-        meaning="every step waits for the slowest rank",
-        fix="look after its cooling and its power supply; nvidia-smi -q -d PERFORMANCE shows the reason",
-        look=each(_slowed),
-    ),
-    Rule(
-        id="E-GPU-04",
-        severity="warn",
-        title="memory errors on a GPU",
-        meaning="an uncorrectable error ends the program that meets it; a card that has some often gets more",
-        fix="restart the host; if they come again, have the card replaced",
-        look=each(_memory_errors),
-    ),
-    Rule(
-        id="E-GPU-05",
-        severity="fail",
-        title="driver and library do not match",
-        meaning="the driver was upgraded under the running system: no program can use the GPUs",
-        fix="restart the host; then hold the driver's packages back, so that they are not upgraded unattended",
-        look=each(_mismatch),
-    ),
-    Rule(
-        id="E-GPU-06",
-        severity="fail",
-        title="a GPU is lost",
-        meaning="the card does not answer on the bus any more: heat, power, a loose riser or a broken card",
-        fix="restart the host; if it comes again, check its power cables and its slot",
-        look=each(_lost),
-    ),
-    Rule(
-        id="E-GPU-07",
-        severity="info",
-        title="cards without bf16 beside cards with it",
-        meaning="one compute type serves the whole run: `precision: auto` takes fp16",
-        fix="nothing; or leave the older cards out to train in bf16",
-        look=_without_bf16,
-    ),
-    Rule(
-        id="E-GPU-08",
-        severity="warn",
-        title="a GPU has few PCIe lanes",
-        meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
-        fix="put the card into a slot with more lanes, seat it anew, or exchange its riser",
-        look=each(_narrow),
-    ),
-    Rule(
-        id="E-GPU-08",
-        severity="warn",
-        title="a GPU's PCIe link is slower than it could be",
-        meaning="everything that goes to and from that card is slow: gradients, weights, offloading",
-        fix="set the slot's generation in the BIOS, seat the card anew, or exchange its riser",
-        look=each(_slow_link),
-    ),
-    Rule(
-        id="E-GPU-09",
-        severity="warn",
-        title="a GPU that cannot be used",
-        meaning="its ranks would run on the CPU",
-        fix="install the NVIDIA driver there, or load it: sudo modprobe nvidia; then nvidia-smi has to list the card",
-        look=each(_unusable),
-    ),
-    Rule(
-        id="E-GPU-10",
-        severity="warn",
-        title="a GPU is cut into instances",
-        meaning="a rank sees one instance only, with its part of the memory, and NCCL does not join instances",
-        fix="switch it off there: sudo nvidia-smi -mig 0",
-        look=each(_in_instances),
-    ),
-)
-
-
 # How are the GPUs of a host joined, and does the topology file that NCCL is given fit?
 
 
@@ -236,11 +207,12 @@ BUS_ID = re.compile(r"<pci\b[^>]*\bbusid=\"([0-9A-Fa-f:.]+)\"[^>]*\bclass=\"0x03
 GPU_MARK = re.compile(r"<gpu\b")
 
 
-def check_topology(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Long ways between devices, and files that describe another machine."""
-    return apply(TOPOLOGY_RULES, inventory, cluster)
-
-
+@each_host.info(
+    "E-TOPO-01",
+    title="GPUs that are joined through both processors only",
+    meaning="they exchange gradients over the link between the sockets, the slowest way inside a machine",
+    fix="nothing, or put the cards on one socket, or join them by NVLink",
+)
 def _far_apart(facts: HostFacts, _host: Host) -> Iterator[str]:
     topology = facts.topology
     if topology is None:
@@ -251,6 +223,12 @@ def _far_apart(facts: HostFacts, _host: Host) -> Iterator[str]:
         yield f"SYS between {', '.join(far[:4])}" + (f" and {len(far) - 4} more" if len(far) > 4 else "")
 
 
+@each_host.info(
+    "E-TOPO-02",
+    title="the network adapter is far from the GPUs",
+    meaning="traffic to other hosts crosses the link between the sockets",
+    fix="nothing, or put the adapter into a slot of the GPUs' socket",
+)
 def _adapter_far(facts: HostFacts, host: Host) -> Iterator[str]:
     topology = facts.topology
     active = {port.device for port in facts.rdma.active}
@@ -266,6 +244,12 @@ def _adapter_far(facts: HostFacts, host: Host) -> Iterator[str]:
         yield f"{nic.name} is on NUMA node {nic.numa_node}, the GPUs on {', '.join(map(str, sorted(nodes)))}"
 
 
+@each_host.warn(
+    "E-TOPO-03",
+    title="the topology file describes another machine",
+    meaning="NCCL plans its rings by it: it ends, or is slow",
+    fix="take NCCL_TOPO_FILE away, or write the file anew on this host: NCCL_TOPO_DUMP_FILE",
+)
 def _other_machine(facts: HostFacts, _host: Host) -> Iterator[str]:
     for file in facts.files:
         if "topo" not in file.path.lower() and file.text is not None and not GPU_MARK.search(file.text):
@@ -284,31 +268,3 @@ def _short(bus_id: str) -> str:
     """NVML writes the domain with eight digits, NCCL with four."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
-
-
-TOPOLOGY_RULES = (
-    Rule(
-        id="E-TOPO-01",
-        severity="info",
-        title="GPUs that are joined through both processors only",
-        meaning="they exchange gradients over the link between the sockets, the slowest way inside a machine",
-        fix="nothing, or put the cards on one socket, or join them by NVLink",
-        look=each(_far_apart),
-    ),
-    Rule(
-        id="E-TOPO-02",
-        severity="info",
-        title="the network adapter is far from the GPUs",
-        meaning="traffic to other hosts crosses the link between the sockets",
-        fix="nothing, or put the adapter into a slot of the GPUs' socket",
-        look=each(_adapter_far),
-    ),
-    Rule(
-        id="E-TOPO-03",
-        severity="warn",
-        title="the topology file describes another machine",
-        meaning="NCCL plans its rings by it: it ends, or is slow",
-        fix="take NCCL_TOPO_FILE away, or write the file anew on this host: NCCL_TOPO_DUMP_FILE",
-        look=each(_other_machine),
-    ),
-)

@@ -3,59 +3,47 @@
 from __future__ import annotations
 
 import difflib
-import functools
+import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gangline.checks.access import check_access, check_security
-from gangline.checks.clocks import check_clocks
-from gangline.checks.gpus import check_gpus, check_topology
-from gangline.checks.limits import check_limits, check_memory
-from gangline.checks.links import check_links
-from gangline.checks.names import check_names
-from gangline.checks.network import check_network, check_ports
-from gangline.checks.nics import check_fabric, check_nics
+from gangline.checks import access, clocks, gpus, limits, links, names, network, nics, storage, variables, versions
 from gangline.checks.rules import Finding, Rule, apply, fold
-from gangline.checks.storage import check_data, check_storage
-from gangline.checks.variables import check_variables
-from gangline.checks.versions import check_pythons, check_room, check_versions
 from gangline.errors import CheckFailed, HostUnreachable, PluginError, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Skipped
 from gangline.plugins import Table, shown_type
 from gangline.runs.cluster import Cluster
 
+_MODULES = (access, names, clocks, versions, gpus, network, nics, links, storage, limits, variables)
+_PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "access": ("E-ACC-",),
+    "names": ("E-NAME-",),
+    "clocks": ("E-CLOCK-",),
+    "versions": ("E-SW-",),
+    "gpus": ("E-GPU-",),
+    "topology": ("E-TOPO-",),
+    "network": ("E-NET-", "E-PORT-"),
+    "fabric": ("E-IB-",),
+    "security": ("E-SEC-",),
+    "storage": ("E-DISK-",),
+    "memory": ("E-MEM-",),
+    "limits": ("E-LIM-",),
+    "variables": ("E-ENV-",),
+    "data": ("E-DATA-",),
+}
+"""How the ids of a family's findings begin."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Checks that belong together."""
-
-    prefixes: tuple[str, ...]
-    """How the ids of its findings begin."""
-    checks: tuple[Callable[[Inventory, Cluster], list[Finding]], ...]
-
-
+Family = tuple[Rule, ...]
+"""Rules that belong together."""
+_ALL = (*versions.TRAINER, *(rule for module in _MODULES for rule in module.RULES))
 _BUILT_IN: Mapping[str, Family] = {
-    "access": Family(prefixes=("E-ACC-",), checks=(check_access,)),
-    "names": Family(prefixes=("E-NAME-",), checks=(check_names,)),
-    "clocks": Family(prefixes=("E-CLOCK-",), checks=(check_clocks,)),
-    "versions": Family(prefixes=("E-SW-",), checks=(check_versions, check_pythons)),
-    "gpus": Family(prefixes=("E-GPU-",), checks=(check_gpus,)),
-    "topology": Family(prefixes=("E-TOPO-",), checks=(check_topology,)),
-    "network": Family(prefixes=("E-NET-", "E-PORT-"), checks=(check_nics, check_network, check_links, check_ports)),
-    "fabric": Family(prefixes=("E-IB-",), checks=(check_fabric,)),
-    "security": Family(prefixes=("E-SEC-",), checks=(check_security,)),
-    "storage": Family(prefixes=("E-DISK-",), checks=(check_storage, check_room)),
-    "memory": Family(prefixes=("E-MEM-",), checks=(check_memory,)),
-    "limits": Family(prefixes=("E-LIM-",), checks=(check_limits,)),
-    "variables": Family(prefixes=("E-ENV-",), checks=(check_variables,)),
-    "data": Family(prefixes=("E-DATA-",), checks=(check_data,)),
+    name: tuple(rule for rule in _ALL if rule.id.startswith(starts)) for name, starts in _PREFIXES.items()
 }
 
 
-def _read_family(name: str, found: Any) -> Family:
+def _read_family(_name: str, found: Any) -> Family:
     """The family of a plug-in, which is a sequence of rules."""
     rules = tuple(found)
     strange = [rule for rule in rules if not isinstance(rule, Rule)]
@@ -63,20 +51,16 @@ def _read_family(name: str, found: Any) -> Family:
         raise TypeError(
             f"expected a sequence of gangline.checks.rules.Rule, found {shown_type((strange or [found])[0])}"
         )
-    taken = tuple(prefix for family in _BUILT_IN.values() for prefix in (*family.prefixes, _BROKEN))
+    taken = (*itertools.chain(*_PREFIXES.values()), _BROKEN)
     for rule in rules:
         if not _ID.fullmatch(rule.id) or rule.id.startswith(taken):
             raise ValueError(f"the id {rule.id!r} is no id such as E-MINE-01 with letters of its own")
-    checks = tuple(functools.partial(_apply_plugin, name, rule) for rule in rules)
-    return Family(prefixes=tuple(dict.fromkeys(rule.id.rpartition("-")[0] + "-" for rule in rules)), checks=checks)
+    return rules
 
 
-def _apply_plugin(name: str, rule: Rule, inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    try:
-        with FAMILIES.guard(name):
-            return apply((rule,), inventory, cluster)
-    except PluginError as error:
-        return [_broken(error)]
+def family_prefixes(family: Family) -> tuple[str, ...]:
+    """How the ids of a family's findings begin."""
+    return tuple(dict.fromkeys(rule.id.rpartition("-")[0] + "-" for rule in family))
 
 
 def _broken(error: PluginError) -> Finding:
@@ -108,30 +92,31 @@ def judge(
     own_worker: whether gangline's trainer will run; the user's own command needs no package of ours.
     """
     wanted = prefixes(only)
-    versions = functools.partial(check_versions, own_worker=own_worker)
-    families, broken = _families(only)
-    checks = [check for family in families for check in family.checks]
-    found = [
-        finding
-        for check in checks
-        for finding in (versions if check is check_versions else check)(inventory, cluster)
-        if finding.id.startswith(wanted) or check is check_access
-    ]
-    return fold([*found, *broken])
+    families, found = _families(only)
+    for name, family in families.items():
+        for rule in family:
+            is_wanted = rule.id.startswith(wanted) or name == "access"
+            if is_wanted and (own_worker or rule not in versions.TRAINER):
+                try:
+                    with FAMILIES.guard(name):
+                        found += apply((rule,), inventory, cluster)
+                except PluginError as error:
+                    found.append(_broken(error))
+    return fold(found)
 
 
-def _families(only: Sequence[str]) -> tuple[list[Family], list[Finding]]:
+def _families(only: Sequence[str]) -> tuple[dict[str, Family], list[Finding]]:
     """The families that are asked for, and a finding for each plug-in that cannot be used.
 
     A plug-in is imported where its family is asked for by name, where everything is, or an id that is none of ours.
     """
-    ours = [prefix for family in _BUILT_IN.values() for prefix in family.prefixes]
+    ours = tuple(itertools.chain(*_PREFIXES.values()))
     words = [word for word in only if not (word in _BUILT_IN or (word.startswith("E-") and _overlap([word], ours)))]
-    families, broken = list(_BUILT_IN.values()), []
+    families, broken = dict(_BUILT_IN), []
     for name, plugin in FAMILIES.plugins().items() if words or not only else ():
         if not only or name in words or any(word.startswith("E-") for word in words):
             try:
-                families.append(FAMILIES.load(plugin))
+                families[name] = FAMILIES.load(plugin)
             except PluginError as error:
                 broken.append(_broken(error))
     return families, broken
@@ -143,7 +128,7 @@ def prefixes(only: Sequence[str]) -> tuple[str, ...]:
     for word in only:
         if word in FAMILIES:
             try:
-                found += FAMILIES[word].prefixes
+                found += family_prefixes(FAMILIES[word])
             except PluginError:  # `judge` tells of it
                 found.append(_BROKEN)
         elif word.startswith("E-"):
@@ -161,7 +146,7 @@ def prefixes(only: Sequence[str]) -> tuple[str, ...]:
 def skipped(inventory: Inventory, cluster: Cluster, *, only: Sequence[str] = ()) -> tuple[Skipped, ...]:
     """What was not checked, and why."""
     wanted = prefixes(only)
-    families = [name for name, family in _BUILT_IN.items() if _overlap(family.prefixes, wanted)]
+    families = [name for name, starts in _PREFIXES.items() if _overlap(starts, wanted)]
     rows = [*_by_host(inventory, cluster), *_by_family(inventory, cluster, families)]
     lost = {failure.host for failure in inventory.failures}
     more = inventory.pairs.skipped if inventory.pairs and "network" in families else ()
@@ -173,7 +158,7 @@ def require(findings: Sequence[Finding]) -> None:
     failed = [finding for finding in findings if finding.severity == "fail"]
     if not failed:
         return
-    kind = HostUnreachable if any(_is_unreachable(finding) for finding in failed) else CheckFailed
+    kind = HostUnreachable if any(is_unreachable(finding.id) for finding in failed) else CheckFailed
     raise kind(
         f"{'a check stops' if len(failed) == 1 else f'{len(failed)} checks stop'} the start: "
         f"{', '.join(dict.fromkeys(finding.id for finding in failed))}",
@@ -182,9 +167,9 @@ def require(findings: Sequence[Finding]) -> None:
     )
 
 
-def _is_unreachable(finding: Finding) -> bool:
-    """E-ACC-02 alone is a host that answers."""
-    return finding.id.startswith("E-ACC-") and finding.id != "E-ACC-02"
+def is_unreachable(name: str) -> bool:
+    """Whether a finding of that id is a host that does not answer; E-ACC-02 alone is one that does."""
+    return name.startswith("E-ACC-") and name != "E-ACC-02"
 
 
 def _overlap(some: Sequence[str], others: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from gangline.checks.rules import Finding, Rule, Seen, apply
+from gangline.checks.rules import Rule, Seen, adders
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Blame, Pair, blame, examples, far
 from gangline.runs.cluster import Cluster
@@ -23,20 +23,32 @@ VIRTUAL_DRIVERS = {"veth", "virtio_net", "vmxnet3", "hv_netvsc", "xen_netfront",
 """Their speed is invented."""
 
 
-def check_links(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """The ways between hosts that are open, but bad."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+_, whole_cluster = adders(RULES)
 
 
 def _open(inventory: Inventory) -> list[Pair]:
     return [pair for pair in inventory.pairs.pairs if not pair.is_closed] if inventory.pairs else []
 
 
+@whole_cluster.fail(
+    "E-NET-06",
+    title="large packets vanish on the way",
+    meaning="connections open and then hang as soon as there is much to send",
+    fix="use one MTU on all cards and switches of this network; behind a tunnel set the smaller one: "
+    "sudo ip link set INTERFACE mtu 1400",
+)
 def _holes(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for group in blame(pair for pair in _open(inventory) if pair.full_segment is False):
         yield _seen(group, lambda pair: f"a TCP packet of full size was not answered{_sizes(pair)}")
 
 
+@whole_cluster.warn(
+    "E-NET-06",
+    title="packets as large as the card sends them vanish on the way",
+    meaning="TCP agrees on smaller ones here; RoCE and other protocols hang",
+    fix="give all cards and switches of this network the same MTU",
+)
 def _jumbo(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     swallowed = [pair for pair in _open(inventory) if pair.full_segment is not False and _swallows(pair)]
     for group in blame(pair for pair in swallowed if not _cards_differ(inventory, pair)):
@@ -63,6 +75,13 @@ def _sizes(pair: Pair) -> str:
     return f"; of UDP up to {pair.largest_packet} bytes arrive, {pair.interface} has MTU {pair.own_mtu}"
 
 
+@whole_cluster.warn(
+    "E-NET-07",
+    title="the link is slow",
+    meaning="every step waits for the slowest link: all hosts exchange gradients at its speed",
+    fix="replace cable and port (a cable with 4 wires does 100 Mbit/s only), use a cable in place of Wi-Fi; then "
+    "gangline bench network",
+)
 def _slow(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     """Pairs whose throughput is far below that of the fastest one, or of the cards at both ends."""
     measured = [pair for pair in _open(inventory) if pair.throughput_mbps is not None]
@@ -75,6 +94,12 @@ def _slow(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
         yield seen if fastest in group.pairs else Seen(hosts=seen.hosts, evidence=seen.evidence + against)
 
 
+@whole_cluster.warn(
+    "E-NET-07",
+    title="the link is slow at times",
+    meaning="every step waits for the slowest link; a card or switch that gets warm may do this after a while",
+    fix="see that nothing else uses it; look at cable, port and cooling, and at the counters: ethtool -S INTERFACE",
+)
 def _fading(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     """Pairs that were much slower at times than else."""
     measured = [pair for pair in _open(inventory) if pair.worst_mbps is not None]
@@ -108,10 +133,22 @@ def card_mbps(inventory: Inventory, pair: Pair) -> float | None:
     return float(min(speeds))
 
 
+@whole_cluster.warn(
+    "E-NET-12",
+    title="packets are lost",
+    meaning="each loss may stop a step for 0.2 s and more, until TCP sends again",
+    fix="look at cable, port and Wi-Fi signal, and at the error counters: ip -s link",
+)
 def _lossy(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     return _lost(inventory, LOSS_WARN, LOSS_FAIL)
 
 
+@whole_cluster.fail(
+    "E-NET-12",
+    title="many packets are lost",
+    meaning="TCP stands still most of the time",
+    fix="look at cable, port and Wi-Fi signal, and at the error counters: ip -s link",
+)
 def _very_lossy(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     return _lost(inventory, LOSS_FAIL, 1.0)
 
@@ -125,6 +162,12 @@ def _lost(inventory: Inventory, low: float, high: float) -> Iterator[Seen]:
             )
 
 
+@whole_cluster.warn(
+    "E-NET-11",
+    title="far away",
+    meaning="every exchange of every step waits for this; through a VPN or a relay it can be most of the step",
+    fix="put all hosts on one switch, and give them the addresses of that network",
+)
 def _far(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for group in blame(far(_open(inventory))):
         yield _seen(group, lambda pair: f"{1000 * (pair.latency_min_s or 0.0):.1f} ms there and back")
@@ -136,65 +179,3 @@ def _seen(group: Blame, words: Callable[[Pair], str]) -> Seen:
 
 def _each(pairs: Iterable[Pair], words: Callable[[Pair], str]) -> str:
     return examples([f"{pair.source} -> {pair.target} {words(pair)}" for pair in pairs])
-
-
-RULES = (
-    Rule(
-        id="E-NET-06",
-        severity="fail",
-        title="large packets vanish on the way",
-        meaning="connections open and then hang as soon as there is much to send",
-        fix="use one MTU on all cards and switches of this network; behind a tunnel set the smaller one: "
-        "sudo ip link set INTERFACE mtu 1400",
-        look=_holes,
-    ),
-    Rule(
-        id="E-NET-06",
-        severity="warn",
-        title="packets as large as the card sends them vanish on the way",
-        meaning="TCP agrees on smaller ones here; RoCE and other protocols hang",
-        fix="give all cards and switches of this network the same MTU",
-        look=_jumbo,
-    ),
-    Rule(
-        id="E-NET-07",
-        severity="warn",
-        title="the link is slow",
-        meaning="every step waits for the slowest link: all hosts exchange gradients at its speed",
-        fix="replace cable and port (a cable with 4 wires does 100 Mbit/s only), use a cable in place of Wi-Fi; then "
-        "gangline bench network",
-        look=_slow,
-    ),
-    Rule(
-        id="E-NET-07",
-        severity="warn",
-        title="the link is slow at times",
-        meaning="every step waits for the slowest link; a card or switch that gets warm may do this after a while",
-        fix="see that nothing else uses it; look at cable, port and cooling, and at the counters: ethtool -S INTERFACE",
-        look=_fading,
-    ),
-    Rule(
-        id="E-NET-11",
-        severity="warn",
-        title="far away",
-        meaning="every exchange of every step waits for this; through a VPN or a relay it can be most of the step",
-        fix="put all hosts on one switch, and give them the addresses of that network",
-        look=_far,
-    ),
-    Rule(
-        id="E-NET-12",
-        severity="warn",
-        title="packets are lost",
-        meaning="each loss may stop a step for 0.2 s and more, until TCP sends again",
-        fix="look at cable, port and Wi-Fi signal, and at the error counters: ip -s link",
-        look=_lossy,
-    ),
-    Rule(
-        id="E-NET-12",
-        severity="fail",
-        title="many packets are lost",
-        meaning="TCP stands still most of the time",
-        fix="look at cable, port and Wi-Fi signal, and at the error counters: ip -s link",
-        look=_very_lossy,
-    ),
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gangline.checks.rules import Finding, Rule, Seen, apply, grouped, pairs
+from gangline.checks.rules import Rule, Seen, adders, grouped, pairs
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.gather import is_address
 from gangline.inventory.rank_interface import own_addresses
@@ -14,9 +14,8 @@ NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "beegfs", "ceph", "gpfs",
 LOOPBACK = ("127.", "::1")
 
 
-def check_names(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Hosts that are one machine or share a work folder; names and addresses that lead elsewhere."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+_, whole_cluster = adders(RULES)
 
 
 def machine_of(facts: HostFacts) -> str | None:
@@ -25,6 +24,12 @@ def machine_of(facts: HostFacts) -> str | None:
     return f"{machine.boot}/{machine.network}" if machine.boot and machine.network else None
 
 
+@whole_cluster.fail(
+    "E-NAME-01",
+    title="the same work folder",
+    meaning="their checkpoints and logs would overwrite each other",
+    fix="give each host a `workdir` of its own, or make them one host with more slots",
+)
 def _same_folder(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     places: dict[tuple[str, str], tuple[str, ...]] = {}
     for facts in inventory.hosts:
@@ -44,6 +49,12 @@ def _owner(facts: HostFacts) -> str:
     return machine_of(facts) or facts.hostname
 
 
+@whole_cluster.warn(
+    "E-NAME-02",
+    title="several hosts have one hostname",
+    meaning="libraries that know hosts by name take them for one machine, and logs cannot be told apart",
+    fix="give each one its own name: sudo hostnamectl set-hostname NAME",
+)
 def _same_hostname(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for hostname, hosts in grouped(inventory, lambda facts: facts.hostname).items():
         machines = {machine_of(facts) for facts in inventory.hosts if facts.host in hosts}
@@ -51,6 +62,13 @@ def _same_hostname(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
             yield Seen(hosts=hosts, evidence=f"all of them are called {hostname}")
 
 
+@whole_cluster.warn(
+    "E-NAME-03",
+    title="its own name means loopback",
+    meaning="programs that look up {hostname} give the other hosts 127.x, an address that does not lead back; "
+    "gangline gives its ranks an interface instead",
+    fix="in its /etc/hosts, write the address of the network beside {hostname}",
+)
 def _own_name_is_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     if len(cluster.hosts) < 2 or cluster.is_one_machine:
         return
@@ -64,6 +82,12 @@ def _own_name_is_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Se
             )
 
 
+@whole_cluster.fail(
+    "E-NAME-04",
+    title="one machine is listed twice",
+    meaning="ranks of both would take the same GPUs and the same CPUs",
+    fix="keep one of them, with more slots",
+)
 def _one_machine_twice(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """Several local hosts are one machine on purpose."""
     local = {host.name for host in cluster.hosts if host.transport == "local"}
@@ -73,6 +97,12 @@ def _one_machine_twice(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]
             yield Seen(hosts=hosts, evidence=f"the same running system with the same network, called {hostname}")
 
 
+@whole_cluster.warn(
+    "E-NAME-05",
+    title="the name {name} leads to a wrong address",
+    meaning="programs there that use the name connect to another machine, or to none",
+    fix="correct {name} in its /etc/hosts or in your DNS; gangline itself uses addresses",
+)
 def _name_leads_elsewhere(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """What a host means by another's name has to be an address of that other host."""
     if cluster.is_one_machine:
@@ -98,6 +128,12 @@ def _has(target: HostFacts, host: Host) -> str:
     return f"{host.name} has {', '.join(held[:4]) or 'no address'}"
 
 
+@whole_cluster.fail(
+    "E-NAME-06",
+    title="no interface has the address of the cluster file",
+    meaning="the ranks there cannot be reached at it",
+    fix="write an address of that host into the cluster file: ip addr shows them there",
+)
 def _address_is_not_held(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     several = len(cluster.hosts) > 1 and not cluster.is_one_machine
     for facts, host in pairs(inventory, cluster):
@@ -109,56 +145,3 @@ def _address_is_not_held(inventory: Inventory, cluster: Cluster) -> Iterator[See
         wanted = (host.address,) if is_address(host.address) else own_addresses(host, facts)
         if wanted and not any(facts.holder(text) for text in wanted):
             yield Seen(hosts=(host.name,), evidence=f"address {', '.join(wanted)}; {_has(facts, host)}")
-
-
-RULES = (
-    Rule(
-        id="E-NAME-01",
-        severity="fail",
-        title="the same work folder",
-        meaning="their checkpoints and logs would overwrite each other",
-        fix="give each host a `workdir` of its own, or make them one host with more slots",
-        look=_same_folder,
-    ),
-    Rule(
-        id="E-NAME-02",
-        severity="warn",
-        title="several hosts have one hostname",
-        meaning="libraries that know hosts by name take them for one machine, and logs cannot be told apart",
-        fix="give each one its own name: sudo hostnamectl set-hostname NAME",
-        look=_same_hostname,
-    ),
-    Rule(
-        id="E-NAME-03",
-        severity="warn",
-        title="its own name means loopback",
-        meaning="programs that look up {hostname} tell the others 127.x, where nobody finds them; ranks that gangline "
-        "starts are told their interface instead",
-        fix="in its /etc/hosts, write the address of the network beside {hostname}",
-        look=_own_name_is_loopback,
-    ),
-    Rule(
-        id="E-NAME-04",
-        severity="fail",
-        title="one machine is listed twice",
-        meaning="ranks of both would take the same GPUs and the same CPUs",
-        fix="keep one of them, with more slots",
-        look=_one_machine_twice,
-    ),
-    Rule(
-        id="E-NAME-05",
-        severity="warn",
-        title="the name {name} leads to a wrong address",
-        meaning="programs there that use the name talk to another machine, or to nobody",
-        fix="correct {name} in its /etc/hosts or in your DNS; gangline itself uses addresses",
-        look=_name_leads_elsewhere,
-    ),
-    Rule(
-        id="E-NAME-06",
-        severity="fail",
-        title="no interface has the address of the cluster file",
-        meaning="the ranks there cannot be reached at it",
-        fix="write an address of that host into the cluster file: ip addr shows them there",
-        look=_address_is_not_held,
-    ),
-)

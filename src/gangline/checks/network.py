@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from gangline.checks.rules import Finding, Rule, Seen, apply
+from gangline.checks.rules import Rule, Seen, adders
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import RENDEZVOUS_PORTS, Blame, Ear, Pair, Pairs, blame, examples, say_tries
 from gangline.runs.cluster import Cluster, Host
@@ -17,9 +17,8 @@ LET_IN = (
 )
 
 
-def check_network(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Address families, and every ordered pair of hosts on the port where ranks meet and on those of the data."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+_, whole_cluster = adders(RULES)
 
 
 # --- which pairs a rule looks at: a pair has one cause at the most
@@ -69,6 +68,12 @@ def _unreached(inventory: Inventory) -> list[str]:
 # --- the looks
 
 
+@whole_cluster.fail(
+    "E-NET-04",
+    title="another machine answers at its address",
+    meaning="ranks would connect to the wrong machine, or wait",
+    fix="set `address` of this host to its own, or end the other use of it: two machines may have the same one",
+)
 def _another_machine(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     pairs = inventory.pairs or NOTHING
     for group in _by_target([pair for pair in pairs.pairs if _is_strange(pair, pairs)]):
@@ -81,6 +86,12 @@ def _strange_words(pair: Pair) -> str:
     return say(pair) + mac
 
 
+@whole_cluster.fail(
+    "E-NET-01",
+    title="no port answers the other hosts",
+    meaning="the ranks cannot meet: each would wait for minutes and then give up",
+    fix=LET_IN,
+)
 def _nobody_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     names = _unreached(inventory)
     if names:
@@ -88,6 +99,12 @@ def _nobody_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield _seen(Blame(hosts=_in_order(names, cluster), pairs=tuple(pairs)), cluster)
 
 
+@whole_cluster.fail(
+    "E-NET-01",
+    title="no port answers, in either direction",
+    meaning="the ranks cannot meet: each would wait for minutes and then give up",
+    fix=LET_IN,
+)
 def _neither_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     told, closed = _unreached(inventory), _closed(inventory)
     ways = {(pair.source, pair.target) for pair in closed}
@@ -96,6 +113,12 @@ def _neither_reaches(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield _seen(group, cluster)
 
 
+@whole_cluster.fail(
+    "E-NET-05",
+    title="reached in one direction only",
+    meaning="which rank calls which is up to gloo and NCCL: it may work today and hang tomorrow",
+    fix=LET_IN,
+)
 def _one_way(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     told, closed = _unreached(inventory), _closed(inventory)
     ways = {(pair.source, pair.target) for pair in closed}
@@ -104,6 +127,12 @@ def _one_way(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield _seen(group, cluster, words="; {target} reaches {source}")
 
 
+@whole_cluster.fail(
+    "E-NET-02",
+    title="port {port}, where the ranks meet, is closed; others are open",
+    meaning="torchrun on the other hosts would call there for 15 minutes",
+    fix=f"{LET_IN}; or set `ports` to an open range",
+)
 def _no_rendezvous(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     """Where ranks meet is on the head; on the others that port is not needed."""
     head = cluster.head.name
@@ -114,6 +143,12 @@ def _no_rendezvous(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield _seen(Blame(hosts=(head,), pairs=tuple(bad)), cluster, port=port)
 
 
+@whole_cluster.fail(
+    "E-NET-03",
+    title="the ports of the data are closed, others are open",
+    meaning="gloo and NCCL take any port from {low} to {high}: the ranks would meet and then hang",
+    fix=LET_IN,
+)
 def _no_data(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     bad = [pair for pair in _data_closed(inventory) if not _is_elsewhere(pair, inventory)]
     if bad:
@@ -123,6 +158,12 @@ def _no_data(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield _seen(Blame(hosts=targets, pairs=tuple(bad)), cluster, low=str(low), high=str(high))
 
 
+@whole_cluster.fail(
+    "E-NET-09",
+    title="the others do not reach its interface {interface}",
+    meaning="the cluster file sends the data through {interface}, where it does not arrive",
+    fix="set `interface` of this host to the one that has {address}, or leave it out",
+)
 def _wrong_interface(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     for group in _by_target([pair for pair in _data_closed(inventory) if _is_elsewhere(pair, inventory)]):
         host = cluster.host(group.hosts[0])
@@ -139,6 +180,12 @@ def _is_elsewhere(pair: Pair, inventory: Inventory) -> bool:
     return bool(ear and ear.data_address) and not any(attempt.ok for attempt in pair.of_kind("ephemeral"))
 
 
+@whole_cluster.fail(
+    "E-NET-10",
+    title="IPv4 and IPv6 addresses in one cluster",
+    meaning="gloo takes one address of each host: ranks with addresses of different kinds do not meet",
+    fix="give every host an `address` of the same kind",
+)
 def _mixed_families(_inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     families: dict[int, list[Host]] = {}
     for host in cluster.hosts:
@@ -191,84 +238,11 @@ def _by_target(pairs: Sequence[Pair]) -> list[Blame]:
     return [Blame(hosts=(name,), pairs=tuple(pair for pair in pairs if pair.target == name)) for name in targets]
 
 
-RULES = (
-    Rule(
-        id="E-NET-01",
-        severity="fail",
-        title="no port answers the other hosts",
-        meaning="the ranks cannot meet: each would wait for minutes and then give up",
-        fix=LET_IN,
-        look=_nobody_reaches,
-    ),
-    Rule(
-        id="E-NET-01",
-        severity="fail",
-        title="no port answers, in either direction",
-        meaning="the ranks cannot meet: each would wait for minutes and then give up",
-        fix=LET_IN,
-        look=_neither_reaches,
-    ),
-    Rule(
-        id="E-NET-02",
-        severity="fail",
-        title="port {port}, where the ranks meet, is closed; others are open",
-        meaning="torchrun on the other hosts would call there for 15 minutes",
-        fix=f"{LET_IN}; or set `ports` of the cluster file to a range that is open",
-        look=_no_rendezvous,
-    ),
-    Rule(
-        id="E-NET-03",
-        severity="fail",
-        title="the ports of the data are closed, others are open",
-        meaning="gloo and NCCL take any port from {low} to {high}: the ranks would meet and then hang",
-        fix=LET_IN,
-        look=_no_data,
-    ),
-    Rule(
-        id="E-NET-04",
-        severity="fail",
-        title="another machine answers at its address",
-        meaning="ranks would meet somebody else there, or nobody, and wait",
-        fix="set `address` of this host to its own, or end the other use of it: two machines may have the same one",
-        look=_another_machine,
-    ),
-    Rule(
-        id="E-NET-05",
-        severity="fail",
-        title="reached in one direction only",
-        meaning="which rank calls which is up to gloo and NCCL: it may work today and hang tomorrow",
-        fix=LET_IN,
-        look=_one_way,
-    ),
-    Rule(
-        id="E-NET-09",
-        severity="fail",
-        title="the others do not reach its interface {interface}",
-        meaning="the cluster file sends the data through {interface}, where it does not arrive",
-        fix="set `interface` of this host to the one that has {address}, or leave it out",
-        look=_wrong_interface,
-    ),
-    Rule(
-        id="E-NET-10",
-        severity="fail",
-        title="IPv4 and IPv6 addresses in one cluster",
-        meaning="gloo takes one address of each host: ranks with addresses of different kinds do not meet",
-        fix="give every host an `address` of the same kind",
-        look=_mixed_families,
-    ),
-)
-
-
 # Is there a port for the ranks to meet at, and will nobody else take it?
 
 
 FEW_PORTS = 1000
 """gloo opens a port per process and group, and a connection to every other rank."""
-
-
-def check_ports(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """The port of the head, and the range of the kernel on every host."""
-    return apply(PORTS_RULES, inventory, cluster)
 
 
 def _head(inventory: Inventory, cluster: Cluster) -> Ear | None:
@@ -279,6 +253,12 @@ def _range(cluster: Cluster) -> str:
     return "-".join(map(str, cluster.ports or RENDEZVOUS_PORTS))
 
 
+@whole_cluster.fail(
+    "E-PORT-01",
+    title="no port is free for the ranks to meet at",
+    meaning="torchrun on the head would end at once, and the others would wait for it",
+    fix="end what listens there (ss -ltnp on {head}), or set `ports` of the cluster file to another range",
+)
 def _none_free(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     head = _head(inventory, cluster)
     if head is not None and head.rendezvous_port is None:
@@ -286,6 +266,13 @@ def _none_free(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         yield Seen(hosts=(head.host,), evidence=evidence, words={"head": head.host})
 
 
+@whole_cluster.warn(
+    "E-PORT-02",
+    title="any program may be given port {port} at any time",
+    meaning="between the look for a free port and the start of the ranks, another program may have it",
+    fix="set `ports` of the cluster file to a range outside, or take it out of the kernel's: "
+    "sudo sysctl -w net.ipv4.ip_local_reserved_ports={range}",
+)
 def _exposed(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     head = _head(inventory, cluster)
     if head is None or head.rendezvous_port is None:
@@ -299,37 +286,14 @@ def _exposed(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         )
 
 
+@whole_cluster.warn(
+    "E-PORT-03",
+    title="few ports for connections",
+    meaning="ranks may fail to connect once they are used up",
+    fix="sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
+)
 def _few(inventory: Inventory, _cluster: Cluster) -> Iterator[Seen]:
     for ear in inventory.pairs.ears if inventory.pairs else ():
         low, high = ear.ephemeral
         if high - low < FEW_PORTS:
             yield Seen(hosts=(ear.host,), evidence=f"the kernel gives ports from {low} to {high}: {high - low + 1}")
-
-
-PORTS_RULES = (
-    Rule(
-        id="E-PORT-01",
-        severity="fail",
-        title="no port is free for the ranks to meet at",
-        meaning="torchrun on the head would end at once, and the others would wait for it",
-        fix="end what listens there (ss -ltnp on {head}), or set `ports` of the cluster file to another range",
-        look=_none_free,
-    ),
-    Rule(
-        id="E-PORT-02",
-        severity="warn",
-        title="any program may be given port {port} at any time",
-        meaning="between the look for a free port and the start of the ranks, another program may have it",
-        fix="set `ports` of the cluster file to a range outside, or take it out of the kernel's: "
-        "sudo sysctl -w net.ipv4.ip_local_reserved_ports={range}",
-        look=_exposed,
-    ),
-    Rule(
-        id="E-PORT-03",
-        severity="warn",
-        title="few ports for connections",
-        meaning="ranks may fail to connect once they are used up",
-        fix="sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'",
-        look=_few,
-    ),
-)

@@ -1,18 +1,15 @@
-"""A rule: what is looked for, and what there is to say when it is found. The families are tables of these."""
+"""A rule: a fault that a check looks for, and its texts. The modules of this folder are tables of rules."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
-
-# A finding: one result of a check, with its evidence, its meaning and its fix.
-
 
 Severity = Literal["fail", "warn", "info"]
 """`fail` stops the start, `warn` does not, `info` tells."""
@@ -102,12 +99,16 @@ class Seen:
     evidence: str
     words: dict[str, str] = field(default_factory=dict)
     """What stands for {name} in the rule's texts."""
+    fix: str = ""
+    """Stands in the place of the rule's fix: the host itself says what to do."""
 
 
 Look = Callable[[Inventory, Cluster], Iterable[Seen]]
 """Finds every case in the facts. Pure."""
 Evidence = str | tuple[str, dict[str, str]]
-"""What was seen on a host, and words for the rule's texts if it has gaps."""
+"""The fault on one host as seen, and words for the rule's texts if it has gaps."""
+HostLook = Callable[[HostFacts, Host], Iterable[Evidence]]
+"""Finds every case on one host. Pure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +128,58 @@ def apply(rules: Sequence[Rule], inventory: Inventory, cluster: Cluster) -> list
     return [_finding(rule, seen) for rule in rules for seen in rule.look(inventory, cluster)]
 
 
-def each(look: Callable[[HostFacts, Host], Iterable[Evidence]]) -> Look:
+def each(look: HostLook) -> Look:
     """A look at one host after the other."""
 
-    def all_hosts(inventory: Inventory, cluster: Cluster) -> list[Seen]:
-        found = []
+    def all_hosts(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
         for facts, host in pairs(inventory, cluster):
             for evidence in look(facts, host):
                 text, words = evidence if isinstance(evidence, tuple) else (evidence, {})
-                found.append(Seen(hosts=(facts.host,), evidence=text, words=words))
-        return found
+                yield Seen(hosts=(facts.host,), evidence=text, words=words)
 
     return all_hosts
+
+
+_L = TypeVar("_L")
+
+
+class Adder(Generic[_L]):
+    """Adds rules to a table: `@each_host.warn("E-LIM-01", title=...)` above the function that finds the cases."""
+
+    def __init__(self, rules: list[Rule], to_look: Callable[[_L], Look]) -> None:
+        self._rules = rules
+        self._to_look = to_look
+
+    def fail(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+        """Add a rule whose findings stop the start."""
+        return self._add("fail", name, (title, meaning, fix))
+
+    def warn(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+        """Add a rule whose findings do not stop the start."""
+        return self._add("warn", name, (title, meaning, fix))
+
+    def info(self, name: str, *, title: str, meaning: str, fix: str) -> Callable[[_L], _L]:
+        """Add a rule whose findings tell only."""
+        return self._add("info", name, (title, meaning, fix))
+
+    def _add(self, severity: Severity, name: str, texts: tuple[str, str, str]) -> Callable[[_L], _L]:
+        def decorated(look: _L) -> _L:
+            title, meaning, fix = texts
+            found = self._to_look(look)
+            self._rules.append(Rule(id=name, severity=severity, title=title, meaning=meaning, fix=fix, look=found))
+            return look
+
+        return decorated
+
+
+def differing_by(value: Callable[[HostFacts], str | None]) -> Look:
+    """A look for hosts that differ in a value."""
+    return lambda inventory, _cluster: difference(grouped(inventory, value))
+
+
+def adders(rules: list[Rule]) -> tuple[Adder[HostLook], Adder[Look]]:
+    """Two ways to add to a table: rules that look at each host, and rules that look at the whole cluster."""
+    return Adder(rules, each), Adder(rules, lambda look: look)
 
 
 def pairs(inventory: Inventory, cluster: Cluster) -> list[tuple[HostFacts, Host]]:
@@ -176,5 +217,5 @@ def _finding(rule: Rule, seen: Seen) -> Finding:
         title=filled(rule.title),
         evidence=seen.evidence,
         meaning=filled(rule.meaning),
-        fix=filled(rule.fix),
+        fix=seen.fix or filled(rule.fix),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from gangline.checks.rules import Evidence, Finding, Rule, Seen, apply, each, pairs
+from gangline.checks.rules import Evidence, Rule, Seen, adders, pairs
 from gangline.inventory.facts import HostFacts, Inventory, Variable
 from gangline.runs.cluster import Cluster, Host
 
@@ -28,9 +28,8 @@ RANKS = {
 }
 
 
-def check_variables(inventory: Inventory, cluster: Cluster) -> list[Finding]:
-    """Variables of hosts, their shells' files, and the cluster file."""
-    return apply(RULES, inventory, cluster)
+RULES: list[Rule] = []
+each_host, whole_cluster = adders(RULES)
 
 
 def _said(facts: HostFacts, host: Host, *names: str) -> list[tuple[Variable, str]]:
@@ -45,19 +44,27 @@ def _words(row: Variable) -> str:
     return f"{row.name}={value} in {row.source}"
 
 
+@each_host.warn(
+    "E-ENV-01",
+    title="{name} does nothing",
+    meaning="no program reads it; collectives wait as long as the job says",
+    fix="delete the line",
+)
 def _dead(facts: HostFacts, host: Host) -> Iterator[Evidence]:
     for row, _ in _said(facts, host, *DEAD):
         yield f"{_words(row)}; {DEAD[row.name]}", {"name": row.name}
 
 
-def _nccl_absent(facts: HostFacts, host: Host, *, certain: bool) -> Iterator[Evidence]:
-    """Whether NCCL would find no interface; certain: it is in the cluster file, which has the last word."""
-    for row, value in _said(facts, host, "NCCL_SOCKET_IFNAME"):
-        if facts.nics and value and (row.source == CLUSTER_FILE) == certain and not _matches(value, facts):
+def _unfit(
+    facts: HostFacts, host: Host, name: str, fits: Callable[[str, HostFacts], bool], *, certain: bool
+) -> Iterator[Evidence]:
+    """Where a variable names no interface of the host. certain: it is in the cluster file, which has the last word."""
+    for row, value in _said(facts, host, name):
+        if facts.nics and value and (row.source == CLUSTER_FILE) == certain and not fits(value, facts):
             yield f"{_words(row)}; it has {', '.join(nic.name for nic in facts.nics[:8])}", {"name": row.name}
 
 
-def _matches(value: str, facts: HostFacts) -> bool:
+def _nccl_fits(value: str, facts: HostFacts) -> bool:
     """NCCL's rules: a list of beginnings of names; = before it: whole names; ^: all but these."""
     exact = value.startswith(("=", "^="))
     names = [name for name in value.lstrip("^=").split(",") if name]
@@ -69,29 +76,56 @@ def _matches(value: str, facts: HostFacts) -> bool:
     return bool(hits) if not value.startswith("^") else len(hits) < len(facts.nics)
 
 
+@each_host.fail(
+    "E-ENV-02",
+    title="{name} fits no interface there",
+    meaning="NCCL ends with `no socket interface found`",
+    fix="delete it from the cluster file: gangline sets the exact one for every host",
+)
 def _certain_nccl(facts: HostFacts, host: Host) -> Iterator[Evidence]:
-    return _nccl_absent(facts, host, certain=True)
+    return _unfit(facts, host, "NCCL_SOCKET_IFNAME", _nccl_fits, certain=True)
 
 
+@each_host.warn(
+    "E-ENV-02",
+    title="{name} fits no interface there",
+    meaning="NCCL would end with `no socket interface found`; gangline gives its ranks the right one",
+    fix="delete the line: gangline sets the exact one for every host",
+)
 def _overridden_nccl(facts: HostFacts, host: Host) -> Iterator[Evidence]:
-    return _nccl_absent(facts, host, certain=False)
+    return _unfit(facts, host, "NCCL_SOCKET_IFNAME", _nccl_fits, certain=False)
 
 
-def _gloo_absent(facts: HostFacts, host: Host, *, certain: bool) -> Iterator[Evidence]:
-    for row, value in _said(facts, host, "GLOO_SOCKET_IFNAME"):
-        here = facts.nic(value) is not None
-        if facts.nics and value and (row.source == CLUSTER_FILE) == certain and not here:
-            yield f"{_words(row)}; it has {', '.join(nic.name for nic in facts.nics[:8])}", {"name": row.name}
+def _gloo_fits(value: str, facts: HostFacts) -> bool:
+    return facts.nic(value) is not None
 
 
+@each_host.fail(
+    "E-ENV-03",
+    title="{name} names no interface there",
+    meaning="gloo ends with `Unable to find address for`",
+    fix="delete it from the cluster file: gangline sets the exact one for every host",
+)
 def _certain_gloo(facts: HostFacts, host: Host) -> Iterator[Evidence]:
-    return _gloo_absent(facts, host, certain=True)
+    return _unfit(facts, host, "GLOO_SOCKET_IFNAME", _gloo_fits, certain=True)
 
 
+@each_host.warn(
+    "E-ENV-03",
+    title="{name} names no interface there",
+    meaning="gloo would end with `Unable to find address for`; gangline gives its ranks the right one",
+    fix="delete the line: gangline sets the exact one for every host",
+)
 def _overridden_gloo(facts: HostFacts, host: Host) -> Iterator[Evidence]:
-    return _gloo_absent(facts, host, certain=False)
+    return _unfit(facts, host, "GLOO_SOCKET_IFNAME", _gloo_fits, certain=False)
 
 
+@whole_cluster.warn(
+    "E-ENV-03",
+    title="{name} is loopback",
+    meaning="ranks of other hosts get the address 127.0.0.1 and cannot connect: some end, others hang",
+    fix="delete the line: gangline sets the exact one for every host",
+)
 def _gloo_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
     if len(cluster.hosts) < 2 or cluster.is_one_machine:
         return
@@ -101,109 +135,49 @@ def _gloo_loopback(inventory: Inventory, cluster: Cluster) -> Iterator[Seen]:
                 yield Seen(hosts=(facts.host,), evidence=_words(row), words={"name": row.name})
 
 
+@each_host.warn(
+    "E-ENV-04",
+    title="ranks or their meeting point are set by hand",
+    meaning="scripts started there take that rank; gangline sets them for each rank it starts",
+    fix="delete the lines: gangline sets them",
+)
 def _ranks(facts: HostFacts, host: Host) -> Iterator[str]:
     rows = _said(facts, host, *sorted(RANKS))
     if rows:
         yield ", ".join(_words(row) for row, _ in rows[:4])
 
 
+@each_host.warn(
+    "E-ENV-05",
+    title="InfiniBand or RoCE is switched off",
+    meaning="NCCL uses plain TCP although there is a faster way",
+    fix="delete the line, unless it was done on purpose",
+)
 def _disabled(facts: HostFacts, host: Host) -> Iterator[str]:
     for row, value in _said(facts, host, "NCCL_IB_DISABLE"):
         if value == "1" and facts.rdma.active:
             yield f"{_words(row)}; {facts.rdma.active[0].name} is active"
 
 
+@each_host.warn(
+    "E-ENV-06",
+    title="a GID index is written down",
+    meaning="it changes with addresses and firmware: NCCL then hangs or ends when it connects",
+    fix="delete the line: NCCL finds it by itself",
+)
 def _pinned(facts: HostFacts, host: Host) -> Iterator[str]:
     for row, _ in _said(facts, host, "NCCL_IB_GID_INDEX"):
         yield _words(row)
 
 
+@each_host.warn(
+    "E-ENV-07",
+    title="CUDA_VISIBLE_DEVICES hides GPUs",
+    meaning="ranks share the cards that are left",
+    fix="delete the line, or set `slots` of this host to what it leaves",
+)
 def _hidden(facts: HostFacts, host: Host) -> Iterator[str]:
     for row, value in _said(facts, host, "CUDA_VISIBLE_DEVICES"):
         visible = [] if value in {"", "-1", "none", "NoDevFiles"} else value.split(",")
         if len(visible) < len(facts.gpus) and len(visible) < host.slots:
             yield f"{_words(row)}; {len(visible)} of {len(facts.gpus)} GPUs, {host.slots} slots"
-
-
-RULES = (
-    Rule(
-        id="E-ENV-01",
-        severity="warn",
-        title="{name} does nothing",
-        meaning="who set it expects another behaviour than there is; collectives wait as long as the job says",
-        fix="delete the line",
-        look=each(_dead),
-    ),
-    Rule(
-        id="E-ENV-02",
-        severity="fail",
-        title="{name} fits no interface there",
-        meaning="NCCL ends with `no socket interface found`",
-        fix="delete it from the cluster file: gangline sets the exact one for every host",
-        look=each(_certain_nccl),
-    ),
-    Rule(
-        id="E-ENV-02",
-        severity="warn",
-        title="{name} fits no interface there",
-        meaning="NCCL would end with `no socket interface found`; ranks that gangline starts are told the right one",
-        fix="delete the line: gangline sets the exact one for every host",
-        look=each(_overridden_nccl),
-    ),
-    Rule(
-        id="E-ENV-03",
-        severity="fail",
-        title="{name} names no interface there",
-        meaning="gloo ends with `Unable to find address for`",
-        fix="delete it from the cluster file: gangline sets the exact one for every host",
-        look=each(_certain_gloo),
-    ),
-    Rule(
-        id="E-ENV-03",
-        severity="warn",
-        title="{name} names no interface there",
-        meaning="gloo would end with `Unable to find address for`; ranks that gangline starts are told the right one",
-        fix="delete the line: gangline sets the exact one for every host",
-        look=each(_overridden_gloo),
-    ),
-    Rule(
-        id="E-ENV-03",
-        severity="warn",
-        title="{name} is loopback",
-        meaning="ranks of other hosts are told 127.0.0.1 and find nobody there: some end, others hang",
-        fix="delete the line: gangline sets the exact one for every host",
-        look=_gloo_loopback,
-    ),
-    Rule(
-        id="E-ENV-04",
-        severity="warn",
-        title="ranks or their meeting point are set by hand",
-        meaning="scripts that are started there believe to be that rank; gangline sets them for each rank it starts",
-        fix="delete the lines: nobody has to type a rank",
-        look=each(_ranks),
-    ),
-    Rule(
-        id="E-ENV-05",
-        severity="warn",
-        title="InfiniBand or RoCE is switched off",
-        meaning="NCCL uses plain TCP although there is a faster way",
-        fix="delete the line, unless it was done on purpose",
-        look=each(_disabled),
-    ),
-    Rule(
-        id="E-ENV-06",
-        severity="warn",
-        title="a GID index is written down",
-        meaning="it changes with addresses and firmware: NCCL then hangs or ends when it connects",
-        fix="delete the line: NCCL finds it by itself",
-        look=each(_pinned),
-    ),
-    Rule(
-        id="E-ENV-07",
-        severity="warn",
-        title="CUDA_VISIBLE_DEVICES hides GPUs",
-        meaning="ranks share the cards that are left",
-        fix="delete the line, or set `slots` of this host to what it leaves",
-        look=each(_hidden),
-    ),
-)

@@ -4,10 +4,8 @@ import dataclasses
 
 import pytest
 
-from gangline.checks.access import check_security
-from gangline.checks.clocks import check_clocks
-from gangline.checks.links import check_links
-from gangline.checks.network import check_network, check_ports
+from gangline.checks import access, clocks, links, network
+from gangline.checks.rules import apply
 from gangline.inventory.pairs import Clock, Ear, Outside, Pairs
 from tests.unit.checks.pairs_story import (
     address,
@@ -22,12 +20,12 @@ from tests.unit.checks.pairs_story import (
 )
 
 THREE = ("pc1", "pc2", "pc3")
-CHECKS = (check_network, check_links, check_clocks, check_ports, check_security)
+RULES = (*network.RULES, *links.RULES, *clocks.RULES, *access.RULES)
 
 
 def judged(pairs, *names, hosts=(), **options):
     mine = cluster(*(names or THREE), **options)
-    return [finding for check in CHECKS for finding in check(inventory(pairs, *hosts), mine)]
+    return apply(RULES, inventory(pairs, *hosts), mine)
 
 
 def brief(findings):
@@ -177,7 +175,9 @@ def test_a_second_card_that_the_others_do_not_reach():
     ears = tuple(dataclasses.replace(ear, data_address="10.9.0.3" if ear.host == "pc3" else None) for ear in pairs.ears)
     mine = cluster(*THREE)
     hosts = tuple(dataclasses.replace(h, interface="eth1" if h.name == "pc3" else None) for h in mine.hosts)
-    findings = check_network(inventory(dataclasses.replace(pairs, ears=ears)), dataclasses.replace(mine, hosts=hosts))
+    findings = apply(
+        network.RULES, inventory(dataclasses.replace(pairs, ears=ears)), dataclasses.replace(mine, hosts=hosts)
+    )
     assert brief(findings) == [("E-NET-09", "fail", ("pc3",))]
     assert findings[0].title == "the others do not reach its interface eth1"
 
@@ -185,7 +185,7 @@ def test_a_second_card_that_the_others_do_not_reach():
 def test_one_host_with_an_ipv6_address():
     mine = cluster(*THREE)
     hosts = tuple(dataclasses.replace(h, address="fd00::3" if h.name == "pc3" else h.address) for h in mine.hosts)
-    findings = check_network(inventory(None), dataclasses.replace(mine, hosts=hosts))
+    findings = apply(network.RULES, inventory(None), dataclasses.replace(mine, hosts=hosts))
     assert brief(findings) == [("E-NET-10", "fail", ("pc3",))]
     assert findings[0].evidence == "pc1 10.0.0.1, pc2 10.0.0.2, pc3 fd00::3"
 
@@ -194,7 +194,7 @@ def test_a_cluster_of_ipv6_addresses_and_one_of_names_are_fine():
     mine = cluster(*THREE)
     for make in (lambda name: f"fd00::{name[-1]}", lambda name: f"{name}.lan"):
         hosts = tuple(dataclasses.replace(h, address=make(h.name)) for h in mine.hosts)
-        assert check_network(inventory(None), dataclasses.replace(mine, hosts=hosts)) == []
+        assert apply(network.RULES, inventory(None), dataclasses.replace(mine, hosts=hosts)) == []
 
 
 def test_a_black_hole_for_large_packets():
