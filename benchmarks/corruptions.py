@@ -53,6 +53,7 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
+from tests.saved import place_commit
 
 HOSTS = ("pc1", "pc2", "pc3")
 STEPS = (100, 200, 300)
@@ -323,7 +324,7 @@ def write_checkpoints(root: Path) -> None:
                 raise saver.failure
             parts[host] = (disk.part_folder(checkpoints_of(root, host), step, host) / PART_FILE).read_bytes()
         for host in HOSTS:
-            disk.place_commit(checkpoints_of(root, host), commit_record(parts))
+            place_commit(checkpoints_of(root, host), commit_record(parts))
 
 
 def play(number: int, seed: int, *, source: Path, folder: Path) -> Line:

@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--interruptions", type=int, default=10, help="random stops per kind")
     parser.add_argument("--only", default="", help="cases with this in their name, such as fsdp")
+    parser.add_argument("--stride", type=int, default=1, help="first every Nth case, so that a part covers all kinds")
     arguments = parser.parse_args()
     done = _read(arguments.out)
     zygote, begun = Zygote(), _Begun()
@@ -53,8 +54,10 @@ def main() -> None:
         cases = [*_split_cases(zygote), *_resume_cases(zygote, arguments.interruptions)]
         cases += [*_strategy_cases(zygote), *_offload_cases(zygote), *_strategy_resume_cases(zygote, begun)]
         cases += [*_rows_cases(zygote), *_rows_resume_cases(zygote, begun)]
-        for name, bar, measure in [*cases, *_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]:
-            if name in done or arguments.only not in name:
+        cases += [*_zero_cases(zygote), *_zero_resume_cases(zygote, begun)]
+        cases = [case for case in cases if arguments.only in case[0]]
+        for _, (name, bar, measure) in sorted(enumerate(cases), key=lambda numbered: numbered[0] % arguments.stride):
+            if name in done:
                 continue
             line = {"case": name, "figure": measure(), "bar": bar, "commit": _commit()}
             with arguments.out.open("a", encoding="utf-8") as stream:

@@ -4,7 +4,7 @@
 
 Hosts are folders. Three stories, and where in them a process is ended by SIGKILL:
 
-    train        two hosts save, commit and prune; at every point of gangline.runs.checkpoints.POINTS
+    train        two hosts save, commit and prune; at every point of tests.saved.POINTS
     in parts     the same where each of them holds half of the state, and only both parts are a checkpoint
     last step    one of three hosts is gone; the others save the last step that they have completed, each its own, which
                  nobody commits; one of them is killed at any point of a save
@@ -49,17 +49,19 @@ from gangline.runs.checkpoints import set_aside
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import PART_FILE, commit_record, digest_of
 from gangline.worker.checkpoint import Saver
+from tests import saved
+from tests.saved import place_commit
 
 STORIES = {"train": ("pc1", "pc2"), "last step": ("pc1", "pc2", "pc3"), "resume": ("pc1", "pc2", "pc3")}
 STORIES["in parts"] = IN_PARTS
 """Story -> its hosts."""
-SAVE = tuple(point for point in disk.POINTS if point.startswith("save: "))
+SAVE = tuple(point for point in saved.POINTS if point.startswith("save: "))
 ACTS = tuple(f"{when} a {what}" for what in ("program", "write", "copy") for when in ("before", "after"))
 MOST_HITS = {"program": 4, "write": 4, "copy": 1}
 """So often a resume surely comes there: a survey on each host and a look at the part; the record on each host."""
 POINTS = (
-    *(("train", point) for point in disk.POINTS),
-    *(("in parts", point) for point in disk.POINTS),
+    *(("train", point) for point in saved.POINTS),
+    *(("in parts", point) for point in saved.POINTS),
     *(("last step", point) for point in (*SAVE, "retention: begin", "retention: end")),
     *(("resume", point) for point in ACTS),
 )
@@ -147,7 +149,7 @@ def train(
             parts[host] = (disk.part_folder(checkpoints_of(root, host), step, host) / PART_FILE).read_bytes()
         record = commit_record(parts)
         for host in hosts:
-            disk.place_commit(checkpoints_of(root, host), record)
+            place_commit(checkpoints_of(root, host), record)
             journal(root, step)
 
 
@@ -281,7 +283,7 @@ def look(root: Path, hosts: Sequence[str]) -> tuple[int, list[str]]:
         adopted = disk.choose(disk.with_record(surveys, step, record))
         if adopted.held:
             for host in hosts:
-                disk.place_commit(checkpoints_of(root, host), record)
+                place_commit(checkpoints_of(root, host), record)
                 journal(root, step)
             wrong += load_all(root, adopted.sources, step)
         else:
@@ -312,7 +314,7 @@ def adopt(root: Path, hosts: Sequence[str], step: int, record: bytes, source: di
         copy = disk.part_folder(checkpoints_of(root, host), step, source.part)
         if not own.exists() and not copy.exists():
             shutil.copytree(part, copy)
-        disk.place_commit(checkpoints_of(root, host), record)
+        place_commit(checkpoints_of(root, host), record)
         journal(root, step)
 
 

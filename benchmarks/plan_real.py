@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gangline.bench.compute import listen, points_of
+from gangline.bench.compute import points_of, timed_batches
 from gangline.planner.calibration import fit_compute, shallow_config, with_optimizer
 from gangline.planner.config import read_architecture
 from gangline.planner.speed import RankWork, step_time
@@ -89,11 +89,11 @@ def measured(name: str, training: Training) -> Line:
     load = os.getloadavg()[0]
     said = ranks(order, RATE, module=["benchmarks.plan_real", "--rank"])
     whole = read_architecture(CONFIG)
-    own = listen([json.dumps(line) for line in said if line["kind"] in {"device", "point", "optimizer", "skipped"}])
     work = []
     for number in range(SIZE):
-        model = fit_compute(own[number].points, read_architecture(copy), whole, training, source="calibrated")
-        update = own[number].optimizer
+        own = [line for line in said if line["rank"] == number]
+        model = fit_compute(timed_batches(own), read_architecture(copy), whole, training, source="calibrated")
+        update = next(line for line in own if line["kind"] == "optimizer")
         trained = trained_weights(whole, training)
         model = with_optimizer(model, seconds=update["seconds"], numbers=update["numbers"], trained=trained)
         work.append(RankWork(compute=model, micro_batches=MICRO_BATCHES))
@@ -148,7 +148,7 @@ def rank(order: Line) -> int:
         calibrate.run(order, calibrate.build(order, device, Path(folder)))
     for size in order["sizes"]:
         seconds = bench_collective.measure(size, device, 3.0)
-        calibrate._tell("link", num_bytes=size, seconds=seconds[len(seconds) // 2])
+        bench_collective.report("link", num_bytes=size, seconds=seconds[len(seconds) // 2])
     with TemporaryDirectory() as folder:
         whole = calibrate.build({**order, "config": order["whole"]}, device, Path(folder))
     ranks = tuple(GangRank(host=f"pc{rank}", share=MICRO_BATCHES) for rank in range(SIZE))
@@ -167,7 +167,7 @@ def rank(order: Line) -> int:
         whole.optimizer.step()
         whole.optimizer.zero_grad(set_to_none=True)
         took.append(time.perf_counter() - begun)
-    calibrate._tell("steps", step_s=took[1:])
+    bench_collective.report("steps", step_s=took[1:])
     os._exit(0)  # a gloo group that is torn down may hang: see gangline.worker.process_group.leave
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from gangline.checks.judge import require
 from gangline.context import (
     REAL,
-    Console,
     Context,
     Dependencies,
     StartOptions,
@@ -33,7 +32,7 @@ from gangline.context import (
 )
 from gangline.control import end, supervision
 from gangline.control.equip import claim, equip, foresee, require_engine
-from gangline.control.listing import Listed, all_records
+from gangline.control.listing import RunListing, all_records
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -43,9 +42,9 @@ from gangline.control.start import (
     places_of,
     preparing,
     render,
+    report_if_startable,
     resumable,
     start_attempt,
-    told_if_kept,
     worker_program,
 )
 from gangline.control.supervision import RunHandle
@@ -61,11 +60,12 @@ from gangline.control.user_command import (
 )
 from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import require_startable
-from gangline.decide.inspect import OWN_PROGRAM, InspectResult, Wish, look
+from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
 from gangline.decide.what_if import Foretold, Traced, WhatIf, foretell, plan_json, plan_lines, require_fit
 from gangline.decide.what_if import trace as trace_finalists
 from gangline.planner.training import STACKS
 from gangline.provision.checkpoint_sources import bring, survey_places
+from gangline.provision.tell import Console
 from gangline.provision.trees import create_folder, write_documents
 from gangline.report.commands import printed
 from gangline.runs.checkpoints import choose
@@ -82,14 +82,14 @@ __all__ = [
     "Command",
     "Decision",
     "Foretold",
-    "Listed",
+    "RunListing",
     "RunHandle",
     "Dependencies",
     "InspectResult",
     "StartOptions",
     "Console",
     "WhatIf",
-    "Wish",
+    "InspectOptions",
     "check",
     "cluster_file",
     "default_home",
@@ -117,41 +117,41 @@ __all__ = [
 # --- the verbs that start or end a run
 
 
-def train(start: StartOptions, *, talk: Console, seams: Dependencies = REAL) -> RunLayout:
+def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> RunLayout:
     """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
     job, cluster = load(start)
-    with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        decision = decide(job, cluster, means)
+    with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
+        decision = decide(job, cluster, context)
         require(decision.findings)
         require_startable(decision.job, decision.outlook, force=start.force)
         require_engine(decision.plan, decision.cluster, decision.inventory)
-        claim(cluster, means)
+        claim(cluster, context)
         layout = create_folder(start.home)
         state = RunState(name=job.name, supervisor=ProcessId.current())
-        with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
+        with report_if_startable(layout, console), prepare_lock(layout), preparing(layout, state):
             write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
-            ready = equip(decision.sight, means, job=decision.job)
-            plan, ready = bring_inputs(layout, decision, ready, means)
+            ready = equip(decision.inspection, context, job=decision.job)
+            plan, ready = bring_inputs(layout, decision, ready, context)
             gang = plan.gang(layout.run_id, 1)
-            start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
-    talk.say(f"run {layout.run_id} started")
+            start_attempt(layout, ready, gang, context, program=worker_program(decision.job))
+    console.report(f"run {layout.run_id} started")
     return layout
 
 
-def run(order: Command, *, talk: Console, seams: Dependencies = REAL) -> RunLayout:
+def run(order: Command, *, console: Console, deps: Dependencies = REAL) -> RunLayout:
     """Start the user's own command on every host; as `train`, without a plan and without data."""
     record = draft(order)
     cluster = load_cluster(order.cluster, order.home)
-    with starting(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
-        sight = look(cluster, OWN_PROGRAM, means)
-        require(sight.findings)
-        claim(cluster, means)
+    with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
+        inspection = inspect(cluster, OWN_PROGRAM, context)
+        require(inspection.findings)
+        claim(cluster, context)
         layout = create_folder(order.home)
         state = RunState(name=order.name, supervisor=ProcessId.current())
-        with told_if_kept(layout, talk), prepare_lock(layout), preparing(layout, state):
-            write_documents(layout, {**sight.documents(), "cluster": cluster.to_json()})
-            start_command(layout, record, equip(sight, means), 1, means)
-    talk.say(f"run {layout.run_id} started")
+        with report_if_startable(layout, console), prepare_lock(layout), preparing(layout, state):
+            write_documents(layout, {**inspection.documents(), "cluster": cluster.to_json()})
+            start_command(layout, record, equip(inspection, context), 1, context)
+    console.report(f"run {layout.run_id} started")
     return layout
 
 
@@ -161,8 +161,8 @@ def resume(
     home: Path,
     cluster_path: Path | None = None,
     force: bool = False,
-    talk: Console,
-    seams: Dependencies = REAL,
+    console: Console,
+    deps: Dependencies = REAL,
 ) -> RunLayout:
     """Go on with a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
     force: see `Start.force`.
@@ -171,74 +171,74 @@ def resume(
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
-    with prepare_lock(layout), opened(layout.run_id, home=home, seams=seams) as run:
-        ended = resumable(run, seams)
+    with prepare_lock(layout), opened(layout.run_id, home=home, deps=deps) as run:
+        ended = resumable(run, deps)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with starting(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
-            if (record := CommandRecord.load(layout)) is not None:
-                _resume_command(run, ended, record, cluster, means)
+        with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
+            if (record := CommandRecord.of(layout)) is not None:
+                _resume_command(run, ended, record, cluster, context)
             else:
-                _resume_job(run, ended, cluster, means, force=force)
-    talk.say(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
+                _resume_job(run, ended, cluster, context, force=force)
+    console.report(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
     return layout
 
 
-def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, means: Context, *, force: bool) -> None:
+def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
-    decision = decide(Job.load(layout.job), cluster, means)
+    decision = decide(Job.load(layout.job), cluster, context)
     require(decision.findings)
     require_startable(decision.job, decision.outlook, force=force)
     require_engine(decision.plan, decision.cluster, decision.inventory)
-    claim(cluster, means)
+    claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
-        ready = equip(decision.sight, means, job=decision.job)
-        places = places_of(run, ready, means)
-        choice = choose_checkpoint(places, layout.run_id, talk=means.talk)
-        carry_on(run, ready, means)
-        plan, ready = bring_inputs(layout, decision, ready, means, before=inputs_before(layout))
+        ready = equip(decision.inspection, context, job=decision.job)
+        places = places_of(run, ready, context)
+        choice = choose_checkpoint(places, layout.run_id, console=context.console)
+        carry_on(run, ready, context)
+        plan, ready = bring_inputs(layout, decision, ready, context, before=inputs_before(layout))
         gang = plan.gang(layout.run_id, ended.attempt + 1, resume_step=choice.step)
         targets = gang.hosts if choice.held else [host.name for host in cluster.hosts]
         for label in bring(places, layout.run_id, choice.for_ranks_of(gang), targets=targets):
-            means.talk.say(f"copied step {choice.step} to {label}")
+            context.console.report(f"copied step {choice.step} to {label}")
         write_documents(layout, {**decision.documents(), "plan": plan.to_json()})
-        start_attempt(layout, ready, gang, means, program=worker_program(decision.job))
+        start_attempt(layout, ready, gang, context, program=worker_program(decision.job))
 
 
-def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, means: Context) -> None:
+def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context) -> None:
     """Start the user's command again, with the words that make it go on."""
     require_resumable(run.layout.run_id, record)
-    sight = look(cluster, OWN_PROGRAM, means)
-    require(sight.findings)
-    claim(cluster, means)
+    inspection = inspect(cluster, OWN_PROGRAM, context)
+    require(inspection.findings)
+    claim(cluster, context)
     with preparing(run.layout, next_state(ended), before=ended):
-        write_documents(run.layout, sight.documents())
-        start_command(run.layout, record, equip(sight, means), ended.attempt + 1, means)
+        write_documents(run.layout, inspection.documents())
+        start_command(run.layout, record, equip(inspection, context), ended.attempt + 1, context)
 
 
 # --- the verbs that change nothing
 
 
-def rehearse(start: StartOptions, *, talk: Console, seams: Dependencies = REAL) -> list[str]:
+def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> list[str]:
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
-    with starting(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        decision = decide(job, cluster, means)
+    with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
+        decision = decide(job, cluster, context)
         require(decision.findings)
         require_startable(decision.job, decision.outlook, force=start.force)
-        ready = foresee(decision.sight, means, job=decision.job)
+        ready = foresee(decision.inspection, context, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
-        return printed(render(ready, gang, means, program=worker_program(decision.job)))
+        return printed(render(ready, gang, context, program=worker_program(decision.job)))
 
 
-def rehearse_command(order: Command, *, talk: Console, seams: Dependencies = REAL) -> list[str]:
+def rehearse_command(order: Command, *, console: Console, deps: Dependencies = REAL) -> list[str]:
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
-    record = foresee_project_of(draft(order), talk=talk)
+    record = foresee_project_of(draft(order), console=console)
     cluster = load_cluster(order.cluster, order.home)
-    with starting(cluster, home=order.home, talk=talk, seams=seams) as (cluster, means):
-        sight = look(cluster, OWN_PROGRAM, means)
-        require(sight.findings)
+    with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
+        inspection = inspect(cluster, OWN_PROGRAM, context)
+        require(inspection.findings)
         gang = command_gang(cluster, new_id(run_ids(order.home)), 1)
-        return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
+        return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
 
 
 def rehearse_resume(
@@ -247,84 +247,84 @@ def rehearse_resume(
     home: Path,
     cluster_path: Path | None = None,
     force: bool = False,
-    talk: Console,
-    seams: Dependencies = REAL,
+    console: Console,
+    deps: Dependencies = REAL,
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
-    with opened(prefix, home=home, seams=seams) as run:
-        ended = resumable(run, seams)
+    with opened(prefix, home=home, deps=deps) as run:
+        ended = resumable(run, deps)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with starting(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
-            if (record := CommandRecord.load(run.layout)) is not None:
-                return _rehearse_command_again(run, ended, record, cluster, means)
-            decision = decide(Job.load(run.layout.job), cluster, means)
+        with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
+            if (record := CommandRecord.of(run.layout)) is not None:
+                return _rehearse_command_again(run, ended, record, cluster, context)
+            decision = decide(Job.load(run.layout.job), cluster, context)
             require(decision.findings)
             require_startable(decision.job, decision.outlook, force=force)
-            ready = foresee(decision.sight, means, job=decision.job)
-            choice = choose(survey_places(places_of(run, ready, means), run.layout.run_id))
+            ready = foresee(decision.inspection, context, job=decision.job)
+            choice = choose(survey_places(places_of(run, ready, context), run.layout.run_id))
             step = max(choice.adoptable, default=choice.step)
-            talk.say(f"resuming from {'the beginning' if step is None else f'step {step}'}")
+            console.report(f"resuming from {'the beginning' if step is None else f'step {step}'}")
             gang = decision.plan.gang(run.layout.run_id, ended.attempt + 1, resume_step=step)
-            return printed(render(ready, gang, means, program=worker_program(decision.job)))
+            return printed(render(ready, gang, context, program=worker_program(decision.job)))
 
 
 def _rehearse_command_again(
-    run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, means: Context
+    run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context
 ) -> list[str]:
     require_resumable(run.layout.run_id, record)
-    sight = look(cluster, OWN_PROGRAM, means)
-    require(sight.findings)
+    inspection = inspect(cluster, OWN_PROGRAM, context)
+    require(inspection.findings)
     gang = command_gang(cluster, run.layout.run_id, ended.attempt + 1)
-    return printed(render(foresee(sight, means), gang, means, program=program_of(record, gang)))
+    return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
 
 
-def plan(start: StartOptions, what_if: WhatIf, *, talk: Console, seams: Dependencies = REAL) -> Foretold:
+def plan(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Foretold:
     """What `train` would decide, or what it would on other machines. Changes nothing."""
-    return foretell(start, what_if, talk=talk, seams=seams)
+    return foretell(start, what_if, console=console, deps=deps)
 
 
-def trace(foretold: Foretold, *, home: Path, talk: Console, seams: Dependencies = REAL) -> list[Traced]:
+def trace(foretold: Foretold, *, home: Path, console: Console, deps: Dependencies = REAL) -> list[Traced]:
     """The trainer's own code on tensors without data, for what the plan has chosen. Changes nothing."""
-    return trace_finalists(foretold, Context(transports={}, home=home, talk=talk, seams=seams))
+    return trace_finalists(foretold, Context(transports={}, home=home, console=console, deps=deps))
 
 
 def check(
-    cluster_path: Path | None, *, home: Path, wish: Wish, talk: Console, seams: Dependencies = REAL
+    cluster_path: Path | None, *, home: Path, options: InspectOptions, console: Console, deps: Dependencies = REAL
 ) -> InspectResult:
     """Look at every host of a cluster. Changes nothing, and tells nothing but how it gets on."""
     cluster = load_cluster(cluster_path, home)
-    with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
-        return look(cluster, wish, means, silent=True)
+    with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
+        return inspect(cluster, options, context, silent=True)
 
 
-def records(home: Path, *, seams: Dependencies = REAL) -> list[Listed]:
+def records(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
     """All runs, newest first, with the step that each has reached."""
-    return all_records(home, seams)
+    return all_records(home, deps)
 
 
 @contextlib.contextmanager
-def opened(prefix: str, *, home: Path, seams: Dependencies = REAL) -> Iterator[RunHandle]:
+def opened(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[RunHandle]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
-    with supervision.opened(prefix, home=home, seams=seams) as run:
+    with supervision.opened(prefix, home=home, deps=deps) as run:
         yield run
 
 
-def look_after(run: RunHandle, *, talk: Console, seams: Dependencies = REAL) -> bool:
+def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -> bool:
     """See to it that a run that goes on has a supervisor; whether one was started on this computer."""
-    return supervision.look_after(run, talk=talk, seams=seams)
+    return supervision.look_after(run, console=console, deps=deps)
 
 
-def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), seams: Dependencies = REAL) -> bool:
+def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> bool:
     """Order a run to end and return at once; False where it had ended already. `now`: without saving.
 
     hosts: only these leave it, and the run goes on without them.
     """
     if not hosts:
-        return end.end(run, now=now, seams=seams)
-    end.leave(run, hosts, seams=seams)
+        return end.end(run, now=now, deps=deps)
+    end.leave(run, hosts, deps=deps)
     return True
 
 
-def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), seams: Dependencies = REAL) -> list[str]:
+def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> list[str]:
     """What `stop` would order, host by host. Orders nothing."""
-    return end.rehearse_leave(run, hosts) if hosts else end.rehearse_end(run, now=now, seams=seams)
+    return end.rehearse_leave(run, hosts) if hosts else end.rehearse_end(run, now=now, deps=deps)

@@ -16,6 +16,7 @@ from gangline.launch.backend import Backend
 from gangline.launch.backends import BACKENDS, Backends, backend
 from gangline.launch.poll import free_port
 from gangline.provision.environment import wrapped
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
@@ -36,18 +37,6 @@ Transports = dict[str, Transport]
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 """Variables of the user's shell that ranks on other hosts get."""
-
-
-class Console(Protocol):
-    """Where the path tells what it does."""
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        ...
-
-    def tick(self, line: str) -> None:
-        """How a long step is getting on; the next line takes its place."""
-        ...
 
 
 class StopRun(Protocol):
@@ -119,13 +108,13 @@ class Context:
 
     transports: Transports
     home: Path
-    talk: Console
-    seams: Dependencies
+    console: Console
+    deps: Dependencies
 
     @property
     def secrets(self) -> dict[str, str]:
         """Tokens of this shell that ranks get, by way of stdin and memory only."""
-        variables = self.seams.variables
+        variables = self.deps.variables
         return {name: variables[name] for name in SECRETS if variables.get(name)}
 
 
@@ -190,9 +179,9 @@ def load_cluster(path: Path | None, home: Path) -> Cluster:
 
 
 @contextlib.contextmanager
-def reach(cluster: Cluster, seams: Dependencies) -> Iterator[Transports]:
+def reach(cluster: Cluster, deps: Dependencies) -> Iterator[Transports]:
     """Transports to all hosts, closed at the end."""
-    transports = seams.connect(cluster)
+    transports = deps.connect(cluster)
     try:
         yield transports
     finally:
@@ -201,22 +190,24 @@ def reach(cluster: Cluster, seams: Dependencies) -> Iterator[Transports]:
 
 
 @contextlib.contextmanager
-def reached(cluster: Cluster, *, home: Path, talk: Console, seams: Dependencies) -> Iterator[tuple[Cluster, Context]]:
+def reached(cluster: Cluster, *, home: Path, console: Console, deps: Dependencies) -> Iterator[tuple[Cluster, Context]]:
     """The cluster with the folders that are meant on each host, and what the steps work with."""
-    with reach(cluster, seams) as transports:
-        means = Context(transports=transports, home=home, talk=talk, seams=seams)
+    with reach(cluster, deps) as transports:
+        context = Context(transports=transports, home=home, console=console, deps=deps)
         if broken := backend(cluster.backend).promises.broken():
-            talk.say(f"backend    {cluster.backend}: {'; '.join(broken)}")
-        yield located(cluster, transports), means
+            console.report(f"backend    {cluster.backend}: {'; '.join(broken)}")
+        yield located(cluster, transports), context
 
 
 @contextlib.contextmanager
-def starting(cluster: Cluster, *, home: Path, talk: Console, seams: Dependencies) -> Iterator[tuple[Cluster, Context]]:
+def starting(
+    cluster: Cluster, *, home: Path, console: Console, deps: Dependencies
+) -> Iterator[tuple[Cluster, Context]]:
     """As `reached`, for verbs that start something: on the hosts that the backend gives. Raises UsageError where it
     cannot start anything.
     """
-    cluster = seams.backend().hosts(cluster, seams.variables)
-    with reached(cluster, home=home, talk=talk, seams=seams) as found:
+    cluster = deps.backend().hosts(cluster, deps.variables)
+    with reached(cluster, home=home, console=console, deps=deps) as found:
         yield found
 
 

@@ -19,10 +19,11 @@ from gangline.runs.files import read_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record, write_record
-from gangline.runs.state import RunState, read_events
+from gangline.runs.state import RunState
 from gangline.supervise import detached
 from gangline.transport.connect import connect, connect_all
 from tests.lab.settings import ROOT
+from tests.saved import read_events
 
 FAKE = ROOT / "tests" / "lab" / "fake_gang.py"
 PORT = 29500

@@ -6,17 +6,15 @@ import json
 import sys
 import time
 
-from gangline.checks.access import check_security
-from gangline.checks.clocks import check_clocks
-from gangline.checks.links import check_links
-from gangline.checks.network import check_network, check_ports
+from gangline.checks import access, clocks, links, network
+from gangline.checks.rules import apply
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Pairs
 from gangline.inventory.probe import listening, probe_outsider, probe_pairs
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.connect import connect_all
 
-CHECKS = (check_network, check_links, check_clocks, check_ports, check_security)
+RULES = (*network.RULES, *links.RULES, *clocks.RULES, *access.RULES)
 
 
 NOW = "2026-01-01T00:00:00+00:00"
@@ -46,7 +44,7 @@ def look(hosts, tier="quick", ports=None):
         pairs = probe_pairs(cluster, before, transports, tier=tier)
         seconds = time.monotonic() - begun
     inventory = dataclasses.replace(before, pairs=pairs)
-    findings = [finding.to_json() for check in CHECKS for finding in check(inventory, cluster)]
+    findings = [finding.to_json() for finding in apply(RULES, inventory, cluster)]
     return {"findings": findings, "pairs": pairs.to_json(), "seconds": seconds}
 
 
@@ -66,7 +64,7 @@ def _outside(cluster, transports):
     with listening(cluster, cluster.hosts, transports, seconds=30) as ears:
         tried = probe_outsider(ears.token, [opened.target for opened in ears.up.values()], timeout_s=1.0)
     pairs = Pairs(measured=NOW, tier="quick", outside=tuple(tried), outside_from="10.77.0.2")
-    findings = check_security(Inventory(gathered=NOW, hosts=(), pairs=pairs), cluster)
+    findings = apply(access.RULES, Inventory(gathered=NOW, hosts=(), pairs=pairs), cluster)
     return {
         "reached": {one.host: [_all_ok(one, kind) for kind in ("rendezvous", "ephemeral")] for one in tried},
         "hosts": [name for finding in findings for name in finding.hosts],

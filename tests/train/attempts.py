@@ -7,6 +7,7 @@ import socket
 from gangline.runs import checkpoints as disk
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
+from tests.saved import place_commit
 from tests.train import cases_broken
 from tests.waiting import wait_until
 
@@ -83,7 +84,7 @@ class Run:
             copy = disk.part_folder(layout.checkpoints, step, source.part)
             if not copy.exists():
                 shutil.copytree(part, copy)
-            disk.place_commit(layout.checkpoints, adoptable[step])
+            place_commit(layout.checkpoints, adoptable[step])
         return step
 
     def _make_host(self, host):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gangline.errors import UsageError
 from gangline.plugins import Plugin
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.gang import held_by
 from gangline.runs.job import OuterJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
@@ -25,6 +25,7 @@ from gangline.worker.precision import agree_precision
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.session import make_strategy
 from gangline.worker.strategy import Strategy, StrategySetup
+from tests.saved import place_commit
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 OUTER = StrategyJob(inner_steps=1, payload="fp32", outer=OuterJob(learning_rate=1.0, momentum=0.0))

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.formulas import AllReduce
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
@@ -23,6 +23,7 @@ from gangline.worker.exchange import measure_wire
 from gangline.worker.model import trainable
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.record import Recorder
+from tests.saved import place_commit
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 CPU = torch.device("cpu")

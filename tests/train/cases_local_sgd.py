@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gangline.errors import GanglineError
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.job import OptimizerJob, OuterJob, ScheduleJob, StrategyJob
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.strategies.local_sgd import train as quantise
@@ -28,6 +28,7 @@ from gangline.worker.pace import SLOWDOWN
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
+from tests.saved import place_commit
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 LINEAR = OptimizerJob(learning_rate=30.0, beta1=0.0, beta2=0.0, epsilon=1e7, clip_norm=None)

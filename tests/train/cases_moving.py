@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.agree import RankTimes, StepReport, agree
 from gangline.worker.balance import LoadBalancer
@@ -21,6 +21,7 @@ from gangline.worker.pace import SLOWDOWN, TokenSpeed
 from gangline.worker.progress import TrainingProgress, restore
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
+from tests.saved import place_commit
 from tests.train.small import Captured, make_job, make_session, make_world, scratch
 
 SPEEDS = ((1.0, 0.55, 0.45), (0.4, 0.55, 0.45), (0.4, 0.55, 1.3), (1.0, 0.2, 0.45))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.gang import held_by
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import Saver
@@ -17,6 +17,7 @@ from gangline.worker.exchange import settle_exchange
 from gangline.worker.model import trainable
 from gangline.worker.optimizer import state_tensors
 from gangline.worker.progress import restore
+from tests.saved import place_commit
 from tests.train.small import make_job, make_session, make_world, mixture_folder, model_folder, run_loop
 
 

@@ -6,6 +6,7 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part, digest_of
 from gangline.worker.checkpoint import Saver
+from tests.saved import place_commit
 
 DESCRIPTION = {"attempt": 1, "hosts": ["pc1"], "num_ranks": 2, "fingerprints": {"model": "f00d"}}
 
@@ -61,7 +62,7 @@ def part_and_digest(folder, step=100):
 
 def commit(folder, step):
     part, _ = part_and_digest(folder, step)
-    disk.place_commit(folder, commit_record({"pc1": (part / PART_FILE).read_bytes()}))
+    place_commit(folder, commit_record({"pc1": (part / PART_FILE).read_bytes()}))
 
 
 def forge(part):

@@ -13,6 +13,7 @@ import torch
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
+from tests.saved import POINTS
 from tests.train.parts import commit, saver_in, some_tensors
 
 pytestmark = [pytest.mark.train, pytest.mark.rotating]
@@ -103,10 +104,10 @@ def test_kill_9_at_every_point_loses_nothing_and_the_next_save_works(tmp_path):
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=200)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line["point"] for line in lines if line["story"] == "train"] == list(disk.POINTS)
-    assert [line["point"] for line in lines if line["story"] == "in parts"] == list(disk.POINTS)
+    assert [line["point"] for line in lines if line["story"] == "train"] == list(POINTS)
+    assert [line["point"] for line in lines if line["story"] == "in parts"] == list(POINTS)
     assert {line["story"] for line in lines} == {"train", "in parts", "last step", "resume"}
-    assert len(lines) >= 35 + len(disk.POINTS)
+    assert len(lines) >= 35 + len(POINTS)
     assert all(line["killed"] and line["wrong"] == [] for line in lines)
 
 

@@ -12,10 +12,11 @@ from gangline.launch.direct import DirectBackend
 from gangline.launch.poll import free_port
 from gangline.launch.program import Program
 from gangline.runs.gang import Gang, GangRank
-from gangline.runs.state import AttemptOutcome, read_events
+from gangline.runs.state import AttemptOutcome
 from gangline.supervise.detached import spawn, stop_run
 from gangline.transport.local import LocalTransport
 from tests.process.launch.gang import exit_record, kill_left, left_of, rank_pid
+from tests.saved import read_events
 from tests.train.story import own_ports
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run
 from tests.waiting import wait_until

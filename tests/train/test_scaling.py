@@ -114,7 +114,7 @@ def start(tmp_path):
 
 
 def test_three_unlike_hosts_on_this_computer(start):
-    scaling = bench_scaling(start, seconds=8.0, talk=Terminal(quiet=True))
+    scaling = bench_scaling(start, seconds=8.0, console=Terminal(quiet=True))
     assert [(host.host, host.device) for host in scaling.hosts] == [
         ("pc1", "cpu"),
         ("pc2", "cpu, slowed 1.8 x (simulated)"),
@@ -137,7 +137,7 @@ def test_three_unlike_hosts_on_this_computer(start):
 def test_one_host_has_nobody_to_be_compared_with(start):
     start.cluster.write_text("hosts: [{name: pc1, transport: local}]\n")
     with pytest.raises(UsageError, match="compares several hosts") as caught:
-        bench_scaling(start, seconds=8.0, talk=Terminal(quiet=True))
+        bench_scaling(start, seconds=8.0, console=Terminal(quiet=True))
     assert caught.value.exit_code == 2
 
 
@@ -152,5 +152,5 @@ def test_one_host_has_nobody_to_be_compared_with(start):
 def test_a_job_that_cannot_be_compared_is_refused_before_anything_starts(start, words, what):
     asked = StartOptions(home=start.home, job=start.job, overrides=words, cluster=start.cluster)
     with pytest.raises(UsageError, match=what):
-        bench_scaling(asked, seconds=8.0, talk=Terminal(quiet=True))
+        bench_scaling(asked, seconds=8.0, console=Terminal(quiet=True))
     assert not (start.home / "hosts").exists()

@@ -187,6 +187,12 @@ def test_the_program_writes_one_document_whatever_a_library_prints(zygote):
     assert (documents[1]["error_kind"], code) == ("ModelError", 2)
 
 
+def test_the_program_counts_parameters(zygote):
+    document, code = zygote.fork(cases_trace.answered, text=json.dumps({"config": SMALL}), argv=["count"]).result()
+    assert (document["kind"], code) == ("count", 0)
+    assert document["total"] == document["trainable"] > document["linears"] > 0
+
+
 @pytest.mark.parametrize(
     ("text", "seen"),
     [

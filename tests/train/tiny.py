@@ -15,12 +15,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from gangline.runs.checkpoints import part_folder, place_commit
+from gangline.runs.checkpoints import part_folder
 from gangline.runs.job import CheckpointJob, DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import PART_FILE, commit_record
 from gangline.worker.checkpoint import LocalShard, Saver
 from gangline.worker.model import load_model, trainable
+from tests.saved import place_commit
 
 VOCABULARY = 300
 

@@ -47,7 +47,7 @@ HOMONYMS: dict[str, str] = {
     "train": "every strategy's torch half, the entry of a rank that runs them, and the verb",
     "export": "the verb, and the code beside the model that it starts on a host",
     "plugins": "the verb that lists plug-ins, and the tables that they add rows to",
-    "reference": "the writer of docs/job.md and docs/cluster.md, and the writer of docs/strategies.md",
+    "reference": "the writers of docs/job.md and docs/cluster.md, of docs/strategies.md, and of docs/errors.md",
 }
 
 

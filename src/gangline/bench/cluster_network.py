@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import gangline
-from gangline.bench.collective import BenchOrder, Collectives, backend_for, measure_collectives
+from gangline.bench.torchrun import BenchHosts
 from gangline.inventory.facts import Inventory
-from gangline.inventory.measured import Link, Network, save_network
+from gangline.inventory.measured import Collective, Link, Network, save_network
 from gangline.inventory.pairs import Pair, Skipped, both_ways, rounds, sample, say_tries
 from gangline.inventory.probe import Probe, askable, listening, now
-from gangline.launch.backend import Networks
-from gangline.launch.poll import free_port
 from gangline.runs.cluster import Cluster
-from gangline.transport.transport import Transport
-
-# Latency and throughput of every ordered pair of hosts: one pair per host at a time.
-
+from gangline.runs.decode import known_part
+from gangline.units import format_bytes
 
 LONGEST_S, SHORTEST_S = 1.0, 0.3
 """How long the throughput of one ordered pair is measured."""
 START_S = 0.35
-"""What it takes to start that on a host."""
+"""How long the start of that measurement takes on a host."""
 OPEN_S = 60.0
+SIZES = (4 << 10, 1 << 20, 4 << 20, 25 << 20, 100 << 20)
+"""Bytes of an all-reduce. The last is tried only where time and free memory allow."""
+METHOD = (
+    "links: one TCP connection of a Python program, each direction alone, the least of 20 round trips of an open "
+    "connection; collectives: torch.distributed all_reduce of float32, median over iterations of the slowest rank"
+)
+LINKS_PART = 0.5
+"""The part of the time that links take; collectives have the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The ways that were measured, and those that were not."""
+    """The ordered pairs that were measured, and those that were not."""
 
     links: tuple[Link, ...] = ()
     closed: tuple[str, ...] = ()
@@ -37,15 +41,42 @@ class Links:
     skipped: tuple[Skipped, ...] = ()
 
 
-def measure_links(
-    cluster: Cluster, inventory: Inventory, transports: Mapping[str, Transport], *, seconds: float
-) -> Links:
-    """Measure in about `seconds`; with many hosts a sample of the pairs, spread evenly, which is said."""
-    hosts, skipped = askable(cluster, inventory)
-    if len(hosts) < 2:
+def measure_network(hosts: BenchHosts, *, home: Path, seconds: float, report: Callable[[str], None]) -> Network:
+    """Measure, keep and return it. Measurements that are not possible are listed with the reason."""
+    report(f"measuring the links between {len(hosts.cluster.hosts)} hosts")
+    links = measure_links(hosts, seconds=seconds * LINKS_PART)
+    report("starting ranks, which import torch")
+    why_not = _obstacle(hosts, links)
+    if why_not is None:
+        collectives, skipped = measure_collectives(hosts, seconds=seconds * (1 - LINKS_PART))
+    else:
+        collectives, skipped = [], [Skipped(what="collectives", why=why_not)]
+    network = Network(
+        cluster=hosts.cluster.name,
+        measured=now(),
+        method=METHOD,
+        addresses={host.name: host.address for host in hosts.cluster.hosts},
+        slots={host.name: host.slots for host in hosts.cluster.hosts},
+        versions=versions(hosts.inventory),
+        links=links.links,
+        collectives=tuple(collectives),
+        skipped=(*links.skipped, *(Skipped(what="a pair of hosts", why=pair) for pair in links.closed), *skipped),
+        notes=tuple(busy_cards(hosts.inventory)),
+    )
+    save_network(home, network)
+    return network
+
+
+def measure_links(hosts: BenchHosts, *, seconds: float) -> Links:
+    """Measure latency and throughput of every ordered pair of hosts in about `seconds`, one pair per host at a time.
+
+    With many hosts an even sample of the pairs is measured, and the result says so.
+    """
+    names, skipped = askable(hosts.cluster, hosts.inventory)
+    if len(names) < 2:
         return Links(skipped=tuple(skipped))
-    with listening(cluster, hosts, transports, seconds=OPEN_S + seconds) as ears:
-        probe = Probe(ears=ears, transports=transports, measure=("time",))
+    with listening(hosts.cluster, names, hosts.transports, seconds=OPEN_S + seconds) as ears:
+        probe = Probe(ears=ears, transports=hosts.transports, measure=("time",))
         pairs = {(pair.source, pair.target): pair for pair in probe.every_pair()}
         meetings, each_s = schedule(list(ears.up), seconds)
         if len(meetings) < len(rounds(list(ears.up))):
@@ -65,7 +96,7 @@ def measure_links(
 
 
 def schedule(hosts: list[str], seconds: float) -> tuple[list[list[tuple[str, str]]], float]:
-    """Who meets whom, and for how long each way, so that all of it takes `seconds`."""
+    """The rounds of pairs, and the seconds of each direction, so that all of it takes `seconds`."""
     meetings = rounds(hosts)
     most = max(1, int(seconds / 2 / (SHORTEST_S + START_S)))
     meetings = sample(meetings, most)
@@ -84,64 +115,30 @@ def _link(pair: Pair) -> Link:
     )
 
 
-METHOD = (
-    "links: one TCP connection of a Python program, each direction alone, the least of 20 round trips of an open "
-    "connection; collectives: torch.distributed all_reduce of float32, median over iterations of the slowest rank"
-)
-LINKS_PART = 0.5
-"""Of the time."""
+def measure_collectives(hosts: BenchHosts, *, seconds: float) -> tuple[list[Collective], list[Skipped]]:
+    """All-reduces over all ranks of the cluster, as a training step does them, and those that were left out."""
+    backend = backend_for(hosts.cluster, hosts.inventory)
+    gang = hosts.run_ranks("bench-collective", {"backend": backend, "sizes": SIZES, "seconds": seconds}, work_s=seconds)
+    found, skipped = [], []
+    for record in gang.records():
+        if record["kind"] == "collective":
+            found.append(Collective(**known_part(Collective, record), backend=backend))
+        else:
+            skipped.append(Skipped(what=f"all_reduce of {format_bytes(record['num_bytes'])}", why=record["why"]))
+    if gang.first_failure or not found:
+        why = ": ".join(gang.first_failure) if gang.first_failure else "no rank said anything"
+        skipped.append(Skipped(what="collectives", why=why))
+    return found, skipped
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchHosts:
-    """Hosts on which ranks can be started."""
-
-    cluster: Cluster
-    inventory: Inventory
-    transports: Mapping[str, Transport]
-    networks: Networks
+def backend_for(cluster: Cluster, inventory: Inventory) -> str:
+    """NCCL where every rank has a GPU of its own, else gloo."""
+    known = [(host, inventory.of(host.name)) for host in cluster.hosts]
+    return "nccl" if all(facts is not None and len(facts.gpus) >= host.slots for host, facts in known) else "gloo"
 
 
-def measure_network(hosts: BenchHosts, *, home: Path, seconds: float, tell: Callable[[str], None]) -> Network:
-    """Measure, keep and return it. What cannot be measured is listed with the reason."""
-    tell(f"measuring the ways between {len(hosts.cluster.hosts)} hosts")
-    links = measure_links(hosts.cluster, hosts.inventory, hosts.transports, seconds=seconds * LINKS_PART)
-    tell("starting ranks, which import torch")
-    collectives = _collectives(hosts, links, seconds=seconds * (1 - LINKS_PART))
-    network = Network(
-        cluster=hosts.cluster.name,
-        measured=now(),
-        method=METHOD,
-        addresses={host.name: host.address for host in hosts.cluster.hosts},
-        slots={host.name: host.slots for host in hosts.cluster.hosts},
-        versions=versions(hosts.inventory),
-        links=links.links,
-        collectives=collectives.figures,
-        skipped=(
-            *links.skipped,
-            *(Skipped(what="a pair of hosts", why=words) for words in links.closed),
-            *collectives.skipped,
-        ),
-        notes=tuple(busy_cards(hosts.inventory)),
-    )
-    save_network(home, network)
-    return network
-
-
-def _collectives(hosts: BenchHosts, links: Links, *, seconds: float) -> Collectives:
-    why = _why_not(hosts, links)
-    if why is not None:
-        return Collectives(skipped=(Skipped(what="collectives", why=why),))
-    cluster = hosts.cluster
-    port = free_port(cluster, hosts.transports[cluster.head.name])
-    order = BenchOrder(backend=backend_for(cluster, hosts.inventory), port=port, seconds=seconds)
-    head = hosts.inventory.of(cluster.head.name)
-    num_cpus = head.num_cpus if head is not None and cluster.is_one_machine else None
-    return measure_collectives(cluster, hosts.transports, order, networks=hosts.networks, num_cpus=num_cpus)
-
-
-def _why_not(hosts: BenchHosts, links: Links) -> str | None:
-    """What would keep ranks from meeting; without looking they would wait for minutes."""
+def _obstacle(hosts: BenchHosts, links: Links) -> str | None:
+    """Why ranks could not meet, where that is known: they would wait for minutes."""
     if sum(host.slots for host in hosts.cluster.hosts) < 2:
         return "there is one rank"
     if hosts.inventory.failures:
@@ -155,7 +152,7 @@ def _why_not(hosts: BenchHosts, links: Links) -> str | None:
 
 
 def versions(inventory: Inventory) -> dict[str, str]:
-    """What measured; where hosts differ, all of it."""
+    """The versions that measured; where hosts differ, all of them."""
     found = {"gangline": gangline.__version__}
     for name in ("torch", "python"):
         values = [facts.python if name == "python" else facts.packages.get(name) for facts in inventory.hosts]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangline.bench.cluster_network import BenchHosts
-from gangline.bench.collective import MARGIN_S, START_S, CommandGang, worker_argv
+from gangline.bench.torchrun import BenchHosts
 from gangline.inventory.measured import save_profile
 from gangline.inventory.pairs import Skipped
 from gangline.inventory.probe import now
-from gangline.launch.poll import free_port
-from gangline.launch.render import rank_env
 from gangline.planner.architecture import Architecture
 from gangline.planner.calibration import (
     Profile,
@@ -29,6 +25,7 @@ from gangline.planner.calibration import (
 from gangline.planner.shares import rank_hosts
 from gangline.planner.traffic import trained_weights
 from gangline.planner.training import Training
+from gangline.runs.decode import known_part
 from gangline.runs.job import Job
 
 SHORT = 4
@@ -40,14 +37,14 @@ BUILD_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is measured: a job's model and method."""
+    """A job's model and method, which are measured."""
 
     job: Job
     training: Training
     whole: Architecture
     copy: Architecture
     copy_config: Mapping[str, Any]
-    """What config.json says of the copy."""
+    """The contents of config.json of the copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +59,7 @@ class RankSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeeds:
-    """What was measured, and what was not."""
+    """The speeds of all ranks that were measured, and what was left out."""
 
     training: Training
     ranks: tuple[RankSpeed, ...] = ()
@@ -82,43 +79,33 @@ class MeasuredSpeeds:
         }
 
 
-@dataclass(slots=True, kw_only=True)
-class _Heard:
-    """The lines of one rank."""
-
-    device: dict[str, Any] = field(default_factory=dict)
-    points: list[TimedBatch] = field(default_factory=list)
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    skipped: list[Skipped] = field(default_factory=list)
-
-
 def measure_compute(
-    hosts: BenchHosts, work: Work, *, home: Path, seconds: float, tell: Callable[[str], None]
+    hosts: BenchHosts, work: Work, *, home: Path, seconds: float, report: Callable[[str], None]
 ) -> MeasuredSpeeds:
-    """Measure, keep and return it. What cannot be measured is listed with the reason."""
-    cluster = hosts.cluster
-    tell("starting ranks, which import torch")
-    port = free_port(cluster, hosts.transports[cluster.head.name])
-    order = _order(work, seconds=seconds)
-    gang = CommandGang(transports=hosts.transports, timeout_s=order["deadline_s"] + MARGIN_S / 4)
-    head = hosts.inventory.of(cluster.head.name)
-    num_cpus = head.num_cpus if head is not None and cluster.is_one_machine else None
-    gang.run(
-        {
-            host.name: (
-                worker_argv(cluster, host, "calibrate", json.dumps(order), port=port),
-                rank_env(cluster, host, network=hosts.networks.get(host.name), num_cpus=num_cpus),
-            )
-            for host in cluster.hosts
-        }
-    )
-    heard = listen([line for lines in gang.lines.values() for line in lines])
-    found = tuple(_speeds(hosts, work, heard))
+    """Measure, keep and return it. Measurements that are not possible are listed with the reason."""
+    report("starting ranks, which import torch")
+    order = {
+        "job": work.job.to_json(),
+        "config": work.copy_config,
+        "layers": work.copy.num_layers,
+        "points": points_of(work.training),
+        "seconds": seconds,
+    }
+    gang = hosts.run_ranks("calibrate", order, work_s=BUILD_S + seconds)
+    records = gang.records()
+    found = tuple(_speeds(hosts, work, records))
+    tokens, length = work.training.tokens, work.training.sequence_length
     # cards of one kind in one host share a profile; a step waits for the slowest of them
-    for speed in sorted(found, key=lambda each: each.profile.compute.micro_batch_s(*_typical(work))):
+    for speed in sorted(found, key=lambda each: each.profile.compute.micro_batch_s(tokens, length)):
         save_profile(home, speed.profile)
-    skipped = [each for rank in sorted(heard) for each in heard[rank].skipped]
-    skipped += [Skipped(what=host, why=words) for host, words in list(gang.failures.items())[:1]]
+    skipped = [
+        Skipped(what=record["what"], why=record.get("why", record.get("seen", "")))
+        for record in records
+        if record["kind"] in {"skipped", "error"}
+    ]
+    if gang.first_failure:
+        host, why = gang.first_failure
+        skipped.append(Skipped(what=host, why=why))
     if not found and not skipped:
         skipped.append(Skipped(what="all ranks", why="none said anything"))
     return MeasuredSpeeds(training=work.training, ranks=found, skipped=tuple(skipped))
@@ -131,62 +118,32 @@ def points_of(training: Training) -> list[tuple[int, int]]:
     return [(1, short), (count, training.sequence_length), (2 * count, training.sequence_length)]
 
 
-def listen(lines: Sequence[str]) -> dict[int, _Heard]:
-    """What each rank said."""
-    heard: dict[int, _Heard] = {}
-    for line in lines:
-        record = json.loads(line)
-        rank = heard.setdefault(record.pop("rank", -1), _Heard())
-        kind = record.pop("kind")
-        if kind == "device":
-            rank.device = record
-        elif kind == "point":
-            record.pop("repeats", None)
-            rank.points.append(TimedBatch(**record))
-        elif kind == "optimizer":
-            rank.optimizer = record
-        elif kind == "skipped":
-            rank.skipped.append(Skipped(what=record["what"], why=record["why"]))
-        elif kind == "error":
-            rank.skipped.append(Skipped(what=record["what"], why=record.get("seen", "")))
-    return heard
+def timed_batches(records: Sequence[Mapping[str, Any]]) -> tuple[TimedBatch, ...]:
+    """The micro-batches that a rank timed, from its records."""
+    return tuple(TimedBatch(**known_part(TimedBatch, record)) for record in records if record["kind"] == "point")
 
 
-def _typical(work: Work) -> tuple[int, int]:
-    return work.training.tokens, work.training.sequence_length
-
-
-def _order(work: Work, *, seconds: float) -> dict[str, Any]:
-    return {
-        "job": work.job.to_json(),
-        "config": work.copy_config,
-        "layers": work.copy.num_layers,
-        "points": points_of(work.training),
-        "seconds": seconds,
-        "start_s": START_S,
-        "deadline_s": START_S + BUILD_S + seconds + MARGIN_S / 2,
-    }
-
-
-def _speeds(hosts: BenchHosts, work: Work, heard: Mapping[int, _Heard]) -> Iterator[RankSpeed]:
+def _speeds(hosts: BenchHosts, work: Work, records: Sequence[Mapping[str, Any]]) -> Iterator[RankSpeed]:
     trained = trained_weights(work.whole, work.training)
     when = now()
     for rank, host in enumerate(rank_hosts(hosts.cluster)):
-        said = heard.get(rank)
-        if said is None or not said.points or not said.device:
+        own = [record for record in records if record.get("rank") == rank]
+        points, device = timed_batches(own), _of_kind(own, "device")
+        if not points or not device:
             continue
         facts = hosts.inventory.of(host.name)
         model = fit_compute(
-            said.points, work.copy, work.whole, work.training, source=f"calibrated {when[:10]} on {host.name}"
+            points, work.copy, work.whole, work.training, source=f"calibrated {when[:10]} on {host.name}"
         )
-        optimizer_s, numbers = said.optimizer.get("seconds", 0.0), said.optimizer.get("numbers", 0)
+        update = _of_kind(own, "optimizer")
+        optimizer_s, numbers = update.get("seconds", 0.0), update.get("numbers", 0)
         key = ProfileKey(
-            gpu=said.device["gpu"],
+            gpu=device["gpu"],
             driver=facts.gpus[0].driver if facts is not None and facts.gpus else "",
-            torch=said.device["torch"],
-            kernels=said.device["kernels"],
+            torch=device["torch"],
+            kernels=device["kernels"],
             method=method_words(work.training),
-            dtype=said.device["dtype"],
+            dtype=device["dtype"],
             architecture=architecture_digest(work.whole),
         )
         profile = Profile(
@@ -194,13 +151,13 @@ def _speeds(hosts: BenchHosts, work: Work, heard: Mapping[int, _Heard]) -> Itera
             measured=when,
             host=host.name,
             compute=with_optimizer(model, seconds=optimizer_s, numbers=numbers, trained=trained),
-            points=tuple(said.points),
+            points=points,
             optimizer_numbers=numbers,
             optimizer_s=optimizer_s,
         )
-        yield RankSpeed(
-            host=host.name,
-            rank=rank,
-            profile=profile,
-            fused_loss=said.device["fused_loss"],
-        )
+        yield RankSpeed(host=host.name, rank=rank, profile=profile, fused_loss=device["fused_loss"])
+
+
+def _of_kind(records: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    """The last record of a kind; {} where there is none."""
+    return next((record for record in reversed(records) if record["kind"] == kind), {})

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gangline.bench.cluster_network import BenchHosts, measure_network
+from gangline.bench.cluster_network import measure_network
 from gangline.bench.compute import MeasuredSpeeds, Work, measure_compute
 from gangline.bench.scaling import Scaling, Task, measure_scaling
+from gangline.bench.torchrun import BenchHosts
 from gangline.checks.judge import require
-from gangline.context import REAL, Console, Context, Dependencies, StartOptions, load, load_cluster, reached
+from gangline.context import REAL, Context, Dependencies, StartOptions, load, load_cluster, reached
 from gangline.control.equip import claim, equip
 from gangline.decide.forecast import Outlook, count_architecture, foresee_job, require_startable, training_of
 from gangline.decide.hosts import world_of
-from gangline.decide.inspect import InspectResult, Wish, look
+from gangline.decide.inspect import InspectOptions, InspectResult, inspect
 from gangline.errors import ModelError, UsageError
 from gangline.inventory.measured import Network
 from gangline.planner.architecture import Architecture
@@ -20,38 +21,41 @@ from gangline.planner.calibration import shallow_config
 from gangline.planner.config import UnknownArchitecture, read_architecture
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.plan import make_plan
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster
 from gangline.runs.job import Job
 from gangline.strategies.table import plan_half
 
-ACCESS = Wish(only=("access",), own_worker=False)
-COMPUTE = Wish(only=("access", "versions", "gpus"), anew=False)
+ACCESS = InspectOptions(only=("access",), own_worker=False)
+COMPUTE = InspectOptions(only=("access", "versions", "gpus"), anew=False)
 
 
 def bench_network(
-    cluster_path: Path | None, *, home: Path, seconds: float, talk: Console, seams: Dependencies = REAL
+    cluster_path: Path | None, *, home: Path, seconds: float, console: Console, deps: Dependencies = REAL
 ) -> Network:
     """Measure the network of a cluster and keep it; raises HostUnreachable where a host does not answer."""
     cluster = load_cluster(cluster_path, home)
-    with reached(cluster, home=home, talk=talk, seams=seams) as (cluster, means):
-        hosts = _hosts(look(cluster, ACCESS, means), cluster, means)
-        return measure_network(hosts, home=home, seconds=seconds, tell=talk.tick)
+    with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
+        hosts = _hosts(inspect(cluster, ACCESS, context), cluster, context)
+        return measure_network(hosts, home=home, seconds=seconds, report=console.progress)
 
 
-def bench_compute(start: StartOptions, *, seconds: float, talk: Console, seams: Dependencies = REAL) -> MeasuredSpeeds:
+def bench_compute(
+    start: StartOptions, *, seconds: float, console: Console, deps: Dependencies = REAL
+) -> MeasuredSpeeds:
     """Measure how fast the ranks of a cluster compute a job's model, and keep it.
 
     Raises HostUnreachable where a host does not answer, ModelError where nothing is known of the model's shape.
     """
     job, cluster = load(start)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        sight = look(cluster, COMPUTE, means)
-        work = _work(job, sight, means)
-        hosts = _hosts(sight, cluster, means, job=job)
-        return measure_compute(hosts, work, home=start.home, seconds=seconds, tell=talk.tick)
+    with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
+        inspection = inspect(cluster, COMPUTE, context)
+        work = _work(job, inspection, context)
+        hosts = _hosts(inspection, cluster, context, job=job)
+        return measure_compute(hosts, work, home=start.home, seconds=seconds, report=console.progress)
 
 
-def bench_scaling(start: StartOptions, *, seconds: float, talk: Console, seams: Dependencies = REAL) -> Scaling:
+def bench_scaling(start: StartOptions, *, seconds: float, console: Console, deps: Dependencies = REAL) -> Scaling:
     """Measure how fast the hosts of a cluster train a job alone, and together; nothing is kept.
 
     Raises HostUnreachable where a host does not answer, DoesNotFit where the job has no room, UsageError where there is
@@ -59,11 +63,11 @@ def bench_scaling(start: StartOptions, *, seconds: float, talk: Console, seams: 
     """
     job, cluster = load(start)
     _require_several(cluster)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        sight = look(cluster, COMPUTE, means)
-        task = _task(job, sight, means)
-        hosts = _hosts(sight, cluster, means, job=job)
-        return measure_scaling(hosts, task, seconds=seconds, tell=talk.tick)
+    with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
+        inspection = inspect(cluster, COMPUTE, context)
+        task = _task(job, inspection, context)
+        hosts = _hosts(inspection, cluster, context, job=job)
+        return measure_scaling(hosts, task, seconds=seconds, report=console.progress)
 
 
 def _require_several(cluster: Cluster) -> None:
@@ -76,15 +80,15 @@ def _require_several(cluster: Cluster) -> None:
         )
 
 
-def _task(job: Job, sight: InspectResult, means: Context) -> Task:
+def _task(job: Job, inspection: InspectResult, context: Context) -> Task:
     """The job with the ranks and shares that a run would have."""
-    outlook, _ = _foreseen(job, sight, means)
+    outlook, _ = _foreseen(job, inspection, context)
     if outlook.runnable is None:
         require_startable(job, outlook)
     job = outlook.settled(job)
-    _require_work(job, sight.cluster)
-    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
-    plan = make_plan(job, sight.cluster, gpus, option=outlook.runnable)
+    _require_work(job, inspection.cluster)
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inspection.inventory.hosts}
+    plan = make_plan(job, inspection.cluster, gpus, option=outlook.runnable)
     _require_whole(plan.strategy)
     assert outlook.config is not None
     return Task(job=job, config=outlook.config, ranks=plan.gang("bench-scaling", 1))
@@ -112,19 +116,19 @@ def _require_work(job: Job, cluster: Cluster) -> None:
         )
 
 
-def _hosts(sight: InspectResult, cluster: Cluster, means: Context, *, job: Job | None = None) -> BenchHosts:
+def _hosts(inspection: InspectResult, cluster: Cluster, context: Context, *, job: Job | None = None) -> BenchHosts:
     """Hosts with an environment in which ranks can start; raises where a check fails."""
-    require(sight.findings)
-    claim(cluster, means)
-    ready = equip(sight, means, job=job)
+    require(inspection.findings)
+    claim(cluster, context)
+    ready = equip(inspection, context, job=job)
     return BenchHosts(
-        cluster=ready.cluster, inventory=sight.inventory, transports=means.transports, networks=ready.networks
+        cluster=ready.cluster, inventory=inspection.inventory, transports=context.transports, networks=ready.networks
     )
 
 
-def _work(job: Job, sight: InspectResult, means: Context) -> Work:
+def _work(job: Job, inspection: InspectResult, context: Context) -> Work:
     """What is measured: the job, with what it leaves open as a plan would decide it now, on two of its layers."""
-    outlook, world = _foreseen(job, sight, means)
+    outlook, world = _foreseen(job, inspection, context)
     assert outlook.verdict is not None
     assert outlook.config is not None
     job = outlook.settled(job)
@@ -133,15 +137,15 @@ def _work(job: Job, sight: InspectResult, means: Context) -> Work:
         job=job,
         training=training_of(job, world),
         whole=outlook.verdict.question.architecture,
-        copy=_shape(config, means),
+        copy=_shape(config, context),
         copy_config=config,
     )
 
 
-def _foreseen(job: Job, sight: InspectResult, means: Context) -> tuple[Outlook, PlannedCluster]:
+def _foreseen(job: Job, inspection: InspectResult, context: Context) -> tuple[Outlook, PlannedCluster]:
     """What a plan would decide, which needs the shape of the model; raises ModelError where that is not known."""
-    world = world_of(sight.cluster, sight.inventory, means.home)
-    outlook = foresee_job(job, world, means)
+    world = world_of(inspection.cluster, inspection.inventory, context.home)
+    outlook = foresee_job(job, world, context)
     if outlook.verdict is None or outlook.config is None:
         raise outlook.error or ModelError(
             "nothing can be measured without the shape of the model",
@@ -151,8 +155,8 @@ def _foreseen(job: Job, sight: InspectResult, means: Context) -> tuple[Outlook, 
     return outlook, world
 
 
-def _shape(config: dict[str, object], means: Context) -> Architecture:
+def _shape(config: dict[str, object], context: Context) -> Architecture:
     try:
         return read_architecture(config)
     except UnknownArchitecture:
-        return count_architecture(config, means)
+        return count_architecture(config, context)

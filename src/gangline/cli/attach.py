@@ -15,5 +15,5 @@ def command(
 ) -> None:
     """Follow a run from now on. Ctrl-C leaves and the run continues. If its supervisor has died, starts a new one."""
     with app.opened(run, home=app.default_home()) as opened:
-        app.look_after(opened, talk=Terminal())
+        app.look_after(opened, console=Terminal())
         follow_to_the_end(opened.view(), from_start=False)

@@ -71,31 +71,31 @@ def command(
     compute times a two-layer copy of the job's model. scaling trains the whole model with random weights and samples.
     gangline plan uses the results of network and compute. Run it while the hosts are idle.
     """
-    limit_s, home, talk = seconds or DEFAULT_S[what], app.default_home(), Terminal()
+    limit_s, home, console = seconds or DEFAULT_S[what], app.default_home(), Terminal()
     if what is What.network:
         if overrides:
             raise UsageError("bench network takes one file", seen=overrides[0], fix="gangline bench network FILE")
-        network = bench_network(app.cluster_file(file or cluster), home=home, seconds=limit_s, talk=talk)
+        network = bench_network(app.cluster_file(file or cluster), home=home, seconds=limit_s, console=console)
         kept = f"kept in {network_path(home, network.cluster)}"
-        _show(talk, network.to_json(), network_lines(network), as_json=as_json, kept=kept)
+        _show(console, network.to_json(), network_lines(network), as_json=as_json, kept=kept)
         return
     if file is None:
         raise UsageError(f"bench {what.value} needs a job", seen="no file", fix=f"gangline bench {what.value} job.yaml")
     start = app.StartOptions(home=home, job=file, overrides=tuple(overrides or ()), cluster=app.cluster_file(cluster))
     if what is What.compute:
-        speeds = bench_compute(start, seconds=limit_s, talk=talk)
+        speeds = bench_compute(start, seconds=limit_s, console=console)
         kept = f"kept in {home / 'profiles'}" if speeds.ranks else ""
-        _show(talk, speeds.to_json(), speeds_lines(speeds), as_json=as_json, kept=kept)
+        _show(console, speeds.to_json(), speeds_lines(speeds), as_json=as_json, kept=kept)
         return
-    scaling = bench_scaling(start, seconds=limit_s, talk=talk)
-    _show(talk, scaling.to_json(), scaling_lines(scaling), as_json=as_json)
+    scaling = bench_scaling(start, seconds=limit_s, console=console)
+    _show(console, scaling.to_json(), scaling_lines(scaling), as_json=as_json)
 
 
-def _show(talk: Terminal, data: dict[str, Any], lines: list[str], *, as_json: bool, kept: str = "") -> None:
-    talk.clear()
+def _show(console: Terminal, data: dict[str, Any], lines: list[str], *, as_json: bool, kept: str = "") -> None:
+    console.clear()
     if as_json:
         print_json(data)
         return
     print_data(lines)
     if kept:
-        talk.say(kept)
+        console.report(kept)

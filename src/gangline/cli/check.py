@@ -50,33 +50,33 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
 ) -> None:
     """Look for faults on every host; changes nothing. Exit code 3 if a check fails, 4 if a host does not answer."""
-    wish = app.Wish(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
-    talk = Terminal()
-    sight = app.check(app.cluster_file(cluster), home=app.default_home(), wish=wish, talk=talk)
-    talk.clear()
+    options = app.InspectOptions(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
+    console = Terminal()
+    inspection = app.check(app.cluster_file(cluster), home=app.default_home(), options=options, console=console)
+    console.clear()
     if as_json:
         said = {
-            **sight.documents(),
-            "findings": [finding.to_json() for finding in sight.findings],
-            "skipped": [{"what": row.what, "why": row.why} for row in sight.skipped],
+            **inspection.documents(),
+            "findings": [finding.to_json() for finding in inspection.findings],
+            "skipped": [{"what": row.what, "why": row.why} for row in inspection.skipped],
         }
-        print_json({**said, "tier": tier.value, "seconds": round(sight.seconds, 2)})
+        print_json({**said, "tier": tier.value, "seconds": round(inspection.seconds, 2)})
     else:
-        print_data(_screen(sight, wish))
-    require(sight.findings)
-    if strict and any(finding.severity == "warn" for finding in sight.findings):
+        print_data(_screen(inspection, options))
+    require(inspection.findings)
+    if strict and any(finding.severity == "warn" for finding in inspection.findings):
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
-def _screen(sight: app.InspectResult, wish: app.Wish) -> list[str]:
-    inventory, findings = sight.inventory, sight.findings
-    hosts = len(sight.cluster.hosts)
+def _screen(inspection: app.InspectResult, options: app.InspectOptions) -> list[str]:
+    inventory, findings = inspection.inventory, inspection.findings
+    hosts = len(inspection.cluster.hosts)
     return [
         *host_table(inventory),
         "",
-        *(network_lines(sight.networks) if wish.wants("network") else []),
+        *(network_lines(inspection.networks) if options.wants("network") else []),
         *pair_lines(inventory.pairs),
         *finding_lines(inventory, findings),
-        *skipped_line(sight.skipped),
-        sum_line(findings, hosts=hosts, tier=wish.tier, seconds=sight.seconds),
+        *skipped_line(inspection.skipped),
+        sum_line(findings, hosts=hosts, tier=options.tier, seconds=inspection.seconds),
     ]

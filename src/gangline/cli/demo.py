@@ -15,7 +15,7 @@ from gangline.report.live import speaks_braille, summary, terminal_width, watch_
 def command() -> None:
     """Train, stop, resume, evaluate, tune, export and ask a small model: no GPU, no network, about two minutes."""
     home = app.default_home()
-    play(DemoContext(home=home, folder=home / "demo", talk=Terminal(), follow=_follow))
+    play(DemoContext(home=home, folder=home / "demo", console=Terminal(), follow=_follow))
 
 
 def _follow(view: View, *, from_start: bool, on_update: Callable[[Update], None]) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from gangline import app
+from gangline.checks.reference import find_entry
 from gangline.cli.output import print_data, print_json
 from gangline.control.user_command import CommandRecord
-from gangline.diagnose.entries import find_entry
 from gangline.errors import UsageError
 from gangline.report.explanation import explain_json, explain_lines, log_json, log_lines, read_log
 from gangline.report.run_history import read_story
@@ -55,7 +55,8 @@ def _is_regular(path: Path) -> bool:
 def _explain_finding(name: str, *, as_json: bool) -> None:
     entry = find_entry(name)
     if as_json:
-        print_json({"id": entry.id, "severity": entry.severity, "meaning": entry.meaning, "fix": entry.fix})
+        meaning, fix = "\n".join(entry.meanings), "\n".join(entry.fixes)
+        print_json({"id": entry.id, "severity": entry.severity, "meaning": meaning, "fix": fix})
     else:
         print_data(entry.lines())
 
@@ -74,8 +75,8 @@ def _explain_log(path: Path, *, as_json: bool) -> None:
 
 def _explain_run(prefix: str, *, as_json: bool) -> None:
     with app.opened(prefix, home=app.default_home()) as run:
-        own = CommandRecord.load(run.layout)
-        story = read_story(run.view(), kept=run.kept, keeper=run.keeper)
+        own = CommandRecord.of(run.layout)
+        story = read_story(run.view(), kept=run.records, keeper=run.keeper)
     can_resume = own is None or own.resume_words is not None
     if as_json:
         print_json(explain_json(story, is_job=own is None, can_resume=can_resume))

@@ -27,22 +27,22 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact command and write nothing")] = False,
 ) -> None:
     """Write the model of a run, load it again and compare its logits. Prints the folder on stdout."""
-    talk = Terminal()
+    console = Terminal()
     with app.opened(run, home=app.default_home()) as opened:
         require_job(opened.layout)
-        talk.tick("verifying the checkpoint")
+        console.progress("verifying the checkpoint")
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports, step=step)
         if dry_run:
-            talk.clear()
+            console.clear()
             words = export_argv(saved, to=to, merged=merged)
             print_data([joined(saved.place.host.argv("-m", "gangline.worker", *words))])
             return
-        talk.say(f"exporting step {saved.step} of {opened.layout.run_id}")
-        record = export_model(saved, opened.layout, to=to, merged=merged, on_text=talk.tick)
+        console.report(f"exporting step {saved.step} of {opened.layout.run_id}")
+        record = export_model(saved, opened.layout, to=to, merged=merged, on_text=console.progress)
     difference = record["max_logit_difference"]
     compared = (
         "every tensor is what was saved" if difference is None else f"logits differ by {difference:.2g} at the most"
     )
-    talk.say(f"{'read' if difference is None else 'loaded'} again: {compared}")
+    console.report(f"{'read' if difference is None else 'loaded'} again: {compared}")
     print_data([record["folder"]])
-    talk.say(f"talk to it: gangline chat {quoted(record['folder'])}")
+    console.report(f"talk to it: gangline chat {quoted(record['folder'])}")

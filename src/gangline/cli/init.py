@@ -48,12 +48,12 @@ def command(  # noqa: PLR0913  (options of a command line)
     from gangline.init.pin import Pinned
     from gangline.init.pin import pin as pin_again
 
-    talk = Terminal()
+    console = Terminal()
     done: Described | Pinned
     if pin is not None:
         if hosts or hostfile or output or name or force:
             raise UsageError("--pin only updates the host keys of a file", fix=f"gangline init --pin {pin}")
-        done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, talk=talk)
+        done = pin_again(pin, home=default_home(), yes=yes, dry_run=dry_run, console=console)
     else:
         asked = InitQuestion(
             home=default_home(),
@@ -65,8 +65,8 @@ def command(  # noqa: PLR0913  (options of a command line)
             force=force,
             dry_run=dry_run,
         )
-        done = init(asked, talk=talk)
-    talk.clear()
+        done = init(asked, console=console)
+    console.clear()
     if as_json:
         print_json(done.to_json())
     elif dry_run:

@@ -49,7 +49,7 @@ def command(
             _show(opened, lines, follow=follow, stays=attempt is not None)
         while follow and attempt is None and (later := _attempt(opened.record())) > number:
             number = later
-            Terminal().say(f"attempt {number}")
+            Terminal().report(f"attempt {number}")
             with _lines(opened.layout, number, rank=rank, console=console) as lines:
                 _show(opened, lines, follow=True, stays=False)
 
@@ -61,8 +61,8 @@ def _attempt(record: RunRecord) -> int:
 def _show_figures(run: app.RunHandle) -> None:
     require_job(run.layout)
     view = run.view()
-    talk = Terminal()
-    talk.tick("starting TensorBoard")
+    console = Terminal()
+    console.progress("starting TensorBoard")
     show_tensorboard(
         run.cluster.head, view.head, view.head_layout.tensorboard, on_ready=lambda url: print_data([url]), wait=_forever
     )
@@ -132,7 +132,7 @@ class _Lines:
 
     def _give_up(self, host: str, error: HostUnreachable) -> None:
         if host in {each.name for each in self._cluster.hosts}:
-            Terminal().say(f"{error.what}: its lines are missing")
+            Terminal().report(f"{error.what}: its lines are missing")
         self._cluster = replace(self._cluster, hosts=tuple(each for each in self._cluster.hosts if each.name != host))
         gone = [name for name, file in self._files.items() if file.transport.host == host]
         self._tails = {name: tail for name, tail in self._tails.items() if name not in gone}

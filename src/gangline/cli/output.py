@@ -42,14 +42,14 @@ class Terminal:
         self._live = is_live()
         self._ticking = False
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """A line that stays."""
         self.clear()
         if not self._quiet:
             sys.stderr.write(clean(line) + "\n")
             sys.stderr.flush()
 
-    def tick(self, line: str) -> None:
+    def progress(self, line: str) -> None:
         """A line that the next one overwrites; nothing where stderr is a file."""
         if self._live:
             sys.stderr.write(f"\r\x1b[K{clean(line)[: terminal_width() - 1]}")
@@ -59,7 +59,7 @@ class Terminal:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows in columns that stay."""
         for line in table(header, rows):
-            self.say(line)
+            self.report(line)
 
     def ask(self, question: str) -> str | None:
         """What the user answers; None where nobody can: this is no terminal, or its input has ended."""
@@ -87,7 +87,7 @@ def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     run_id = view.layout.run_id
     if not view.record().ended:
         sys.stderr.write(f"safe to leave. Come back: gangline attach {run_id}. End it: gangline stop {run_id}\n")
-    if (own := CommandRecord.load(view.layout)) is not None:
+    if (own := CommandRecord.of(view.layout)) is not None:
         sys.stderr.write(f"output of its ranks: gangline logs {run_id} -f\n")
     try:
         watched = watch_run(view, sys.stderr, live=is_live(), from_start=from_start)

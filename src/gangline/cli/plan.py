@@ -64,14 +64,14 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     what_if = app.WhatIf(hosts=hosts, add=tuple(add_host or ()), without=tuple(without or ()), link=link, stack=stack)
     if commands and what_if.changes_machines:
         raise UsageError("there are no commands for machines that are not there", fix="leave --commands out")
-    talk = Terminal(quiet=True)
+    console = Terminal(quiet=True)
     try:
-        foretold = app.plan(start, what_if, talk=talk)
-        traced = app.trace(foretold, home=home, talk=talk) if trace else []
+        foretold = app.plan(start, what_if, console=console)
+        traced = app.trace(foretold, home=home, console=console) if trace else []
     finally:
-        talk.clear()
+        console.clear()
     if as_json:
-        lines = app.rehearse(start, talk=talk) if commands and foretold.can_start else None
+        lines = app.rehearse(start, console=console) if commands and foretold.can_start else None
         print_json({**app.plan_json(foretold, traced), "commands": lines})
     else:
         print_data(app.plan_lines(foretold, traced, home=home, why=why, width=terminal_width()))
@@ -79,4 +79,4 @@ def command(  # noqa: PLR0913 - typer reads the options off the arguments
     if foretold.decision is not None:
         require(foretold.decision.findings)
     if commands and not as_json:
-        print_data(app.rehearse(start, talk=talk))
+        print_data(app.rehearse(start, console=console))

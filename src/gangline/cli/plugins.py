@@ -30,7 +30,7 @@ def command(
     terminal = Terminal()
     rows = []
     for plugin in sorted(find_plugins(), key=lambda each: (list(GROUPS).index(each.group), each.name)):
-        terminal.tick(f"importing {plugin.value} of {plugin.package}")
+        terminal.progress(f"importing {plugin.value} of {plugin.package}")
         rows.append((plugin, *timed_load(TABLES[plugin.group], plugin)))
     terminal.clear()
     if as_json:

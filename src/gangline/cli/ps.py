@@ -31,13 +31,13 @@ def command(
 
 def _list_attempts(prefix: str, *, as_json: bool) -> None:
     with app.opened(prefix, home=app.default_home()) as opened:
-        story = read_story(opened.view(), kept=opened.kept, keeper=opened.keeper)
+        story = read_story(opened.view(), kept=opened.records, keeper=opened.keeper)
     if as_json:
         print_json({"run": story.id, "phase": story.run.phase, "attempts": attempt_rows(story)})
         return
     print_data(attempt_table(story, now=datetime.now(timezone.utc)))
     for gap in (*story.gaps, *([story.run.silent] if story.run.silent else [])):
-        Terminal().say(f"missing: {gap}")
+        Terminal().report(f"missing: {gap}")
 
 
 def _list_runs(*, as_json: bool) -> None:
@@ -54,7 +54,7 @@ def _list_runs(*, as_json: bool) -> None:
         print_data([f"no runs in {home}; start one: gangline train job.yaml"])
     for each in listed:
         if each.damage is not None and not as_json:
-            Terminal().say(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")
+            Terminal().report(f"{each.record.id}: {each.damage.what}: {each.damage.seen}")
     for each in listed:
         if each.record.refused is not None:
             raise each.record.refused
@@ -63,7 +63,7 @@ def _list_runs(*, as_json: bool) -> None:
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")
 
 
-def _row(run: app.Listed) -> dict[str, Any]:
+def _row(run: app.RunListing) -> dict[str, Any]:
     record, last = run.record, run.last or {}
     state = record.state
     return {

@@ -22,11 +22,11 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
 ) -> None:
     """Continue a run from its newest valid checkpoint on any host. Data and model must be unchanged."""
-    home, talk = app.default_home(), Terminal()
+    home, console = app.default_home(), Terminal()
     if dry_run:
-        print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, force=force, talk=talk))
+        print_data(app.rehearse_resume(run, home=home, cluster_path=cluster, force=force, console=console))
         return
-    layout = app.resume(run, home=home, cluster_path=cluster, force=force, talk=talk)
+    layout = app.resume(run, home=home, cluster_path=cluster, force=force, console=console)
     print_data([layout.run_id])
     if not detach:
         with app.opened(layout.run_id, home=home) as opened:

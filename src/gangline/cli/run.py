@@ -79,11 +79,11 @@ def command(  # noqa: PLR0913  (options of a command line)
         on_stall=_action(on_stall),
         restarts=restarts,
     )
-    talk = Terminal()
+    console = Terminal()
     if dry_run:
-        print_data(app.rehearse_command(order, talk=talk))
+        print_data(app.rehearse_command(order, console=console))
         return
-    layout = app.run(order, talk=talk)
+    layout = app.run(order, console=console)
     print_data([layout.run_id])
     if not detach:
         with app.opened(layout.run_id, home=order.home) as opened:

@@ -87,7 +87,7 @@ def _wait_without(run: app.RunHandle, hosts: Sequence[str]) -> None:
 
 def _wait(run: app.RunHandle, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
     """Ctrl-C ends the waiting, not the order."""
-    talk = Terminal()
+    console = Terminal()
     begun = time.monotonic()
     patience = Patience(run.view().patience_s, time.monotonic)
     silent_since: float | None = None
@@ -95,13 +95,13 @@ def _wait(run: app.RunHandle, doing: str, *, hint: str, until: Callable[[RunReco
         now = time.monotonic()
         silent_since = None if record.silent in {None, NO_SUPERVISOR} else silent_since or now
         if silent_since is not None and now - silent_since > SILENCE_S:
-            talk.clear()
+            console.clear()
             raise HostUnreachable(
                 f"{run.layout.run_id} was ordered to {doing}, and it is unknown whether it did",
                 seen=str(record.silent),
                 fix=f"once it answers: gangline ps {run.layout.run_id}; repeat the order if the run has not changed",
             )
         waited = f"waiting for {run.layout.run_id} to {doing}, {now - begun:.0f} s"
-        talk.tick(waited if now - begun < HINT_S else f"{waited}; {hint}")
+        console.progress(waited if now - begun < HINT_S else f"{waited}; {hint}")
         time.sleep(POLL_S)
-    talk.clear()
+    console.clear()

@@ -32,11 +32,11 @@ def command(
     """Check, plan, tokenise, start and follow. Prints the run's id on stdout; the run continues when you leave."""
     words, cluster = tuple(overrides or ()), app.cluster_file(cluster)
     start = app.StartOptions(home=app.default_home(), job=job, overrides=words, cluster=cluster, force=force)
-    talk = Terminal()
+    console = Terminal()
     if dry_run:
-        print_data(app.rehearse(start, talk=talk))
+        print_data(app.rehearse(start, console=console))
         return
-    layout = app.train(start, talk=talk)
+    layout = app.train(start, console=console)
     print_data([layout.run_id])
     if not detach:
         with app.opened(layout.run_id, home=start.home) as opened:

@@ -16,36 +16,38 @@ from gangline.runs.registry import RunRecord
 from gangline.transport.ssh_options import understood
 
 
-def end(run: RunHandle, *, now: bool, seams: Dependencies) -> bool:
+def end(run: RunHandle, *, now: bool, deps: Dependencies) -> bool:
     """Order a run to end and return at once; False where it had ended already. `now`: without saving."""
     record = run.record()
     _require_started(run, record)
     try:
-        if not (_is_between(record) or seams.is_alive(run.kept, run.keeper) or seams.unfinished(run.kept, run.keeper)):
+        if not (
+            _is_between(record) or deps.is_alive(run.records, run.keeper) or deps.unfinished(run.records, run.keeper)
+        ):
             return False
-        seams.stop_run(run.kept, run.keeper, now=now)
+        deps.stop_run(run.records, run.keeper, now=now)
     except HostKeyRefused:
         raise
     except HostUnreachable as error:
         if not now or run.keeper is None:
             raise
-        kill_without_keeper(run, error, seams)
+        kill_without_keeper(run, error, deps)
     return True
 
 
-def rehearse_end(run: RunHandle, *, now: bool, seams: Dependencies) -> list[str]:
+def rehearse_end(run: RunHandle, *, now: bool, deps: Dependencies) -> list[str]:
     """What `end` would order, host by host."""
     record = run.record()
     _require_started(run, record)
-    if not (_is_between(record) or seams.is_alive(run.kept, run.keeper)):
+    if not (_is_between(record) or deps.is_alive(run.records, run.keeper)):
         return [f"nothing to do: {run.layout.run_id} has ended"]
     return orders(started_request(run, record), now=now)
 
 
-def leave(run: RunHandle, hosts: Sequence[str], *, seams: Dependencies) -> None:
+def leave(run: RunHandle, hosts: Sequence[str], *, deps: Dependencies) -> None:
     """Ask a run to go on without some of its hosts, and return at once; raises UsageError where it cannot."""
     require_leavable(run, hosts)
-    seams.leave_run(run.kept, run.keeper, hosts=hosts)
+    deps.leave_run(run.records, run.keeper, hosts=hosts)
 
 
 def rehearse_leave(run: RunHandle, hosts: Sequence[str]) -> list[str]:
@@ -92,7 +94,7 @@ def started_request(run: RunHandle, record: RunRecord) -> LaunchRequest:
             return request
         if run.keeper is None:
             continue
-        path = run.kept.request(number)
+        path = run.records.request(number)
         with understood(run.keeper.host, f"what it has started of {run.layout.run_id}"):
             try:
                 return decode_record(run.keeper.read(path), path, LaunchRequest, host=run.keeper.host)
@@ -121,7 +123,7 @@ def _is_between(record: RunRecord) -> bool:
 
 
 def _require_ours(run: RunHandle) -> None:
-    if (own := CommandRecord.load(run.layout)) is None:
+    if (own := CommandRecord.of(run.layout)) is None:
         return
     name, can_resume = run.layout.run_id, own.resume_words is not None
     again = f"gangline resume {name} --cluster FILE" if can_resume else "gangline run --cluster FILE -- CMD"

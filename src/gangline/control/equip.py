@@ -18,7 +18,7 @@ from gangline.provision.ask import ask_agent, in_parallel
 from gangline.provision.code import foresee_code, place_code
 from gangline.provision.environment import compare_environments, foresee_environments, place_environments, require_equal
 from gangline.provision.requirements import load_lock
-from gangline.provision.tell import Report
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.transport.local import LocalTransport
@@ -54,7 +54,7 @@ class Ready:
     """Says who looks after the run; raises RunFailed."""
 
 
-def packages_of(cluster: Cluster, job: Job | None, tell: Report) -> tuple[str, ...]:
+def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, ...]:
     """The packages of the plug-ins that a cluster and a job use. Raises PluginError where one is not installed.
 
     Tells where another version is installed than the run began with.
@@ -63,41 +63,41 @@ def packages_of(cluster: Cluster, job: Job | None, tell: Report) -> tuple[str, .
     for package, version in versions.items():
         now = package_version(package)
         if now != version:
-            tell.say(f"plug-in    {package} is {now} now; the run began with {version}")
+            tell.report(f"plug-in    {package} is {now} now; the run began with {version}")
     launcher = BACKENDS.plugin(cluster.backend)
     return tuple({*versions, *([launcher.package] if launcher is not None else [])})
 
 
-def claim(cluster: Cluster, means: Context) -> None:
+def claim(cluster: Cluster, context: Context) -> None:
     """Make the folders that are written to, and be sure that they are this user's alone; raises RunFailed."""
-    claim_folders(means.home, cluster, means.transports)
+    claim_folders(context.home, cluster, context.transports)
 
 
-def equip(sight: InspectResult, means: Context, *, job: Job | None = None) -> Ready:
+def equip(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
     """Bring gangline's code, the plug-ins that the job uses, and the environment to every host that lacks them.
 
     Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
     """
-    transports, tell = means.transports, means.talk
-    cluster = place_code(sight.cluster, transports, packages=packages_of(sight.cluster, job, tell), tell=tell)
-    keeping = ask_who_keeps(cluster, means)
-    cluster = place_environments(cluster, sight.inventory, transports, home=means.home, tell=tell)
+    transports, tell = context.transports, context.console
+    cluster = place_code(inspection.cluster, transports, packages=packages_of(inspection.cluster, job, tell), tell=tell)
+    keeping = ask_who_keeps(cluster, context)
+    cluster = place_environments(cluster, inspection.inventory, transports, home=context.home, tell=tell)
     if not cluster.is_one_machine:
         differences = compare_environments(cluster, transports)
         require_equal(differences)
         if differences:
-            tell.say(
+            tell.report(
                 "environments differ in packages that do not matter: "
                 f"{'; '.join(each.line for each in differences[:3])}"
             )
-    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=keeping)
+    return Ready(cluster=cluster, networks=inspection.rank_variables, keeping=keeping)
 
 
-def foresee(sight: InspectResult, means: Context, *, job: Job | None = None) -> Ready:
+def foresee(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
     """What `equip` would give; changes nothing."""
-    cluster = foresee_code(sight.cluster, packages=packages_of(sight.cluster, job, means.talk))
-    cluster = foresee_environments(cluster, sight.inventory, means.transports)
-    return Ready(cluster=cluster, networks=sight.rank_variables, keeping=lambda: who_keeps(cluster, means))
+    cluster = foresee_code(inspection.cluster, packages=packages_of(inspection.cluster, job, context.console))
+    cluster = foresee_environments(cluster, inspection.inventory, context.transports)
+    return Ready(cluster=cluster, networks=inspection.rank_variables, keeping=lambda: who_keeps(cluster, context))
 
 
 # The package that does a strategy, such as DeepSpeed: it has to be in the environment of every host before a start.

@@ -31,7 +31,7 @@ from gangline.runs.state import AttemptOutcome, RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class RunListing:
     """A run as it is listed."""
 
     record: RunRecord
@@ -41,26 +41,26 @@ class Listed:
     """The first record of it that cannot be used."""
 
 
-def all_records(home: Path, seams: Dependencies) -> list[Listed]:
+def all_records(home: Path, deps: Dependencies) -> list[RunListing]:
     """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        listed = list(pool.map(lambda layout: _listed(layout, seams), layouts))
+        listed = list(pool.map(lambda layout: _listed(layout, deps), layouts))
     return sorted(listed, key=lambda each: (each.record.created, each.record.id), reverse=True)
 
 
-def _listed(layout: RunLayout, seams: Dependencies) -> Listed:
+def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     here = read_record(layout, is_alive=lambda _process: True)
     damage = first_damage(layout, attempt=here.state.attempt if here.state else None)
     if damage is not None:
-        return Listed(record=here, last=None, damage=damage)
+        return RunListing(record=here, last=None, damage=damage)
     known = _remembered(layout, here)
     if known is not None:
-        return Listed(record=here, last=known)
+        return RunListing(record=here, last=known)
     last: dict[str, Any] | None = None
     record = _in_doubt(layout, here)
     try:
-        with opened(layout.run_id, home=layout.root, seams=seams) as run:
+        with opened(layout.run_id, home=layout.root, deps=deps) as run:
             record = run.record()
             view = run.view()
             last = last_step(view.head, view.head_layout.metrics)
@@ -74,7 +74,7 @@ def _listed(layout: RunLayout, seams: Dependencies) -> Listed:
         record = record if record.ended else replace(record, silent=error.what)
     except (OSError, ValueError, KeyError, TypeError) as error:
         record = record if record.ended else replace(record, silent=f"its records cannot be read: {error}")
-    return Listed(record=record, last=last)
+    return RunListing(record=record, last=last)
 
 
 def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:

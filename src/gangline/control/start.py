@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gangline.context import Console, Context, Dependencies
+from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
 from gangline.control.supervision import Keeping, RunHandle, copy_records, hand_over, seen_from_head
 from gangline.decide.decide import Decision
@@ -20,6 +20,7 @@ from gangline.planner.plan import DataCount, Plan
 from gangline.planner.report import length
 from gangline.provision.checkpoint_sources import CheckpointHost, find_checkpoint, rejected_error
 from gangline.provision.inputs import Inputs, bring_reads, distribute, prepare_inputs, require_same
+from gangline.provision.tell import Console
 from gangline.provision.trees import carry_history, host_layout, place_documents, place_gang, spot_on, write_documents
 from gangline.runs.checkpoints import CheckpointChoice
 from gangline.runs.cluster import Cluster, Host
@@ -35,12 +36,12 @@ from gangline.units import format_bytes
 
 
 def render(
-    ready: Ready, gang: Gang, means: Context, *, program: Program | None = None, claim: bool = False
+    ready: Ready, gang: Gang, context: Context, *, program: Program | None = None, claim: bool = False
 ) -> LaunchRequest:
     """Exactly what would be started; the head says which port is free there. claim: keep it, for it will be used."""
-    cluster, seams = ready.cluster, means.seams
-    port = seams.free_port(cluster, means.transports[cluster.head.name], claim=claim)
-    return seams.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
+    cluster, deps = ready.cluster, context.deps
+    port = deps.free_port(cluster, context.transports[cluster.head.name], claim=claim)
+    return deps.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
 
 
 def worker_program(job: Job) -> Program:
@@ -52,7 +53,7 @@ def start_attempt(
     layout: RunLayout,
     ready: Ready,
     gang: Gang,
-    means: Context,
+    context: Context,
     *,
     program: Program | None = None,
     again: Again | None = None,
@@ -63,9 +64,9 @@ def start_attempt(
     The hosts are written down with the attempt; they become those of the run once the gang has been started.
     """
     cluster, number = ready.cluster, gang.attempt
-    place_gang(cluster, means.transports, gang)
+    place_gang(cluster, context.transports, gang)
     layout.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
-    request = render(ready, gang, means, program=program, claim=True)
+    request = render(ready, gang, context, program=program, claim=True)
     documents = {
         "request": request.to_json(),
         "cluster": cluster.to_json(),
@@ -77,18 +78,18 @@ def start_attempt(
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
     keeping = ready.keeping()
     if keeping.why_not:
-        means.talk.say(
+        context.console.report(
             f"unattended: no, the supervisor runs on this computer, which must stay on: {'; '.join(keeping.why_not)}"
         )
     elif keeping.unattended:
-        means.talk.say(f"unattended: yes, {keeping.host} supervises the run; you can turn this computer off")
+        context.console.report(f"unattended: yes, {keeping.host} supervises the run; you can turn this computer off")
     try:
         if keeping.host is None:
             keeping.save(layout)
             with _in_doubt(layout):
-                means.seams.spawn(layout.folder, number, secrets=means.secrets)
+                context.deps.spawn(layout.folder, number, secrets=context.secrets)
         else:
-            _spawn_there(layout, cluster, number, keeping, means)
+            _spawn_there(layout, cluster, number, keeping, context)
     except RunFailed:
         state = RunState.load(layout)
         if state.phase == "failed" and state.error:
@@ -96,10 +97,10 @@ def start_attempt(
         raise
 
 
-def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keeping, means: Context) -> None:
+def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keeping, context: Context) -> None:
     """Give the records to the head, as it sees the hosts, and have the supervisor come up there."""
     head = cluster.head
-    keeper, there = means.transports[head.name], host_layout(head, layout.run_id)
+    keeper, there = context.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
     documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
     # the plan: not of a command of the user's own
@@ -109,7 +110,7 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     with _kept_by(layout, cluster, keeping):
         try:
             with _in_doubt(layout):
-                means.seams.spawn_there(head, keeper, there, number, secrets=means.secrets)
+                context.deps.spawn_there(head, keeper, there, number, secrets=context.secrets)
         except HostUnreachable:
             raise
         except GanglineError:
@@ -205,13 +206,13 @@ def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = N
 
 
 @contextlib.contextmanager
-def told_if_kept(layout: RunLayout, talk: Console) -> Iterator[None]:
+def report_if_startable(layout: RunLayout, console: Console) -> Iterator[None]:
     """Say which run is kept if it could not be started, and how it can be."""
     try:
         yield
     except BaseException:
         if layout.job.exists() and layout.cluster.exists():
-            talk.say(_kept(layout.run_id, read_record(layout).phase))
+            console.report(_kept(layout.run_id, read_record(layout).phase))
         raise
 
 
@@ -221,8 +222,9 @@ def _kept(name: str, phase: str) -> str:
             f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
             f"If it is lost: gangline resume {name}"
         )
+    how = "has failed" if phase == "failed" else f"is {phase}"
     return (
-        f"{name} is {phase}. Once the cause is gone: gangline resume {name}. For a mistake in the job, correct it and "
+        f"{name} {how}. Once the cause is gone: gangline resume {name}. For a mistake in the job, correct it and "
         "start a new run: gangline train"
     )
 
@@ -235,37 +237,37 @@ def _unprepared(state: RunState, error: BaseException) -> RunState:
 
 
 def bring_inputs(
-    layout: RunLayout, decision: Decision, ready: Ready, means: Context, *, before: Inputs | None = None
+    layout: RunLayout, decision: Decision, ready: Ready, context: Context, *, before: Inputs | None = None
 ) -> tuple[Plan, Ready]:
     """Bring the job and what it reads to the hosts, tokenised once, on the head; the plan now that samples are counted,
     and the hosts, which see what is read.
 
     before: what the run has read so far, which it must go on to read.
     """
-    run_id, cluster, talk = layout.run_id, ready.cluster, means.talk
-    reads = bring_reads(decision.job, cluster, means.transports, home=means.home, tell=talk)
+    run_id, cluster, console = layout.run_id, ready.cluster, context.console
+    reads = bring_reads(decision.job, cluster, context.transports, home=context.home, tell=console)
     cluster = reads.seen_from(cluster, decision.job)
     for host in cluster.hosts:
         alone = dataclasses.replace(cluster, hosts=(host,))
         job = reads.localised(decision.job, host)
-        place_documents(alone, means.transports, run_id, {"job": job.to_json()})
-    secrets = means.secrets if cluster.head.transport == "ssh" else None
-    talk.tick(f"getting ready to tokenise on {cluster.head.name}")  # torch is imported there
+        place_documents(alone, context.transports, run_id, {"job": job.to_json()})
+    secrets = context.secrets if cluster.head.transport == "ssh" else None
+    console.progress(f"getting ready to tokenise on {cluster.head.name}")  # torch is imported there
     inputs = prepare_inputs(
         cluster,
-        means.transports,
+        context.transports,
         run_id,
         secrets=secrets,
-        on_progress=lambda record: talk.tick(_tokenising(record)),
+        on_progress=lambda record: console.progress(_tokenising(record)),
     )
     if before is not None:
         require_same(run_id, before, inputs)
-    distribute(cluster, means.transports, inputs, scratch=means.home, tell=talk)
-    place_documents(cluster, means.transports, run_id, {"inputs": inputs.record})
-    return _settled(layout, decision, inputs, talk), dataclasses.replace(ready, cluster=cluster)
+    distribute(cluster, context.transports, inputs, scratch=context.home, tell=console)
+    place_documents(cluster, context.transports, run_id, {"inputs": inputs.record})
+    return _settled(layout, decision, inputs, console), dataclasses.replace(ready, cluster=cluster)
 
 
-def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, talk: Console) -> Plan:
+def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Console) -> Plan:
     """The plan now that the samples are counted."""
     counts = inputs.record["counts"]["train"]
     settled = decision.plan.with_data(
@@ -273,8 +275,8 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, talk: Consol
     )
     write_documents(layout, {"inputs": inputs.record, "plan": settled.to_json()})
     if counts.get("skipped_rows"):
-        talk.say(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
-    talk.say(f"data       {length(settled)}")
+        console.report(f"skipped    {counts['skipped_rows']} bad rows, such as {'; '.join(counts['bad_rows'][:3])}")
+    console.report(f"data       {length(settled)}")
     return settled
 
 
@@ -293,7 +295,7 @@ def _tokenising(record: dict[str, Any]) -> str:
 # What `resume` needs: a run that has ended, and the checkpoint to go on from.
 
 
-def resumable(run: RunHandle, seams: Dependencies) -> RunState:
+def resumable(run: RunHandle, deps: Dependencies) -> RunState:
     """The state of a run that has ended and can go on; raises UsageError or CheckpointError for any other."""
     layout = run.layout
     name, record = layout.run_id, run.record()
@@ -310,7 +312,7 @@ def resumable(run: RunHandle, seams: Dependencies) -> RunState:
         raise CheckpointError(
             f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
         ) from error
-    if record.phase == "preparing" or seams.is_alive(run.kept, run.keeper):
+    if record.phase == "preparing" or deps.is_alive(run.records, run.keeper):
         raise UsageError(
             f"{name} is running",
             seen=f"expected a run that has ended, found one that is {state.phase}",
@@ -337,10 +339,10 @@ def next_state(ended: RunState) -> RunState:
     )
 
 
-def places_of(run: RunHandle, ready: Ready, means: Context) -> dict[str, CheckpointHost]:
+def places_of(run: RunHandle, ready: Ready, context: Context) -> dict[str, CheckpointHost]:
     """Every place where checkpoints may lie; hosts of the new cluster under their own names."""
     hosts = ready.cluster.hosts
-    places = {host.name: CheckpointHost(host=host, transport=means.transports[host.name]) for host in hosts}
+    places = {host.name: CheckpointHost(host=host, transport=context.transports[host.name]) for host in hosts}
     theirs = {_spot(host) for host in hosts}
     for host in run.cluster.hosts:
         if _spot(host) not in theirs:
@@ -349,12 +351,12 @@ def places_of(run: RunHandle, ready: Ready, means: Context) -> dict[str, Checkpo
     return places
 
 
-def carry_on(run: RunHandle, ready: Ready, means: Context) -> None:
+def carry_on(run: RunHandle, ready: Ready, context: Context) -> None:
     """Bring what the old head wrote of the run to the new one."""
     before, now = run.cluster.head, ready.cluster.head
     old = spot_on(before, run.transports, before.workdir)
-    if not carry_history(old, spot_on(now, means.transports, now.workdir), run.layout.run_id):
-        means.talk.say(f"{before.name}, the previous head, does not answer; its metrics will be missing")
+    if not carry_history(old, spot_on(now, context.transports, now.workdir), run.layout.run_id):
+        context.console.report(f"{before.name}, the previous head, does not answer; its metrics will be missing")
 
 
 def _spot(host: Host) -> tuple[str, ...]:
@@ -362,14 +364,14 @@ def _spot(host: Host) -> tuple[str, ...]:
     return (host.workdir,) if host.transport == "local" else (host.workdir, host.ssh or host.name, str(host.ssh_port))
 
 
-def choose_checkpoint(places: dict[str, CheckpointHost], run_id: str, *, talk: Console) -> CheckpointChoice:
+def choose_checkpoint(places: dict[str, CheckpointHost], run_id: str, *, console: Console) -> CheckpointChoice:
     """The checkpoint to go on from; what was passed over is told with the reason."""
-    talk.tick("looking for checkpoints")
+    console.progress("looking for checkpoints")
     choice = find_checkpoint(places, run_id)
     for rejection in choice.rejected:
-        talk.say(f"skipped checkpoint: {rejection}")
+        console.report(f"skipped checkpoint: {rejection}")
     if choice.step is None and choice.rejected:
         raise rejected_error(run_id, choice)
     start = "from the beginning: no checkpoint was saved" if choice.step is None else f"from step {choice.step}"
-    talk.say(f"resuming {run_id} {start}")
+    console.report(f"resuming {run_id} {start}")
     return choice

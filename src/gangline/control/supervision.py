@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
-from gangline.context import Console, Context, Dependencies, Transports, reach, read_cluster
+from gangline.context import Context, Dependencies, Transports, reach, read_cluster
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
+from gangline.provision.tell import Console
 from gangline.provision.trees import host_layout
 from gangline.report.follow import View, checked_board
 from gangline.runs.cluster import Cluster, Host
@@ -91,7 +92,7 @@ class RunHandle:
         return None if self.keeping.host is None else self.transports[self.keeping.host]
 
     @property
-    def kept(self) -> RunLayout:
+    def records(self) -> RunLayout:
         """Where the records lie, on the host that keeps them."""
         if self.keeping.host is None:
             return self.layout
@@ -106,7 +107,7 @@ class RunHandle:
         if keeper is None or _is_prepared_here(self.layout):
             return read_record(self.layout)
         try:
-            copy_records(self.layout, self.kept, keeper)
+            copy_records(self.layout, self.records, keeper)
             return read_record(self.layout, is_alive=lambda process: self._runs_there(keeper, process))
         except HostKeyRefused:
             raise
@@ -117,7 +118,7 @@ class RunHandle:
     def _runs_there(self, keeper: Transport, process: ProcessId) -> bool:
         if runs_there(keeper, process):
             return True
-        copy_records(self.layout, self.kept, keeper)  # it may have written the end and left since we read it
+        copy_records(self.layout, self.records, keeper)  # it may have written the end and left since we read it
         return False
 
     def view(self) -> View:
@@ -144,20 +145,20 @@ class RunHandle:
 
 
 @contextlib.contextmanager
-def opened(prefix: str, *, home: Path, seams: Dependencies) -> Iterator[RunHandle]:
+def opened(prefix: str, *, home: Path, deps: Dependencies) -> Iterator[RunHandle]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     layout = find_run(home, prefix)
     cluster = read_cluster(layout)
-    with reach(cluster, seams) as transports:
+    with reach(cluster, deps) as transports:
         yield RunHandle(layout=layout, cluster=cluster, transports=transports, keeping=Keeping.load(layout))
 
 
-def kill_without_keeper(run: RunHandle, error: HostUnreachable, seams: Dependencies) -> NoReturn:
+def kill_without_keeper(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
     """Order every host agent that answers to end its ranks, though who keeps the run does not answer; then say so."""
     state = RunState.load(run.layout)
     request = _request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
-    missed = seams.backend().stop(request, run.transports, now=True, epoch=state.epoch + 1)
+    missed = deps.backend().stop(request, run.transports, now=True, epoch=state.epoch + 1)
     told = [name for name in request.names if name not in missed]
     raise HostUnreachable(
         f"{run.keeping.host}, which keeps {run.layout.run_id}, does not answer",
@@ -259,24 +260,24 @@ def _read(transport: Transport, path: PurePath) -> bytes | None:
 # Who looks after a run: its head, if it can go on without this computer, else this computer.
 
 
-def ask_who_keeps(cluster: Cluster, means: Context) -> Callable[[], Keeping]:
+def ask_who_keeps(cluster: Cluster, context: Context) -> Callable[[], Keeping]:
     """Ask while other things are done, for it takes as long as they do; what gives the answer, or raises RunFailed."""
     if cluster.head.transport == "local":
         return Keeping
     pool = ThreadPoolExecutor(max_workers=1)
-    answer = pool.submit(who_keeps, cluster, means)
+    answer = pool.submit(who_keeps, cluster, context)
     pool.shutdown(wait=False)
     return answer.result
 
 
-def who_keeps(cluster: Cluster, means: Context) -> Keeping:
+def who_keeps(cluster: Cluster, context: Context) -> Keeping:
     """The head looks after the run if it can go on without this computer; else this computer does, and says so."""
     head = cluster.head
     if head.transport == "local":
         return Keeping()
     if cluster.supervisor == "here":
         return Keeping(why_not=("the cluster file says `supervisor: here`",))
-    reasons = _why_not(cluster, means)
+    reasons = _why_not(cluster, context)
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
             f"{head.name} cannot look after the run",
@@ -288,10 +289,10 @@ def who_keeps(cluster: Cluster, means: Context) -> Keeping:
     return Keeping(host=head.name)
 
 
-def _why_not(cluster: Cluster, means: Context) -> list[str]:
+def _why_not(cluster: Cluster, context: Context) -> list[str]:
     if here := [host.name for host in cluster.hosts if host.transport == "local"]:
         return [f"{', '.join(here)} is this computer, which is not reached by ssh"]
-    return means.seams.cannot_supervise(seen_from_head(cluster), means.transports[cluster.head.name])
+    return context.deps.cannot_supervise(seen_from_head(cluster), context.transports[cluster.head.name])
 
 
 def seen_from_head(cluster: Cluster) -> Cluster:
@@ -312,7 +313,7 @@ def _from_elsewhere(host: Host) -> Host:
 # `gangline attach`: a run that goes on though its supervisor is gone gets another one.
 
 
-def look_after(run: RunHandle, *, talk: Console, seams: Dependencies) -> bool:
+def look_after(run: RunHandle, *, console: Console, deps: Dependencies) -> bool:
     """Start a supervisor for a run that this computer keeps and nobody looks after; whether one was started.
 
     It takes the attempt over as it runs, and starts nothing of it again. A run of which nothing runs any more is left
@@ -321,14 +322,14 @@ def look_after(run: RunHandle, *, talk: Console, seams: Dependencies) -> bool:
     """
     record = run.record()
     record.require_state()
-    if run.keeper is not None or not record.lost or record.state is None or not seams.is_alive(run.layout, None):
+    if run.keeper is not None or not record.lost or record.state is None or not deps.is_alive(run.layout, None):
         return False
-    means = Context(transports=dict(run.transports), home=run.layout.root, talk=talk, seams=seams)
+    context = Context(transports=dict(run.transports), home=run.layout.root, console=console, deps=deps)
     try:
-        seams.spawn(run.layout.folder, record.state.attempt, secrets=means.secrets)
+        deps.spawn(run.layout.folder, record.state.attempt, secrets=context.secrets)
     except RunFailed:
         if run.record().lost:
             raise
         return False  # somebody else's came first
-    talk.say(f"{run.layout.run_id} had lost its supervisor; a new one supervises it now")
+    console.report(f"{run.layout.run_id} had lost its supervisor; a new one supervises it now")
     return True

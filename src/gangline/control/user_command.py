@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from gangline.context import Console, Context
+from gangline.context import Context
 from gangline.control.equip import Ready
 from gangline.control.start import start_attempt
 from gangline.errors import UsageError
 from gangline.launch.program import Again, Program, StallWatch, require_runnable
 from gangline.provision.code import foresee_project, lay_out, place_project
+from gangline.provision.tell import Console
 from gangline.provision.trees import write_documents
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import load_record
+from gangline.runs.record_versions import Record, load_if_there
 
 STALL_AFTER_S = 600.0
 
@@ -48,7 +49,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRecord:
+class CommandRecord(Record):
     """command.json: what every attempt of such a run starts."""
 
     words: tuple[str, ...]
@@ -77,17 +78,10 @@ class CommandRecord:
         can_resume = self.resume_words is not None
         return StallWatch(after_s=self.stall_after_s, action=self.on_stall, can_resume=can_resume)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for command.json."""
-        return dataclasses.asdict(self)
-
     @staticmethod
-    def load(layout: RunLayout) -> CommandRecord | None:
+    def of(layout: RunLayout) -> CommandRecord | None:
         """The command of a run; None where it is a job."""
-        try:
-            return load_record(layout.command, CommandRecord)
-        except FileNotFoundError:
-            return None
+        return load_if_there(layout.command, CommandRecord)
 
 
 def draft(order: Command) -> CommandRecord:
@@ -116,24 +110,24 @@ def _split(flag: str) -> tuple[str, ...]:
         ) from error
 
 
-def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number: int, means: Context) -> None:
+def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number: int, context: Context) -> None:
     """Bring the user's folder to every host, verify it there byte for byte, and start the command in a copy of it.
 
     Every run has its own, which stays the same from attempt to attempt: what the command wrote there is found again.
     """
     write_documents(layout, {"command": record.to_json()})  # whatever comes: it can be resumed
-    project = place_project(Path(record.folder), ready.cluster, means.transports, tell=means.talk)
+    project = place_project(Path(record.folder), ready.cluster, context.transports, tell=context.console)
     record = dataclasses.replace(record, project=project.to_json())
     write_documents(layout, {"command": record.to_json()})
-    for line in lay_out(project, layout.run_id, ready.cluster, means.transports).lines(number - 1):
-        means.talk.say(line)
+    for line in lay_out(project, layout.run_id, ready.cluster, context.transports).lines(number - 1):
+        context.console.report(line)
     gang = command_gang(ready.cluster, layout.run_id, number)
-    start_attempt(layout, ready, gang, means, program=program_of(record, gang), again=again_of(record, gang))
+    start_attempt(layout, ready, gang, context, program=program_of(record, gang), again=again_of(record, gang))
 
 
-def foresee_project_of(record: CommandRecord, *, talk: Console) -> CommandRecord:
+def foresee_project_of(record: CommandRecord, *, console: Console) -> CommandRecord:
     """The record as it will be once the folder was copied; copies nothing."""
-    project = foresee_project(Path(record.folder), tell=talk)
+    project = foresee_project(Path(record.folder), tell=console)
     return dataclasses.replace(record, project=project.to_json())
 
 
@@ -163,7 +157,7 @@ def require_resumable(run_id: str, record: CommandRecord) -> None:
 
 def require_job(layout: RunLayout) -> None:
     """Raise UsageError for a run of the user's own command, of which gangline has no model and no figures."""
-    if (record := CommandRecord.load(layout)) is not None:
+    if (record := CommandRecord.of(layout)) is not None:
         raise UsageError(
             f"{layout.run_id} runs your own command, and only that command knows where its model and metrics are",
             seen=shlex.join(record.words),

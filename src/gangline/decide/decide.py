@@ -9,7 +9,7 @@ from gangline.checks.rules import Finding
 from gangline.context import Context
 from gangline.decide.forecast import Outlook, foresee_job
 from gangline.decide.hosts import refit_profiles, world_of
-from gangline.decide.inspect import START, InspectResult, look
+from gangline.decide.inspect import START, InspectResult, inspect
 from gangline.inventory.facts import Inventory
 from gangline.planner.machines import PlannedCluster
 from gangline.planner.plan import Plan, make_plan
@@ -25,7 +25,7 @@ class Decision:
     job: Job
     """With everything decided that the user's file left open."""
     cluster: Cluster
-    sight: InspectResult
+    inspection: InspectResult
     plan: Plan
     world: PlannedCluster
     outlook: Outlook
@@ -33,37 +33,37 @@ class Decision:
     @property
     def inventory(self) -> Inventory:
         """What the hosts said of themselves."""
-        return self.sight.inventory
+        return self.inspection.inventory
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is not as it should be."""
-        return self.sight.findings
+        return self.inspection.findings
 
     def documents(self) -> dict[str, Any]:
         """The files of the run directory that say so, but for the hosts: cluster.json is for who starts the gang."""
-        return {"job": self.job.to_json(), "plan": self.plan.to_json(), **self.sight.documents()}
+        return {"job": self.job.to_json(), "plan": self.plan.to_json(), **self.inspection.documents()}
 
 
-def decide(job: Job, cluster: Cluster, means: Context) -> Decision:
+def decide(job: Job, cluster: Cluster, context: Context) -> Decision:
     """Look, plan, judge; everything that is found is told.
 
     Changes nothing but what is known of speeds: runs that ended since the last look teach it.
     """
-    sight = look(cluster, START, means, silent=True)
-    refit_profiles(means.home, means.talk)
-    world = world_of(cluster, sight.inventory, means.home)
-    outlook = foresee_job(job, world, means)
+    inspection = inspect(cluster, START, context, silent=True)
+    refit_profiles(context.home, context.console)
+    world = world_of(cluster, inspection.inventory, context.home)
+    outlook = foresee_job(job, world, context)
     job = outlook.settled(job)
-    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in sight.inventory.hosts}
+    gpus = {facts.host: [gpu.name for gpu in facts.gpus] for facts in inspection.inventory.hosts}
     drafted = make_plan(
         job,
         cluster,
         gpus,
         option=outlook.runnable,
         divides=outlook.divides,
-        notes=outlook.dated(sight.inventory) if outlook.runnable else (),
+        notes=outlook.dated(inspection.inventory) if outlook.runnable else (),
     )
-    for line in (*explain(drafted), *(line for finding in sight.findings for line in finding.lines())):
-        means.talk.say(line)
-    return Decision(job=job, cluster=cluster, sight=sight, plan=drafted, world=world, outlook=outlook)
+    for line in (*explain(drafted), *(line for finding in inspection.findings for line in finding.lines())):
+        context.console.report(line)
+    return Decision(job=job, cluster=cluster, inspection=inspection, plan=drafted, world=world, outlook=outlook)

@@ -151,12 +151,12 @@ _ATTENTION = ("q", "k", "v", "o", "qkv", "attn", "query", "key", "value", "wqkv"
 """Beginnings of names of the matrices around attention."""
 
 
-def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, means: Context) -> Any:
+def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, context: Context) -> Any:
     """What `python -m gangline.worker.trace` answers on this computer, where torch has to be.
 
     Raises ModelError where there is none, and the worker's own error.
     """
-    host = Host(name="this computer", workdir=str(means.home), python=sys.executable)
+    host = Host(name="this computer", workdir=str(context.home), python=sys.executable)
     argv = host.argv("-m", "gangline.worker.trace", *words)
     env = {**host.code_env, "OMP_NUM_THREADS": "1"}
     try:
@@ -178,18 +178,18 @@ def ask_trace(order: Mapping[str, Any] | list[dict[str, Any]], *words: str, mean
     return answer
 
 
-def count_architecture(config: Mapping[str, Any], means: Context) -> Architecture:
+def count_architecture(config: Mapping[str, Any], context: Context) -> Architecture:
     """The shape of a model of any kind that transformers knows; kept by the content of its configuration.
 
     Raises ModelError where it cannot be built, or where its layers are not of one shape.
     """
-    kept = means.home / "models" / f"{config_digest(config)}.json"
+    kept = context.home / "models" / f"{config_digest(config)}.json"
     try:
         record = read_json(kept)
     except (OSError, ValueError):
-        means.talk.tick("counting the model's parameters")
+        context.console.progress("counting the model's parameters")
         try:
-            record = ask_trace({"config": dict(config)}, "count", means=means)
+            record = ask_trace({"config": dict(config)}, "count", context=context)
         except ModelError:
             raise
         except GanglineError as error:  # of the worker's own: it would be the same the next time
@@ -327,7 +327,7 @@ class Outlook:
         return dataclasses.replace(job, batch=batch, open=tuple(key for key in job.open if key != "batch"))
 
 
-def foresee_job(job: Job, world: PlannedCluster, means: Context, *, stack: SoftwareStack = GANGLINE) -> Outlook:
+def foresee_job(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack = GANGLINE) -> Outlook:
     """Weigh every way to run the job on these machines.
 
     Raises UsageError for a pipeline of more ranks than layers, for pipelines of unlike numbers of ranks, for tp on
@@ -337,24 +337,24 @@ def foresee_job(job: Job, world: PlannedCluster, means: Context, *, stack: Softw
     _require_formats(job, world)
     _require_ranks(job, world)
     require_cards(job, world)
-    outlook = dataclasses.replace(_foreseen(job, world, means, stack=stack), num_ranks=len(world.seats))
+    outlook = dataclasses.replace(_foreseen(job, world, context, stack=stack), num_ranks=len(world.seats))
     require_ram(outlook.runnable)
     return outlook
 
 
-def _foreseen(job: Job, world: PlannedCluster, means: Context, *, stack: SoftwareStack) -> Outlook:
+def _foreseen(job: Job, world: PlannedCluster, context: Context, *, stack: SoftwareStack) -> Outlook:
     try:
-        config = find_config(job, means.seams.variables)
+        config = find_config(job, context.deps.variables)
     except ModelError as error:
         return _unknown(error)
     if config is None:
         return Outlook(unknown=f"memory and time are unknown: {shape_unknown(job.model.path)}")
     try:
-        architecture = _architecture(config, means)
+        architecture = _architecture(config, context)
     except ModelError as error:
         return _unknown(error)
     _require_layers(job, architecture.num_layers, num_ranks=len(world.seats))
-    speeds = SpeedTable(architecture=architecture, home=means.home)
+    speeds = SpeedTable(architecture=architecture, home=context.home)
     question = Question(
         architecture=architecture,
         training=training_of(job, world, stack=stack),
@@ -415,11 +415,11 @@ def _refuse(violation: Violation | None, *, seen: str = "") -> None:
         raise UsageError(violation.what, seen=seen or violation.seen, fix=violation.fix)
 
 
-def _architecture(config: dict[str, Any], means: Context) -> Architecture:
+def _architecture(config: dict[str, Any], context: Context) -> Architecture:
     try:
         return read_architecture(config)
     except UnknownArchitecture:
-        return count_architecture(config, means)
+        return count_architecture(config, context)
 
 
 def training_of(job: Job, world: PlannedCluster, *, stack: SoftwareStack = GANGLINE) -> Training:

@@ -12,7 +12,6 @@ from gangline.catalog.efficiency import default_efficiency
 from gangline.catalog.gpu_specs import GpuSpec, find_gpu
 from gangline.catalog.link_rates import LinkSpec, find_link, nvlink_of
 from gangline.checks.names import NETWORK_FILESYSTEMS
-from gangline.context import Console
 from gangline.inventory.facts import HostFacts, Inventory
 from gangline.inventory.measured import Network, find_profile, load_network, load_profiles, save_profile
 from gangline.inventory.rank_interface import choose_nic, rank_network
@@ -26,6 +25,7 @@ from gangline.planner.shares import rank_hosts
 from gangline.planner.speed import WIDE_NUMBERS, ComputeModel, copies_s, flops_per_token, uncalibrated
 from gangline.planner.traffic import LinkModel, fit_all_reduce, slowest_of_ring
 from gangline.planner.training import GANGLINE, Training
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
@@ -365,7 +365,7 @@ FOLDED_FILE = "folded"
 """In the folder of an attempt: what it taught is in the profiles."""
 
 
-def refit_profiles(home: Path, talk: Console) -> None:
+def refit_profiles(home: Path, console: Console) -> None:
     """Correct the profiles that are kept by what runs have taken, and say so. Where there is none, nothing is read."""
     before = {profile.name: profile for profile in load_profiles(home)}
     fresh = [comparison for comparison in _unfolded(home, set(before)) if _claim(home, comparison)]
@@ -374,7 +374,7 @@ def refit_profiles(home: Path, talk: Console) -> None:
         if profile != before[name]:
             save_profile(home, profile)
     for line in folded.lines:
-        talk.say(f"refitted   {line}")
+        console.report(f"refitted   {line}")
 
 
 def _unfolded(home: Path, known: set[str]) -> Iterator[Comparison]:

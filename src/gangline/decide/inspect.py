@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.checks.judge import FAMILIES, judge, prefixes, skipped
+from gangline.checks.judge import FAMILIES, family_prefixes, judge, prefixes, skipped
 from gangline.checks.rules import Finding
-from gangline.context import Console, Context, Transports
+from gangline.context import Context, Transports
 from gangline.inventory.facts import BuildFacts, Inventory
 from gangline.inventory.folders import compare, probe_disks, probe_shared
 from gangline.inventory.gather import gather, probe_building
@@ -20,6 +20,7 @@ from gangline.inventory.pairs import Pairs, Skipped, Tier
 from gangline.inventory.probe import probe_pairs
 from gangline.inventory.rank_interface import NetworkChoice, rank_network
 from gangline.provision.requirements import load_lock
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 
 # What the hosts have to build their environments with.
@@ -41,7 +42,7 @@ TRAFFIC = ("network", "clocks", "security")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class InspectOptions:
     """How closely to look."""
 
     tier: Tier = "quick"
@@ -57,7 +58,7 @@ class Wish:
     def wants(self, *families: str) -> bool:
         """Whether anything of these families is asked for."""
         wanted = prefixes(self.only)
-        ours = [prefix for family in families for prefix in FAMILIES[family].prefixes]
+        ours = [prefix for family in families for prefix in family_prefixes(FAMILIES[family])]
         return any(one.startswith(other) or other.startswith(one) for one in ours for other in wanted)
 
 
@@ -89,71 +90,71 @@ class InspectResult:
         }
 
 
-START = Wish(anew=False)
+START = InspectOptions(anew=False)
 """For a start of our trainer."""
-OWN_PROGRAM = Wish(own_worker=False, anew=False)
+OWN_PROGRAM = InspectOptions(own_worker=False, anew=False)
 """For a start of the user's own command."""
 
 
-def look(cluster: Cluster, wish: Wish, means: Context, *, silent: bool = False) -> InspectResult:
+def inspect(cluster: Cluster, options: InspectOptions, context: Context, *, silent: bool = False) -> InspectResult:
     """Read every host, try what lies between them, judge, and tell what is not as it should be; `silent`: do not."""
-    begun, transports, talk = time.monotonic(), means.transports, means.talk
-    talk.tick(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
+    begun, transports, console = time.monotonic(), context.transports, context.console
+    console.progress(f"looking at {len(cluster.hosts)} {'host' if len(cluster.hosts) == 1 else 'hosts'}")
     inventory = gather(cluster, transports)
-    if wish.wants("versions", "storage"):
+    if options.wants("versions", "storage"):
         inventory = with_building(cluster, inventory, transports)
     recent = None
-    if wish.wants(*TRAFFIC) and not cluster.is_one_machine:
-        recent = None if wish.anew else recent_pairs(means.home, cluster, inventory)
-        pairs = recent or _try_network(cluster, inventory, wish, means)
+    if options.wants(*TRAFFIC) and not cluster.is_one_machine:
+        recent = None if options.anew else recent_pairs(context.home, cluster, inventory)
+        pairs = recent or _try_network(cluster, inventory, options, context)
         inventory = dataclasses.replace(inventory, pairs=pairs)
-    inventory = _with_disks(cluster, inventory, transports, wish, talk=talk)
-    sight = InspectResult(
+    inventory = _with_disks(cluster, inventory, transports, options, console=console)
+    inspection = InspectResult(
         cluster=cluster,
         inventory=inventory,
-        findings=judge(inventory, cluster, only=wish.only, own_worker=wish.own_worker),
-        skipped=skipped(inventory, cluster, only=wish.only),
+        findings=judge(inventory, cluster, only=options.only, own_worker=options.own_worker),
+        skipped=skipped(inventory, cluster, only=options.only),
         networks=rank_network(cluster, inventory),
         seconds=time.monotonic() - begun,
     )
     if recent is not None:
-        talk.say(
+        console.report(
             f"network    as measured {max(1, round(age_s(recent) / 60))} min ago; gangline check measures it again"
         )
-    elif not wish.only:
-        _keep(sight, means)
-    for line in () if silent else (line for finding in sight.findings for line in finding.lines()):
-        talk.say(line)
-    return sight
+    elif not options.only:
+        _keep(inspection, context)
+    for line in () if silent else (line for finding in inspection.findings for line in finding.lines()):
+        console.report(line)
+    return inspection
 
 
-def _try_network(cluster: Cluster, inventory: Inventory, wish: Wish, means: Context) -> Pairs:
-    means.talk.tick(f"trying the network between {len(cluster.hosts)} hosts")
-    return probe_pairs(cluster, inventory, means.transports, tier=wish.tier)
+def _try_network(cluster: Cluster, inventory: Inventory, options: InspectOptions, context: Context) -> Pairs:
+    context.console.progress(f"trying the network between {len(cluster.hosts)} hosts")
+    return probe_pairs(cluster, inventory, context.transports, tier=options.tier)
 
 
-def _keep(sight: InspectResult, means: Context) -> None:
+def _keep(inspection: InspectResult, context: Context) -> None:
     """Keep what was tried, if all is well: a start in the next minutes need not try it."""
-    if any(finding.severity == "fail" for finding in sight.findings):
-        forget_pairs(means.home, sight.cluster)
-    elif sight.inventory.pairs is not None:
-        keep_pairs(means.home, sight.cluster, sight.inventory)
+    if any(finding.severity == "fail" for finding in inspection.findings):
+        forget_pairs(context.home, inspection.cluster)
+    elif inspection.inventory.pairs is not None:
+        keep_pairs(context.home, inspection.cluster, inspection.inventory)
 
 
 def _with_disks(
-    cluster: Cluster, inventory: Inventory, transports: Transports, wish: Wish, *, talk: Console
+    cluster: Cluster, inventory: Inventory, transports: Transports, options: InspectOptions, *, console: Console
 ) -> Inventory:
     """What is only known by writing and by reading everything."""
     known = {facts.host: transports[facts.host] for facts in inventory.hosts}
-    if wish.wants("storage"):
+    if options.wants("storage"):
         if cluster.shared and known:
             probed = _each(cluster.shared, lambda folder: probe_shared(folder, known))
             inventory = dataclasses.replace(inventory, shared=tuple(probed))
-        if wish.tier != "quick":
+        if options.tier != "quick":
             inventory = dataclasses.replace(inventory, writes=probe_disks(cluster, transports))
-    if wish.paths and wish.wants("data"):
-        talk.tick("comparing models and data")
-        compared = [compare(path, dict.fromkeys(known, path), known) for path in wish.paths]
+    if options.paths and options.wants("data"):
+        console.progress("comparing models and data")
+        compared = [compare(path, dict.fromkeys(known, path), known) for path in options.paths]
         inventory = dataclasses.replace(inventory, data=tuple(compared))
     return inventory
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gangline.context import Console, Context, Dependencies, StartOptions, load, reached
+from gangline.context import Context, Dependencies, StartOptions, load, reached
 from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import Outlook, ask_trace, foresee_job, ways_of
 from gangline.decide.hosts import disk_rate
@@ -20,6 +20,7 @@ from gangline.planner.option import Option, builds_method
 from gangline.planner.report import Length, change_line, explain, name, report, terms, verdict_json, ways_lines
 from gangline.planner.saves import Saving, save_cost
 from gangline.planner.training import GANGLINE, STACKS, SoftwareStack
+from gangline.provision.tell import Console
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.units import format_bytes
@@ -115,18 +116,18 @@ class Foretold:
         return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
 
 
-def foretell(start: StartOptions, what_if: WhatIf, *, talk: Console, seams: Dependencies) -> Foretold:
+def foretell(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies) -> Foretold:
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:
         job = _job_without_data(start)
-        means = Context(transports={}, home=start.home, talk=talk, seams=seams)
+        context = Context(transports={}, home=start.home, console=console, deps=deps)
         before = changed(_imagined(what_if), WhatIf(link=what_if.link))
         world = changed(before, dataclasses.replace(what_if, link=None))
-        return _foretold(job, world, None, means, stack=stack, before=before)
+        return _foretold(job, world, None, context, stack=stack, before=before)
     job, cluster = load(start)
-    with reached(cluster, home=start.home, talk=talk, seams=seams) as (cluster, means):
-        decision = decide(job, cluster, means)
+    with reached(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
+        decision = decide(job, cluster, context)
         stopped = any(each.severity == "fail" for each in decision.findings)
         if decision.outlook.error is not None and not stopped:  # else what stops the start is said first
             raise decision.outlook.error
@@ -134,7 +135,7 @@ def foretell(start: StartOptions, what_if: WhatIf, *, talk: Console, seams: Depe
         if world == decision.world and stack == GANGLINE:
             ways = tuple(ways_of(decision.outlook))
             return Foretold(job=decision.job, world=world, outlook=decision.outlook, decision=decision, ways=ways)
-        return _foretold(job, world, decision, means, stack=stack, before=decision.world)
+        return _foretold(job, world, decision, context, stack=stack, before=decision.world)
 
 
 def changed(world: PlannedCluster, what_if: WhatIf) -> PlannedCluster:
@@ -152,12 +153,12 @@ def _foretold(
     job: Job,
     world: PlannedCluster,
     decision: Decision | None,
-    means: Context,
+    context: Context,
     *,
     stack: SoftwareStack,
     before: PlannedCluster,
 ) -> Foretold:
-    outlook = foresee_job(job, world, means, stack=stack)
+    outlook = foresee_job(job, world, context, stack=stack)
     if outlook.error is not None:
         raise outlook.error
     if outlook.verdict is None and decision is None:
@@ -165,7 +166,7 @@ def _foretold(
             "no forecast is possible", seen=outlook.unknown, fix="name a model whose config.json is on this computer"
         )
     same = outlook.with_batch(job)
-    earlier = None if before == world else foresee_job(same, before, means, stack=stack).verdict
+    earlier = None if before == world else foresee_job(same, before, context, stack=stack).verdict
     ways = tuple(ways_of(outlook))
     return Foretold(
         job=outlook.settled(job), world=world, outlook=outlook, decision=decision, before=earlier, ways=ways
@@ -225,7 +226,7 @@ class Traced:
         )
 
 
-def trace(foretold: Foretold, means: Context) -> list[Traced]:
+def trace(foretold: Foretold, context: Context) -> list[Traced]:
     """Trace what our trainer would run. Raises ModelError where it has no code for the job, or torch is not here."""
     verdict, config = foretold.outlook.verdict, foretold.outlook.config
     if verdict is None or config is None:
@@ -255,8 +256,8 @@ def trace(foretold: Foretold, means: Context) -> list[Traced]:
             seen=f"{name(finalists[0].strategy)}; a trace is of a rank with all layers, and all of each",
             fix="trace it with strategy=ddp, or plan without --trace",
         )
-    means.talk.tick("running the trainer's code on tensors without data")
-    answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], means=means)
+    context.console.progress("running the trainer's code on tensors without data")
+    answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], context=context)
     return [Traced(option=option, answer=answer) for option, answer in zip(finalists, answers, strict=True)]
 
 
@@ -309,7 +310,7 @@ def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why:
         lines += [f"note       {note}" for note in foretold.outlook.dated(decision.inventory)]
     if decision is not None and foretold.world == decision.world:
         lines += explain(decision.plan, without=SAID if verdict is not None else ())
-        if (network := load_network(home, decision.sight.cluster)) is not None:
+        if (network := load_network(home, decision.inspection.cluster)) is not None:
             lines.append(network_line(network))
     if decision is not None:
         lines += [line for finding in decision.findings for line in finding.lines()]

@@ -181,7 +181,7 @@ class DemoContext:
 
     home: Path
     folder: Path
-    talk: app.Console
+    console: app.Console
     follow: Follow
 
 
@@ -209,19 +209,21 @@ def _write(stage: DemoContext) -> None:
     _head(
         stage, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}"
     )
-    stage.talk.tick("training a tokenizer")
+    stage.console.progress("training a tokenizer")
     here = Host(name="local", workdir=str(stage.home), python=sys.executable)
     with app.reach(app.load_cluster(None, stage.home), app.REAL) as transports:
         argv = ("scratch", str(stage.folder / "corpus" / "pages.jsonl"), "--to", str(stage.folder / "model"))
         size_words = ("--vocabulary", "1024", "--hidden", "128", "--context", "256")
         record = ask_worker(here, transports["local"], (*argv, *size_words), on_progress=lambda _record: None)
-    stage.talk.say(f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {stage.folder}")
+    stage.console.report(
+        f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {stage.folder}"
+    )
 
 
 def _train_and_stop(stage: DemoContext) -> RunLayout:
     files = f"{stage.folder}/pretrain.yaml --cluster {stage.folder}/cluster.yaml"
     _head(stage, 2, "train on three hosts with shares 3:2:1, and stop half-way", f"gangline train {files}")
-    layout = app.train(_start(stage, "pretrain.yaml"), talk=stage.talk)
+    layout = app.train(_start(stage, "pretrain.yaml"), console=stage.console)
     stopped = False
 
     def stop_half_way(update: Update) -> None:
@@ -229,7 +231,7 @@ def _train_and_stop(stage: DemoContext) -> RunLayout:
         steps = [record["step"] for record in update.records if record.get("kind") == "step"]
         if not stopped and max(steps, default=0) >= STOP_STEP:
             stopped = True
-            stage.talk.say(f"$ gangline stop {layout.run_id}")
+            stage.console.report(f"$ gangline stop {layout.run_id}")
             with app.opened(layout.run_id, home=stage.home) as run:
                 app.stop(run)
 
@@ -240,7 +242,7 @@ def _train_and_stop(stage: DemoContext) -> RunLayout:
 
 def _resume(stage: DemoContext, layout: RunLayout) -> None:
     _head(stage, 3, "go on from the checkpoint of the stop; then pull a plug", f"gangline resume {layout.run_id}")
-    app.resume(layout.run_id, home=stage.home, talk=stage.talk)
+    app.resume(layout.run_id, home=stage.home, console=stage.console)
     killed = False
 
     def kill_a_rank(update: Update) -> None:
@@ -262,25 +264,25 @@ def _kill_rank(stage: DemoContext, layout: RunLayout, *, host: str) -> None:
     for file in sorted(attempt.glob("rank-*.pid")):
         process = ProcessId.of(int(read_json(file)["pid"]))
         if process is not None and process.is_alive:
-            stage.talk.say(f"$ kill -9 {process.pid}   # the rank on {host}; nobody resumes by hand")
+            stage.console.report(f"$ kill -9 {process.pid}   # the rank on {host}; nobody resumes by hand")
             os.kill(process.pid, signal.SIGKILL)
 
 
 def _tune(stage: DemoContext) -> RunLayout:
     files = f"{stage.folder}/tune.yaml --cluster {stage.folder}/cluster.yaml"
     _head(stage, 4, "tune it with LoRA on questions and answers", f"gangline train {files}")
-    layout = app.train(_start(stage, "tune.yaml"), talk=stage.talk)
+    layout = app.train(_start(stage, "tune.yaml"), console=stage.console)
     _follow(stage, layout)
     _require(layout, "finished")
     return layout
 
 
 def _export(stage: DemoContext, run_id: str, *, to: Path) -> None:
-    stage.talk.say(f"$ gangline export {run_id} --to {to}")
+    stage.console.report(f"$ gangline export {run_id} --to {to}")
     with app.opened(run_id, home=stage.home) as run:
         saved = find_saved(run_id, run.cluster, run.transports)
-        record = export_model(saved, run.layout, to=to, on_text=stage.talk.tick)
-    stage.talk.say(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
+        record = export_model(saved, run.layout, to=to, on_text=stage.console.progress)
+    stage.console.report(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
 
 
 def _ask(stage: DemoContext, adapter: Path) -> None:
@@ -295,7 +297,7 @@ def _ask(stage: DemoContext, adapter: Path) -> None:
 def _farewell(stage: DemoContext, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
     _head(stage, 6, f"done in {format_duration(duration_s)}; everything is still there")
     if shutil.which("gangline") is None:
-        stage.talk.say(f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline")
+        stage.console.report(f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline")
     for command, meaning in (
         ("gangline ps", "both runs"),
         (f"gangline chat {second.run_id}", "talk to the tuned model"),
@@ -304,7 +306,7 @@ def _farewell(stage: DemoContext, first: RunLayout, second: RunLayout, *, durati
         (f"tensorboard --logdir {stage.home}/hosts/pc1/runs", "the curves in a browser"),
         (f"rm -r {stage.home}", "remove all of it"),
     ):
-        stage.talk.say(f"  {command}   # {meaning}")
+        stage.console.report(f"  {command}   # {meaning}")
 
 
 def _start(stage: DemoContext, job: str) -> app.StartOptions:
@@ -331,7 +333,7 @@ def _require(layout: RunLayout, phase: str) -> None:
 
 
 def _head(stage: DemoContext, number: int, title: str, command: str = "") -> None:
-    stage.talk.say("")
-    stage.talk.say(f"[{number}/6] {title}")
+    stage.console.report("")
+    stage.console.report(f"[{number}/6] {title}")
     if command:
-        stage.talk.say(f"$ {command}")
+        stage.console.report(f"$ {command}")

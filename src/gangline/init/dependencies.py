@@ -20,6 +20,7 @@ from gangline.errors import GanglineError, HostKeyRefused, UsageError
 from gangline.inventory.facts import Inventory
 from gangline.inventory.gather import gather
 from gangline.inventory.probe import probe_pairs
+from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.connect import connect_all
 from gangline.transport.hostkeys import known_fingerprints, resolve, scan_key
@@ -28,16 +29,8 @@ from gangline.transport.transport import Transport
 # What `init` says to the user, and asks.
 
 
-class InitConsole(Protocol):
+class InitConsole(Console, Protocol):
     """The user's terminal."""
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        ...
-
-    def tick(self, line: str) -> None:
-        """How a long step is getting on; the next line takes its place."""
-        ...
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Rows in columns."""
@@ -131,12 +124,12 @@ def _scanned(host: Host, scan: Callable[[Host], Scan]) -> Scan:
         return Scan(host=host, where=where, address=where.rpartition("@")[2], problem=problem)
 
 
-def show(scans: Sequence[Scan], talk: InitConsole) -> None:
+def show(scans: Sequence[Scan], console: InitConsole) -> None:
     """The table of keys that a careful person compares."""
     rows = [
         (scan.host.name, scan.where, scan.key.partition(" ")[0], scan.fingerprint, _standing(scan)) for scan in scans
     ]
-    talk.table(("host", "where", "key", "fingerprint", ""), [row for row in rows if row[2]])
+    console.table(("host", "where", "key", "fingerprint", ""), [row for row in rows if row[2]])
 
 
 def _standing(scan: Scan) -> str:
@@ -145,21 +138,21 @@ def _standing(scan: Scan) -> str:
     return f"NOT the known {scan.known_key}" if scan.known_key else "new"
 
 
-def trust(scans: Sequence[Scan], *, yes: bool, talk: InitConsole) -> None:
+def trust(scans: Sequence[Scan], *, yes: bool, console: InitConsole) -> None:
     """Return if all keys are trusted; raises UsageError if not, HostKeyRefused for one that ssh knows otherwise."""
     strange = [scan for scan in scans if scan.key and scan.known_key and not scan.is_known]
     if strange:
         raise _refused(strange[0])
     new = [scan for scan in scans if scan.key and not scan.is_known]
     if new and yes:
-        talk.say(f"trusted without a question (--yes): {', '.join(scan.host.name for scan in new)}")
+        console.report(f"trusted without a question (--yes): {', '.join(scan.host.name for scan in new)}")
     elif new:
-        confirm(new, f"trust {counted(len(new), 'new key')}?", talk=talk)
+        confirm(new, f"trust {counted(len(new), 'new key')}?", console=console)
 
 
-def confirm(scans: Sequence[Scan], question: str, *, talk: InitConsole) -> None:
+def confirm(scans: Sequence[Scan], question: str, *, console: InitConsole) -> None:
     """Return if the user says yes; raises UsageError with the fingerprints if not, or if nobody is there to ask."""
-    answer = talk.ask(f"{question} [y/N]")
+    answer = console.ask(f"{question} [y/N]")
     if answer is not None and says_yes(answer):
         return
     shown = "; ".join(f"{scan.host.name} ({scan.where}) {scan.fingerprint}" for scan in scans)
@@ -262,14 +255,14 @@ def collect(
     return [_with_own_name(named, {other.host.name for other in found}) for named in found]
 
 
-def ask_for_names(path: Path, *, user_of: Callable[[str], str], talk: InitConsole) -> list[str]:
+def ask_for_names(path: Path, *, user_of: Callable[[str], str], console: InitConsole) -> list[str]:
     """Offer what the user's ssh_config names; raises UsageError where nobody answers."""
     path = path.expanduser()
     offered = [name for name in config_hosts(path) if user_of(name) not in NOT_FOR_TRAINING]
     if offered:
-        talk.say(f"hosts in {path}: {listed(offered, limit=50)}")
+        console.report(f"hosts in {path}: {listed(offered, limit=50)}")
     enter = f" [{' '.join(offered[:3])}{' ...' if len(offered) > 3 else ''}]" if offered else ""
-    answer = talk.ask(f"which hosts (names or user@address with blanks between, localhost is this computer)?{enter}")
+    answer = console.ask(f"which hosts (names or user@address with blanks between, localhost is this computer)?{enter}")
     named = (answer or "").replace(",", " ").split() or (offered if answer is not None else [])
     if not named:
         raise UsageError(

@@ -208,15 +208,15 @@ class HostsFound:
         return f"{self.network.name}: {self.why}" if self.network.name and self.why else self.why
 
 
-def look(cluster: Cluster, used: Mapping[str, str], *, talk: InitConsole, seams: InitDependencies) -> HostsFound:
+def look(cluster: Cluster, used: Mapping[str, str], *, console: InitConsole, deps: InitDependencies) -> HostsFound:
     """The facts of all hosts, and the network in which they reach each other.
 
     used: the addresses by which ssh reaches them, for want of a better one.
     """
-    with _connected(cluster, seams) as transports:
-        talk.tick(f"looking at {counted(len(cluster.hosts), 'host')}")
+    with _connected(cluster, deps) as transports:
+        console.progress(f"looking at {counted(len(cluster.hosts), 'host')}")
         located = _located(cluster, transports)
-        inventory = seams.gather(located, transports)
+        inventory = deps.gather(located, transports)
         alive = tuple(host for host in located.hosts if inventory.of(host.name) is not None)
         networks = shared_networks(inventory.hosts)
         if not networks:
@@ -224,10 +224,8 @@ def look(cluster: Cluster, used: Mapping[str, str], *, talk: InitConsole, seams:
         if len(networks) == 1 or len(alive) == 1:
             why = "the only network that all hosts share" if len(alive) > 1 else ""
             return HostsFound(inventory=inventory, network=networks[0], why=why)
-        talk.tick(f"trying {counted(len(networks), 'shared network')}")
-        return _tried(
-            dataclasses.replace(located, hosts=alive), inventory, networks, transports=transports, seams=seams
-        )
+        console.progress(f"trying {counted(len(networks), 'shared network')}")
+        return _tried(dataclasses.replace(located, hosts=alive), inventory, networks, transports=transports, deps=deps)
 
 
 def _tried(
@@ -236,14 +234,14 @@ def _tried(
     networks: list[SharedNetwork],
     *,
     transports: Transports,
-    seams: InitDependencies,
+    deps: InitDependencies,
 ) -> HostsFound:
     """The best network in which all hosts reach each other."""
     for number, network in enumerate(networks):
         addressed = tuple(
             dataclasses.replace(host, address=network.places[host.name].address) for host in cluster.hosts
         )
-        if seams.reaches(dataclasses.replace(cluster, hosts=addressed), inventory, transports):
+        if deps.reaches(dataclasses.replace(cluster, hosts=addressed), inventory, transports):
             passed = f"; in {networks[0].name} they do not reach each other" if number else ""
             why = f"the {'next best' if number else 'best'} of {len(networks)} networks that all hosts share{passed}"
             return HostsFound(inventory=inventory, network=network, why=why, is_warning=number > 0)
@@ -260,8 +258,8 @@ def _without_network(inventory: Inventory, used: Mapping[str, str]) -> HostsFoun
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster, seams: InitDependencies) -> Iterator[dict[str, Transport]]:
-    transports = seams.connect(cluster)
+def _connected(cluster: Cluster, deps: InitDependencies) -> Iterator[dict[str, Transport]]:
+    transports = deps.connect(cluster)
     try:
         yield transports
     finally:
@@ -540,7 +538,7 @@ class Described:
         }
 
 
-def init(asked: InitQuestion, *, talk: InitConsole, seams: InitDependencies = REAL) -> Described:
+def init(asked: InitQuestion, *, console: InitConsole, deps: InitDependencies = REAL) -> Described:
     """Describe a cluster and write it down.
 
     Raises UsageError for bad names, for keys that the user does not trust, and for a file that is there already;
@@ -552,24 +550,24 @@ def init(asked: InitQuestion, *, talk: InitConsole, seams: InitDependencies = RE
         asked.names,
         asked.hostfile,
         home=asked.home,
-        ask=lambda: ask_for_names(seams.ssh_config, user_of=seams.user_of, talk=talk),
+        ask=lambda: ask_for_names(deps.ssh_config, user_of=deps.user_of, console=console),
     )
-    scans = scan_keys(named, talk=talk, seams=seams)
-    dependencies.trust(scans, yes=asked.yes, talk=talk)
+    scans = scan_keys(named, console=console, deps=deps)
+    dependencies.trust(scans, yes=asked.yes, console=console)
     failed = {scan.host.name: scan.problem for scan in scans if scan.problem}
     pinned = with_keys([each.host for each in named if each.host.name not in failed], scans)
     require_some(pinned, failed)
-    used = addresses_of(scans, seams)
-    found = look(Cluster(name="cluster", hosts=pinned), used, talk=talk, seams=seams)
+    used = addresses_of(scans, deps)
+    found = look(Cluster(name="cluster", hosts=pinned), used, console=console, deps=deps)
     failed |= {failure.host: failure.why for failure in found.inventory.failures}
     require_some(found.inventory.hosts, failed)
     refuse_twins(found.inventory)
-    show_hosts(found, failed, talk)
-    settle_failed(failed, force=asked.force, talk=talk)
+    show_hosts(found, failed, console)
+    settle_failed(failed, force=asked.force, console=console)
     cluster, notes = settled(named, pinned, found.inventory, found.network)
     text = cluster_text(cluster, notes, name=asked.name, network=found.said)
     cluster = verified(text, cluster, asked)
-    path = None if asked.dry_run else write(asked, text, talk=talk)
+    path = None if asked.dry_run else write(asked, text, console=console)
     return Described(cluster=cluster, scans=tuple(scans), found=found, failed=failed, text=text, path=path)
 
 
@@ -588,13 +586,13 @@ def require_room(asked: InitQuestion) -> None:
     )
 
 
-def scan_keys(named: Sequence[NamedHost], *, talk: InitConsole, seams: InitDependencies) -> list[Scan]:
+def scan_keys(named: Sequence[NamedHost], *, console: InitConsole, deps: InitDependencies) -> list[Scan]:
     """Ask every host over SSH for its key, and show what they say."""
     hosts = [each.host for each in named if each.host.transport == "ssh"]
-    talk.tick(f"asking {counted(len(hosts), 'host')} for the host key")
-    scans = scan_all(hosts, seams.scan)
+    console.progress(f"asking {counted(len(hosts), 'host')} for the host key")
+    scans = scan_all(hosts, deps.scan)
     if any(scan.key for scan in scans):
-        dependencies.show(scans, talk)
+        dependencies.show(scans, console)
     return scans
 
 
@@ -604,9 +602,9 @@ def with_keys(hosts: Sequence[Host], scans: Sequence[Scan]) -> tuple[Host, ...]:
     return tuple(dataclasses.replace(host, host_key=shown.get(host.name)) for host in hosts)
 
 
-def addresses_of(scans: Sequence[Scan], seams: InitDependencies) -> dict[str, str]:
+def addresses_of(scans: Sequence[Scan], deps: InitDependencies) -> dict[str, str]:
     """Host -> the address by which ssh reaches it, as far as this computer can tell."""
-    found = {scan.host.name: seams.address_of(scan.address) for scan in scans if scan.key}
+    found = {scan.host.name: deps.address_of(scan.address) for scan in scans if scan.key}
     return {name: address for name, address in found.items() if address is not None}
 
 
@@ -620,21 +618,21 @@ def require_some(hosts: Sequence[object], failed: dict[str, str]) -> None:
         )
 
 
-def show_hosts(found: HostsFound, failed: dict[str, str], talk: InitConsole) -> None:
+def show_hosts(found: HostsFound, failed: dict[str, str], console: InitConsole) -> None:
     """The table of what is there, and what is not."""
-    talk.table(HEADER, [row(facts, found.network) for facts in found.inventory.hosts])
+    console.table(HEADER, [row(facts, found.network) for facts in found.inventory.hosts])
     for name, why in failed.items():
-        talk.say(f"failed: {failure(name, why)}")
+        console.report(f"failed: {failure(name, why)}")
     if found.why:
-        talk.say(f"{'warning' if found.is_warning else 'network'}: {found.said}")
+        console.report(f"{'warning' if found.is_warning else 'network'}: {found.said}")
 
 
-def settle_failed(failed: dict[str, str], *, force: bool, talk: InitConsole) -> None:
+def settle_failed(failed: dict[str, str], *, force: bool, console: InitConsole) -> None:
     """Go on without hosts that failed, if the user wants to; raises HostUnreachable."""
     if not failed or force:
         return
     names = ", ".join(failed)
-    answer = talk.ask(f"write the file without {names}? [y/N]")
+    answer = console.ask(f"write the file without {names}? [y/N]")
     if answer is None or not says_yes(answer):
         raise HostUnreachable(
             f"nothing was written: {counted(len(failed), 'host')} failed",
@@ -655,9 +653,9 @@ def verified(text: str, cluster: Cluster, asked: InitQuestion) -> Cluster:
     return read
 
 
-def write(asked: InitQuestion, text: str, *, talk: InitConsole) -> Path:
+def write(asked: InitQuestion, text: str, *, console: InitConsole) -> Path:
     """Write the file, whole or not at all."""
     require_room(asked)
     write_atomic(asked.output, text.encode(), mode=0o644)
-    talk.say(f"wrote {asked.output}")
+    console.report(f"wrote {asked.output}")
     return asked.output

@@ -36,7 +36,7 @@ class Pinned:
 
 
 def pin(
-    path: Path, *, home: Path, yes: bool, dry_run: bool, talk: InitConsole, seams: InitDependencies = REAL
+    path: Path, *, home: Path, yes: bool, dry_run: bool, console: InitConsole, deps: InitDependencies = REAL
 ) -> Pinned:
     """Read the keys of a cluster file's hosts again and put those in that the user trusts; nothing else changes, but
     for runs that still have the old key of a host.
@@ -48,36 +48,36 @@ def pin(
     hosts = [host for host in read_cluster_text(text, path, home=home).hosts if host.transport == "ssh"]
     if not hosts:
         raise UsageError(f"{path} has no hosts over SSH", seen="nothing to pin", fix="gangline init HOST... finds some")
-    talk.tick(f"asking {counted(len(hosts), 'host')} for the host key")
-    scans = scan_all(hosts, seams.scan)
-    show(scans, talk)
-    require_answers(scans, talk)
+    console.progress(f"asking {counted(len(hosts), 'host')} for the host key")
+    scans = scan_all(hosts, deps.scan)
+    show(scans, console)
+    require_answers(scans, console)
     changed = [scan for scan in scans if scan.key and scan.key != scan.host.host_key]
     if not changed:
-        talk.say("every key that was shown is the pinned one")
+        console.report("every key that was shown is the pinned one")
         return Pinned(scans=tuple(scans), text=text, changed=(), path=None)
     if yes:
-        talk.say(f"trusted without a question (--yes): {', '.join(scan.host.name for scan in changed)}")
+        console.report(f"trusted without a question (--yes): {', '.join(scan.host.name for scan in changed)}")
     else:
-        confirm(changed, f"trust {counted(len(changed), 'changed key')}?", talk=talk)
+        confirm(changed, f"trust {counted(len(changed), 'changed key')}?", console=console)
     pinned = pin_keys(text, str(path), {scan.host.name: scan.key for scan in changed})
     if not dry_run:
         real = path.resolve()  # a link stays one
         write_atomic(real, pinned.encode(), mode=real.stat().st_mode & 0o777)
-        talk.say(f"wrote {path}: {counted(len(changed), 'key')}")
+        console.report(f"wrote {path}: {counted(len(changed), 'key')}")
         runs = renew_keys(home, {scan.host.host_key: scan.key for scan in changed if scan.host.host_key})
         if runs:
-            talk.say(f"and in the records of {counted(len(runs), 'run')}: {', '.join(runs)}")
+            console.report(f"and in the records of {counted(len(runs), 'run')}: {', '.join(runs)}")
     names = tuple(scan.host.name for scan in changed)
     return Pinned(scans=tuple(scans), text=pinned, changed=names, path=None if dry_run else path)
 
 
-def show(scans: Sequence[Scan], talk: InitConsole) -> None:
+def show(scans: Sequence[Scan], console: InitConsole) -> None:
     """Old and new fingerprints."""
     rows = [(scan.host.name, scan.where, pinned_fingerprint(scan) or "-", _now(scan)) for scan in scans]
-    talk.table(("host", "where", "pinned", "now"), rows)
+    console.table(("host", "where", "pinned", "now"), rows)
     if any(scan.key and scan.host.host_key not in {None, scan.key} for scan in scans):
-        talk.say(f"another key: the host was installed anew, or somebody is in between; on its own console: {LOOK}")
+        console.report(f"another key: the host was reinstalled, or somebody is in between; on its own console: {LOOK}")
 
 
 def pinned_fingerprint(scan: Scan) -> str:
@@ -85,11 +85,11 @@ def pinned_fingerprint(scan: Scan) -> str:
     return fingerprint(scan.host.host_key) if scan.host.host_key else ""
 
 
-def require_answers(scans: Sequence[Scan], talk: InitConsole) -> None:
+def require_answers(scans: Sequence[Scan], console: InitConsole) -> None:
     """Tell which hosts showed no key; raises HostUnreachable where none did."""
     failed = [scan for scan in scans if not scan.key]
     for scan in failed:
-        talk.say(f"left as it is: {describe.failure(scan.host.name, scan.problem)}")
+        console.report(f"left as it is: {describe.failure(scan.host.name, scan.problem)}")
     if len(failed) == len(scans):
         raise HostUnreachable(
             "no host answers, nothing was written",

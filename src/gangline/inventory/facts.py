@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
 
 from gangline.inventory.folders import Compared, SharedProbe, WriteTry
 from gangline.inventory.pairs import Pairs
-from gangline.runs.decode import build
+from gangline.runs.record_versions import Record
 
 # Parts of a machine, as its agent read them. None: could not be read, or the part cannot say.
 
@@ -471,7 +469,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(Record):
     """What was read off one host."""
 
     host: str
@@ -535,11 +533,6 @@ class HostFacts:
         """What a name means there, if it was asked for."""
         return next((answer for answer in self.names if answer.name == name), None)
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> HostFacts:
-        """Facts from plain data; raises TypeError or ValueError for anything else."""
-        return build(HostFacts, data)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFailure:
@@ -558,7 +551,7 @@ class HostFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Record):
     """What was read off every host, in the cluster's order."""
 
     gathered: str
@@ -578,12 +571,3 @@ class Inventory:
     def of(self, host: str) -> HostFacts | None:
         """The facts of a host; None where they could not be read."""
         return next((facts for facts in self.hosts if facts.host == host), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for inventory.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Inventory:
-        """The inventory that `to_json` wrote."""
-        return build(Inventory, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -17,9 +16,9 @@ from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Pairs, Skipped
 from gangline.planner.calibration import PROFILE_SCHEMA_VERSION, Profile, ProfileKey
 from gangline.runs.cluster import Cluster
-from gangline.runs.decode import build
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout
+from gangline.runs.record_versions import Record
 from gangline.runs.registry import run_ids
 from gangline.runs.state import RunState
 
@@ -64,7 +63,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Record):
     """What `gangline bench network` found."""
 
     cluster: str
@@ -87,15 +86,6 @@ class Network:
     def fits(self, cluster: Cluster) -> bool:
         """Whether these are the figures of these hosts, at these addresses."""
         return self.addresses == {host.name: host.address for host in cluster.hosts}
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for network.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Network:
-        """What `to_json` wrote; raises TypeError or ValueError for anything else."""
-        return build(Network, data)
 
 
 def network_path(home: Path, name: str) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from gangline.runs.decode import build
+from gangline.runs.record_versions import Record
 
 Tier = Literal["quick", "full", "burn"]
 """How thoroughly hosts are looked at."""
@@ -178,7 +178,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(Record):
     """What was tried between the hosts of a cluster."""
 
     measured: str
@@ -204,15 +204,6 @@ class Pairs:
     def to(self, host: str) -> Iterator[Pair]:
         """The ways to a host."""
         return (pair for pair in self.pairs if pair.target == host)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Pairs:
-        """What `to_json` wrote; raises TypeError or ValueError for anything else."""
-        return build(Pairs, data)
 
 
 # Which host is behind pairs that are all bad in the same way. Pure.

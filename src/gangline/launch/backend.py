@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 from gangline.errors import RunFailed
 from gangline.launch.program import Program, StallWatch
 from gangline.runs.cluster import Cluster
-from gangline.runs.decode import build
 from gangline.runs.gang import Gang
+from gangline.runs.record_versions import Record
 from gangline.transport.transport import AGENT, Transport
 
 
@@ -138,7 +138,7 @@ class JobLauncher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
+class LaunchRequest(Record):
     """Exactly what will be started, printable before anything is."""
 
     run_id: str
@@ -176,15 +176,6 @@ class LaunchRequest:
                 seen=f"expected ranks 0 to {self.world_size - 1}, found {ranks}",
                 fix="start it anew with gangline train; if that says the same, it is a bug",
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for request.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> LaunchRequest:
-        """The request that `to_json` wrote."""
-        return build(LaunchRequest, data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from gangline.errors import UsageError
-from gangline.runs.decode import build
+from gangline.runs.record_versions import Record
 
 # Launchers of other systems as the command of `gangline run`: recognised, taken off, and never started. Pure.
 
@@ -321,21 +320,12 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class Again(Record):
     """again.json: how the user's own program is started once more after a failure, without anybody being asked."""
 
     restarts: int
     """How often at the most."""
     program: Program
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for again.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Again:
-        """What `to_json` wrote; raises TypeError or ValueError for anything else."""
-        return build(Again, data)
 
 
 WORKER = Program()

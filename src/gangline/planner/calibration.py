@@ -22,7 +22,7 @@ from gangline.planner.architecture import Architecture
 from gangline.planner.speed import ComputeModel, flops_per_token, squared_flops
 from gangline.planner.traffic import fit_two
 from gangline.planner.training import Training
-from gangline.runs.decode import build
+from gangline.runs.record_versions import Record
 
 PROFILE_SCHEMA_VERSION = 1
 NEAR = 0.03
@@ -97,7 +97,7 @@ class ProfileKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Record):
     """The speed of one kind of device at one kind of work, as measured, and corrected by runs since."""
 
     key: ProfileKey
@@ -124,15 +124,6 @@ class Profile:
     def corrected(self) -> ComputeModel:
         """With what real runs taught."""
         return dataclasses.replace(self.compute.scaled(self.factor), profile=self.name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for a file."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Profile:
-        """What `to_json` wrote; raises TypeError or ValueError for anything else."""
-        return build(Profile, data)
 
 
 def architecture_digest(architecture: Architecture) -> str:

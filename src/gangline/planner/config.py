@@ -1,18 +1,23 @@
-"""The shape of a model from its config.json, by closed form: no weights, no torch, no file.
+"""The shape of a model from its config.json, by closed form: no weights, no torch.
 
-`read_architecture` knows the families of `planning.families`; another model_type raises UnknownArchitecture, and is
-counted on the model itself, by a worker process.
+`read_architecture` knows the families of catalog/families.json; another model_type raises UnknownArchitecture, and a
+worker process counts the model itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Literal
 
+from gangline import catalog
 from gangline.errors import ModelError
 from gangline.planner.architecture import Architecture, Layer, Linear
+from gangline.runs.decode import build
 
 # What config.json leaves unsaid about a family of models: names, biases, norms, defaults.
 
@@ -91,238 +96,19 @@ class ModelFamily:
     """Whether matrices lie as [in, out], which is no `nn.Linear` (Conv1D)."""
 
 
-LLAMA = ModelFamily(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
-_PLAIN = ModelFamily()
-_QWEN2 = ModelFamily(qkv_bias=True, kv_heads=32, window="switched")
-_QWEN3 = ModelFamily(
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    kv_heads=32,
-    head_dim=128,
-    qk_norm="head",
-    window="switched",
-)
-_GEMMA = ModelFamily(
-    activation="gelu_pytorch_tanh",
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    tied=True,
-    kv_heads=16,
-    head_dim=256,
-)
-_GEMMA2 = replace(_GEMMA, kv_heads=4, num_norms=4, window="every-2", scaled_logits=("final_logit_softcapping",))
-_OLMO = ModelFamily(qkv_bias="attention_bias", out_bias="attention_bias", norm="none")
-_OLMO2 = replace(_OLMO, norm="rms", qk_norm="projection")
-_COHERE = ModelFamily(
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    norm="layer",
-    norm_bias=False,
-    num_norms=1,
-    tied=True,
-    parallel=True,
-    scaled_logits=("logit_scale",),
-    unless=("use_qk_norm",),
-)
-_GLM = ModelFamily(qkv_bias="attention_bias:true", mlp=("gate_up_proj", "down_proj"), kv_heads=2, head_dim=128)
-_GPT2 = ModelFamily(
-    qkv=("c_attn",),
-    out="c_proj",
-    mlp=("c_fc", "c_proj"),
-    gated=False,
-    activation="gelu_new",
-    drops=True,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    norm="layer",
-    tied=True,
-    grouped=False,
-    width_keys=("n_inner",),
-    positions="learned",
-    unless=("add_cross_attention",),
-    transposed=True,
-)
-_NEOX = ModelFamily(
-    qkv=("query_key_value",),
-    out="dense",
-    mlp=("dense_h_to_4h", "dense_4h_to_h"),
-    gated=False,
-    activation="gelu",
-    qkv_bias="attention_bias:true",
-    out_bias="attention_bias:true",
-    mlp_bias=True,
-    norm="layer",
-    grouped=False,
-)
-_EXPERTS = ("gate_proj", "up_proj", "down_proj", "gate")
-_DEEPSEEK = ModelFamily(
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    mlp_bias="mlp_bias",
-    experts="after-dense",
-    latent=True,
-    expert_names=_EXPERTS,
-)
-_MISTRAL = replace(_PLAIN, kv_heads=8, window="always")
+def _families(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, ModelFamily]:
+    found: dict[str, ModelFamily] = {}
+    for name, row in rows.items():
+        like = dataclasses.asdict(found[row["like"]]) if "like" in row else {}
+        found[name] = build(ModelFamily, {**like, **{key: value for key, value in row.items() if key != "like"}})
+    return found
 
-FAMILIES: dict[str, ModelFamily] = {
-    "llama": LLAMA,
-    "aquila": LLAMA,
-    "Yi": LLAMA,
-    "internlm": replace(LLAMA, qkv_bias="bias", out_bias="bias"),
-    "internlm2": ModelFamily(qkv=("wqkv",), out="wo", mlp=("w1", "w3", "w2"), qkv_bias="bias", out_bias="bias"),
-    "internlm3": replace(LLAMA, qkv_bias="qkv_bias", out_bias="bias", mlp_bias="bias", head_dim=128, kv_heads=2),
-    "baichuan": ModelFamily(qkv=("W_pack",)),
-    "deepseek": ModelFamily(),
-    "smollm3": replace(LLAMA, tied=True, kv_heads=4, window="switched"),
-    "ernie4_5": ModelFamily(
-        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", tied=True, kv_heads=2, head_dim=128
-    ),
-    "mistral": _MISTRAL,
-    "ministral": replace(_MISTRAL, window="always"),
-    "qwen": ModelFamily(
-        qkv=("c_attn",), out="c_proj", mlp=("w1", "w2", "c_proj"), qkv_bias=True, grouped=False, halved_mlp=True
-    ),
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN3,
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA2,
-    "gemma3_text": replace(_GEMMA2, qk_norm="head", window="every-6"),
-    "phi": ModelFamily(
-        out="dense",
-        mlp=("fc1", "fc2"),
-        gated=False,
-        activation="gelu_new",
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        norm="layer",
-        num_norms=1,
-        head_bias=True,
-        parallel=True,
-        unless=("qk_layernorm",),
-        entry_dropout="embd_pdrop",
-    ),
-    "phi3": ModelFamily(qkv=("qkv_proj",), mlp=("gate_up_proj", "down_proj"), window="always"),
-    "olmo": _OLMO,
-    "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, window="every-4"),
-    "stablelm": ModelFamily(
-        qkv_bias="use_qkv_bias", norm="layer", kv_heads=32, unless=("qk_layernorm", "use_parallel_residual")
-    ),
-    "granite": replace(LLAMA, scaled_logits=("logits_scaling",)),
-    "cohere": _COHERE,
-    "cohere2": replace(_COHERE, window="every-4"),
-    "glm": _GLM,
-    "glm4": replace(_GLM, num_norms=4),
-    "starcoder2": ModelFamily(
-        mlp=("c_fc", "c_proj"),
-        gated=False,
-        activation="gelu_pytorch_tanh",
-        qkv_bias="use_bias:true",
-        out_bias="use_bias:true",
-        mlp_bias="use_bias:true",
-        norm="layer",
-        tied=True,
-        kv_heads=2,
-        window="always",
-        entry_dropout="embedding_dropout",
-    ),
-    "gpt2": _GPT2,
-    "gpt_bigcode": replace(_GPT2, activation="gelu_pytorch_tanh", transposed=False),
-    "gptj": ModelFamily(
-        out="out_proj",
-        mlp=("fc_in", "fc_out"),
-        gated=False,
-        activation="gelu_new",
-        mlp_bias=True,
-        norm="layer",
-        num_norms=1,
-        head_bias=True,
-        grouped=False,
-        width_keys=("n_inner",),
-        parallel=True,
-    ),
-    "gpt_neox": replace(_NEOX, parallel=True, entry_dropout="hidden_dropout"),
-    "bloom": replace(_NEOX, qkv_bias=True, out_bias=True, tied=True, width_keys=(), alibi=True, embedding_norm=True),
-    "opt": ModelFamily(
-        out="out_proj",
-        mlp=("fc1", "fc2"),
-        gated=False,
-        activation="relu",
-        drops=True,
-        qkv_bias="enable_bias:true",
-        out_bias="enable_bias:true",
-        mlp_bias="enable_bias:true",
-        norm="layer",
-        tied=True,
-        grouped=False,
-        width_keys=("ffn_dim",),
-        positions="offset",
-    ),
-    "falcon": replace(
-        _NEOX, qkv_bias="bias", out_bias="bias", mlp_bias="bias", tied=True, width_keys=("ffn_hidden_size",)
-    ),
-    "mixtral": replace(_PLAIN, kv_heads=8, window="always", experts="all", expert_names=("w1", "w3", "w2", "gate")),
-    "phimoe": ModelFamily(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        norm="layer",
-        head_bias="lm_head_bias",
-        kv_heads=8,
-        window="always",
-        experts="all",
-        router_linear=True,
-    ),
-    "granitemoe": replace(LLAMA, experts="all", scaled_logits=("logits_scaling",)),
-    "olmoe": replace(_OLMO2, experts="all", expert_names=_EXPERTS),
-    "qwen2_moe": replace(_QWEN2, qkv_bias="qkv_bias:true", kv_heads=16, experts="sparse-step"),
-    "qwen3_moe": replace(_QWEN3, kv_heads=4, head_dim=None, experts="sparse-step", expert_names=_EXPERTS),
-    "glm4_moe": ModelFamily(
-        qkv_bias="attention_bias",
-        qk_norm="head",
-        qk_norm_if="use_qk_norm",
-        kv_heads=8,
-        experts="after-dense",
-        expert_names=_EXPERTS,
-    ),
-    "gpt_oss": ModelFamily(
-        qkv_bias="attention_bias:true",
-        out_bias="attention_bias:true",
-        kv_heads=8,
-        head_dim=64,
-        window="every-2",
-        experts="all",
-        expert_bias=True,
-    ),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": replace(_DEEPSEEK, mlp_bias=False),
-    "kimi_k2": replace(_DEEPSEEK, mlp_bias=False),
-}
+
+_FILE = json.loads((Path(catalog.__file__).parent / "families.json").read_text(encoding="utf-8"))
+FAMILIES: dict[str, ModelFamily] = _families(_FILE["families"])
 """By model_type. Another one is counted on the model itself, by a worker process."""
-
-SLICED = frozenset(
-    {
-        *("llama", "mistral", "ministral", "qwen2", "qwen3", "internlm3", "smollm3", "ernie4_5", "granite", "olmo"),
-        *("olmo2", "olmo3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "glm4", "gpt_neox", "phi"),
-        *("phi3", "starcoder2"),
-    }
-)
-"""Those for which transformers (5.23) has a plan of columns and rows, and of nothing else."""
-
-STAGED = frozenset(
-    {
-        *("llama", "mistral", "ministral", "qwen2", "qwen3", "internlm3", "smollm3", "ernie4_5", "olmo", "olmo2"),
-        *("olmo3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "glm", "glm4", "gpt_neox", "phi", "phi3"),
-        *("stablelm", "starcoder2", "mixtral", "phimoe", "olmoe", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss"),
-        *("deepseek_v2", "deepseek_v3"),
-    }
-)
-"""Those whose decoder in transformers (5.23) hands embeddings to its first layer as they are, and from layer to layer
-nothing but hidden states, so that strategies/pipeline/train.py can cut it between any two;
-tests/train/test_architecture.py tries each."""
-
+SLICED, STAGED = frozenset(_FILE["sliced"]), frozenset(_FILE["staged"])
+"""Families whose layers tensor parallelism can slice, and those that a pipeline can cut between any two layers."""
 
 _KEYS = {
     "hidden": ("hidden_size", "n_embd", "n_embed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.planner.calibration import Profile, refit
 from gangline.runs.decode import build
+from gangline.runs.record_versions import Record
 from gangline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class RankComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """comparison.json: one attempt of a run. Measured seconds are medians over the steps used."""
 
     run: str
@@ -222,12 +222,8 @@ class Comparison:
             return ""
         return f", outside of {_seconds(low)} to {_seconds(high)}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for comparison.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: Any) -> Comparison:
+    @classmethod
+    def from_json(cls, data: Any) -> Comparison:
         """What `to_json` wrote; raises LookupError, TypeError, ValueError or AttributeError for anything else."""
         comparison = build(Comparison, data)
         texts = [comparison.run, comparison.ended, comparison.source, *(rank.host for rank in comparison.ranks)]
@@ -428,7 +424,7 @@ class RankTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeReport:
+class TimeReport(Record):
     """times.json: one attempt of a run. Evaluations and saves are not in it."""
 
     run: str
@@ -439,12 +435,8 @@ class TimeReport:
     ranks: tuple[RankTime, ...]
     schema_version: int = SPENT_SCHEMA_VERSION
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for times.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: Any) -> TimeReport:
+    @classmethod
+    def from_json(cls, data: Any) -> TimeReport:
         """What `to_json` wrote; raises LookupError, TypeError, ValueError or AttributeError for anything else."""
         report = build(TimeReport, data)
         texts = [report.run, *(each.host for each in report.ranks)]

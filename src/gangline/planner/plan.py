@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gangline.catalog.gpu_specs import peak_flops
 from gangline.planner.option import Option
 from gangline.planner.shares import host_shares, rank_hosts, rank_shares
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster
-from gangline.runs.decode import build
 from gangline.runs.gang import Division, Gang, GangRank, rows_of, total_steps
 from gangline.runs.job import Job, MethodJob
+from gangline.runs.record_versions import Record
 from gangline.strategies.base import AUTO, PlanHalf
 from gangline.strategies.table import ALONE, DEFAULT, plan_half
 
@@ -86,7 +86,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Division):
+class Plan(Division, Record):
     """The decision about one job on one cluster."""
 
     job: str
@@ -147,15 +147,6 @@ class Plan(Division):
         """The same plan once the samples are counted."""
         steps = total_steps(data.num_samples, job.batch, epochs=job.epochs, steps=job.steps)
         return dataclasses.replace(self, data=data, steps=steps)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for plan.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` wrote."""
-        return build(Plan, data)
 
 
 def make_plan(

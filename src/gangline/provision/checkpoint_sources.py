@@ -15,7 +15,7 @@ from gangline.errors import CheckpointError, HostKeyRefused, HostUnreachable
 from gangline.provision import relay
 from gangline.provision.ask import run_there
 from gangline.provision.relay import Cargo
-from gangline.provision.tell import SILENT, Report
+from gangline.provision.tell import SILENT, Console
 from gangline.provision.trees import Spot, host_layout, look
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, step_folder, with_record
 from gangline.runs.cluster import Host
@@ -93,7 +93,7 @@ def bring(
     *,
     targets: Sequence[str],
     bare: Collection[str] = (),
-    tell: Report = SILENT,
+    tell: Console = SILENT,
 ) -> list[str]:
     """See to it that every target has the commit record and the parts that it needs; the labels of those that got any.
 
@@ -114,7 +114,7 @@ def bring(
 
 
 def bring_parts(
-    places: Places, run_id: str, choice: CheckpointChoice, *, targets: Sequence[str], tell: Report = SILENT
+    places: Places, run_id: str, choice: CheckpointChoice, *, targets: Sequence[str], tell: Console = SILENT
 ) -> list[str]:
     """The parts that the targets need and lack, each from any place that has it; the labels of those that got any."""
     lacking = {label: parts for label in targets if (parts := choice.lacks(label))}
@@ -189,7 +189,7 @@ def _adopt(places: Places, run_id: str, record: bytes) -> None:
 
 
 def _bring_part(
-    places: Places, run_id: str, choice: CheckpointChoice, part: str, lacking: Sequence[str], *, tell: Report
+    places: Places, run_id: str, choice: CheckpointChoice, part: str, lacking: Sequence[str], *, tell: Console
 ) -> None:
     """One whole part to the places that lack it, from any that has it."""
     assert choice.step is not None

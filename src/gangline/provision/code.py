@@ -30,11 +30,11 @@ import gangline
 from gangline.errors import CheckFailed, GanglineError, RunFailed, UsageError
 from gangline.plugins import package_files
 from gangline.provision.ask import ask_agent, in_parallel
-from gangline.provision.tell import SILENT, Report, shown
+from gangline.provision.tell import SILENT, Console, shown
 from gangline.provision.trees import How, Mark, Spot, Tree, differing, host_layout, look_everywhere, spot_on, tree_of
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.decode import build
 from gangline.runs.manifest import digest_of
+from gangline.runs.record_versions import Record
 from gangline.transport.fanout import once
 from gangline.transport.transport import Transport
 from gangline.units import format_bytes
@@ -387,7 +387,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
+class Project(Record):
     """What was brought: enough to know it again."""
 
     name: str
@@ -410,22 +410,13 @@ class Project:
         """Where it lies on a host."""
         return PurePath(host.workdir) / "projects" / f"{self.name}-{self.tree[:16]}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for project.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Project:
-        """The project that `to_json` wrote."""
-        return build(Project, data)
-
 
 def place_project(
     folder: Path,
     cluster: Cluster,
     transports: Mapping[str, Transport],
     *,
-    tell: Report = SILENT,
+    tell: Console = SILENT,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Project:
     """Bring a folder to every host that lacks it, and verify it there; says what is copied and what stays behind.
@@ -437,7 +428,7 @@ def place_project(
         absent = _verified(project, _spots(project, cluster, transports))
         lacking = [spot for spot in absent if spot.path.name not in spot.transport.names(spot.path.parent)]
         if lacking:
-            tell.tick(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
+            tell.progress(f"bringing {project.name} to {' '.join(spot.host.name for spot in lacking)}")
             place_archive(archive, lacking)
         if absent:
             bare = dataclasses.replace(cluster, hosts=tuple(spot.host for spot in absent))
@@ -445,7 +436,7 @@ def place_project(
     return project
 
 
-def foresee_project(folder: Path, *, tell: Report = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
+def foresee_project(folder: Path, *, tell: Console = SILENT, limit_bytes: int = LIMIT_BYTES) -> Project:
     """What `place_project` would bring; says the same and changes nothing."""
     with _packed(folder, limit_bytes) as (project, _archive, chosen):
         _say(project, chosen, tell)
@@ -555,14 +546,14 @@ def _described(chosen: Selection, archive: Archive) -> Project:
     )
 
 
-def _say(project: Project, chosen: Selection, tell: Report) -> None:
+def _say(project: Project, chosen: Selection, tell: Console) -> None:
     state = ""
     if project.commit:
         state = f", commit {project.commit[:12]}" + (
             f" and {len(project.dirty)} changed files" if project.dirty else ""
         )
     for line in chosen.lines(f"project    {project.name}{state}"):
-        tell.say(line)
+        tell.report(line)
 
 
 def _spots(project: Project, cluster: Cluster, transports: Mapping[str, Transport]) -> list[Spot]:
@@ -574,7 +565,7 @@ SOURCE = How(exact=True, skip=("__pycache__",))
 
 
 def place_code(
-    cluster: Cluster, transports: Mapping[str, Transport], *, packages: Collection[str] = (), tell: Report = SILENT
+    cluster: Cluster, transports: Mapping[str, Transport], *, packages: Collection[str] = (), tell: Console = SILENT
 ) -> Cluster:
     """Bring the source to every host over ssh that lacks it; the cluster with `code` set there.
 
@@ -588,7 +579,7 @@ def place_code(
     found = look_everywhere(spots, SOURCE)
     lacking = [spot for spot, there in zip(spots, found, strict=True) if there.hash != tree.hash]
     if lacking:
-        tell.tick(f"bringing gangline's code to {' '.join(spot.host.name for spot in lacking)}")
+        tell.progress(f"bringing gangline's code to {' '.join(spot.host.name for spot in lacking)}")
         with scratch_folder() as folder:
             place_archive(write_archive(Path(folder) / "code.tar", source_files(key)), lacking)
     return placed
@@ -614,7 +605,8 @@ def source_files(packages: tuple[str, ...] = ()) -> dict[str, Plain]:
     is being updated, hosts get what this process began with.
     """
     package = Path(gangline.__file__).parent
-    paths = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts] + [package / "py.typed"]
+    paths = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts]
+    paths += [package / "py.typed", *package.glob("catalog/*.json")]
     found = {f"gangline/{path.relative_to(package).as_posix()}": read_plain(path) for path in paths if path.is_file()}
     for each in packages:
         found |= {name: Plain(data=data, is_program=False) for name, data in package_files(each).items()}

@@ -22,7 +22,7 @@ from gangline.inventory.gather import environments_folder, read_building
 from gangline.provision.ask import ask_agent, in_parallel, run_there
 from gangline.provision.relay import Cargo, bring
 from gangline.provision.requirements import Lock, load_lock
-from gangline.provision.tell import SILENT, Report, shown
+from gangline.provision.tell import SILENT, Console, shown
 from gangline.provision.trees import Spot, here, spot_on
 from gangline.provision.wheelhouse import NoWheels, Platform, Wheelhouse, gather_wheels
 from gangline.runs.cluster import Cluster, Host
@@ -175,7 +175,9 @@ def choose(sites: Sequence[Site], *, without: Useless = frozenset()) -> list[Sit
     return chosen
 
 
-def place_locked(found: Sequence[Site], *, home: Path, shared: Sequence[str] = (), tell: Report = SILENT) -> list[Host]:
+def place_locked(
+    found: Sequence[Site], *, home: Path, shared: Sequence[str] = (), tell: Console = SILENT
+) -> list[Host]:
     """Build what is not there yet and verify the rest; the hosts with their Python.
 
     Raises CheckFailed for an environment that was changed after it was built, NoWheels where a package has no wheel for
@@ -192,7 +194,7 @@ def place_locked(found: Sequence[Site], *, home: Path, shared: Sequence[str] = (
     builders = _Builders([site.host.name for site in once.values()], tell=tell)
     built = in_parallel(lambda site: _build(site, houses[site.host.name], builders), list(once.values()))
     for line in _built_lines(list(zip(once.values(), built, strict=True)), builders.passed_s):
-        tell.say(line)
+        tell.report(line)
     made = dict(zip(once, built, strict=True))
     for site in lacking:
         there[site.host.name] = made[_place_of(site, shared)]
@@ -205,7 +207,7 @@ def place_locked(found: Sequence[Site], *, home: Path, shared: Sequence[str] = (
 
 
 def _prepare(
-    found: Sequence[Site], *, home: Path, tell: Report
+    found: Sequence[Site], *, home: Path, tell: Console
 ) -> tuple[list[Site], dict[str, Packages], dict[str, Wheelhouse]]:
     """A Python for every host, what is in the environments that are there, and wheels for those that are not.
 
@@ -229,7 +231,7 @@ def _prepare(
                 without |= {(site.host.name, site.python.version[:2]) for site in group}
                 if len(choose(found, without=without)) < len(found):
                     raise
-                tell.say(f"{error.what}: another Python is tried")
+                tell.report(f"{error.what}: another Python is tried")
                 break
             houses |= {site.host.name: house for site in group}
         else:
@@ -263,7 +265,7 @@ def _require_room(site: Site, house: Wheelhouse) -> None:
 
 
 def _bring_wheels(
-    lacking: Sequence[Site], houses: Mapping[str, Wheelhouse], *, shared: Sequence[str], tell: Report
+    lacking: Sequence[Site], houses: Mapping[str, Wheelhouse], *, shared: Sequence[str], tell: Console
 ) -> None:
     for house in {house.folder: house for house in houses.values()}.values():
         targets = [_wheels(site, house) for site in lacking if houses[site.host.name] is house]
@@ -287,7 +289,7 @@ def _place_of(site: Site, shared: Sequence[str]) -> tuple[str, PurePath]:
 class _Builders:
     """Hosts that build at the same time, in one line."""
 
-    def __init__(self, names: Sequence[str], *, tell: Report) -> None:
+    def __init__(self, names: Sequence[str], *, tell: Console) -> None:
         self._at_work = dict.fromkeys(names, "")
         self._begun_s = time.monotonic()
         self._lock = threading.Lock()
@@ -305,14 +307,14 @@ class _Builders:
             self._at_work[name] = what
             first = next(iter(self._at_work)) == name
             if changed or first:
-                self._tell.tick(self._line())
+                self._tell.progress(self._line())
 
     def whole(self, name: str) -> None:
         """One of them is ready."""
         with self._lock:
             del self._at_work[name]
             if self._at_work:
-                self._tell.tick(self._line())
+                self._tell.progress(self._line())
 
     def _line(self) -> str:
         waiting = [f"{name} ({shown(what)})" if "wait" in what else name for name, what in self._at_work.items()]
@@ -351,11 +353,11 @@ def _built_lines(built: Sequence[tuple[Site, Packages]], passed_s: float) -> lis
     ]
 
 
-def _warn_of_idle_gpus(sites: Sequence[Site], there: Mapping[str, Packages], *, tell: Report) -> None:
+def _warn_of_idle_gpus(sites: Sequence[Site], there: Mapping[str, Packages], *, tell: Console) -> None:
     for site in sites:
         version = str(there[site.host.name].get("torch", [""])[0])
         if site.has_gpu and version.endswith("+cpu"):
-            tell.say(
+            tell.report(
                 f"{site.host.name} has a GPU and gets torch {shown(version)}, which cannot use it: pip on this "
                 "computer finds no other build; name an index with one in pip's configuration or in a lock of your own"
             )
@@ -413,7 +415,7 @@ class Provider(Protocol):
         """The hosts as `place` gives them back; changes nothing."""
         ...
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Report) -> list[Host]:
+    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:
         """See to it that the Python is there; the hosts with `python` and `prefix`."""
         ...
 
@@ -425,7 +427,7 @@ class ExistingEnvironment:
         """See `Provider.foresee`."""
         return [wrapped(host, has_gpu=ground.gpus.get(host.name, False)) for host in hosts]
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Report) -> list[Host]:  # noqa: ARG002  (says nothing)
+    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:  # noqa: ARG002  (says nothing)
         """See `Provider.place`."""
         return self.foresee(hosts, ground)
 
@@ -437,9 +439,9 @@ class Locked:
         """See `Provider.foresee`."""
         return [site.located for site in choose(look_around(hosts, ground.transports, ground.gpus))]
 
-    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Report) -> list[Host]:
+    def place(self, hosts: Sequence[Host], ground: Ground, *, tell: Console) -> list[Host]:
         """See `Provider.place`."""
-        tell.tick("looking for Pythons")
+        tell.progress("looking for Pythons")
         sites = look_around(hosts, ground.transports, ground.gpus)
         return place_locked(sites, home=ground.home, shared=ground.shared, tell=tell)
 
@@ -460,7 +462,7 @@ def place_environments(
     transports: Mapping[str, Transport],
     *,
     home: Path,
-    tell: Report = SILENT,
+    tell: Console = SILENT,
 ) -> Cluster:
     """See to it that every host has its Python; the cluster with `python` and `prefix` set. See `compare_environments`.
 

@@ -20,7 +20,7 @@ from gangline.provision.ask import OnProgress, ask_worker
 from gangline.provision.code import HEAD_BYTES, is_no_source, is_private_key, is_secret
 from gangline.provision.environment import seeing
 from gangline.provision.relay import Cargo, Delivery, bring
-from gangline.provision.tell import SILENT, Report, Ticks, shown
+from gangline.provision.tell import SILENT, Console, Ticks, shown
 from gangline.provision.trees import How, Spot, Tree, differing, here, host_layout, look, look_everywhere, spot_on
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job, SourceJob
@@ -63,7 +63,7 @@ class Reads:
 
 
 def bring_reads(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Report = SILENT
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console = SILENT
 ) -> Reads:
     """Bring a model folder to every host and data files to the head, where they lack it, by content.
 
@@ -77,7 +77,7 @@ def bring_reads(
 
 
 def _bring_model(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Report
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console
 ) -> dict[str, str]:
     folder = Path(job.model.path)
     away = [host for host in cluster.hosts if host.transport != "local"]
@@ -96,7 +96,7 @@ def _bring_model(
 
 
 def _bring_data(
-    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Report
+    job: Job, cluster: Cluster, transports: Mapping[str, Transport], *, home: Path, tell: Console
 ) -> dict[str, str]:
     if cluster.head.transport == "local":
         return {}
@@ -121,13 +121,13 @@ def _data_files(job: Job) -> Iterator[str]:
         yield from source.files if source else ()
 
 
-def _hashed(path: Path, names: tuple[str, ...] | None, *, home: Path, tell: Report) -> tuple[Spot, Tree]:
+def _hashed(path: Path, names: tuple[str, ...] | None, *, home: Path, tell: Console) -> tuple[Spot, Tree]:
     source = here(path, home=home)
     return source, look(source, How(remember=True, names=names), tell=tell)
 
 
 def _in_place(
-    hosts: list[Host], transports: Mapping[str, Transport], path: Path, tree: Tree, *, tell: Report
+    hosts: list[Host], transports: Mapping[str, Transport], path: Path, tree: Tree, *, tell: Console
 ) -> dict[str, str]:
     """Hosts that have the very path with the very content."""
     spots = [spot_on(host, transports, path) for host in hosts]
@@ -220,7 +220,7 @@ def distribute(
     inputs: Inputs,
     *,
     scratch: Path | None = None,
-    tell: Report = SILENT,
+    tell: Console = SILENT,
 ) -> list[str]:
     """Bring the head's token sets to hosts that lack them or have others; the names of the hosts that got something.
 
@@ -235,7 +235,7 @@ def distribute(
         cargo = Cargo(what=what, source=source, tree=_verified(source), kind=DataError)
         deliveries[what] = bring(cargo, targets, shared=cluster.shared, scratch=scratch, tell=Ticks(tell))
     for line in _lines(deliveries):
-        tell.say(line)
+        tell.report(line)
     return list(dict.fromkeys(host for delivery in deliveries.values() for host in delivery.served))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.provision.ask import ask_agent, run_there
-from gangline.provision.tell import SILENT, Meter, Report, shown
+from gangline.provision.tell import SILENT, Console, Meter, shown
 from gangline.provision.trees import REMEMBERED, Spot, Tree, differing, here, look, look_everywhere, same_place
 from gangline.runs.cluster import Host
 from gangline.transport.hostkeys import resolve
@@ -100,7 +100,7 @@ def bring(
     *,
     shared: Sequence[str] = (),
     scratch: Path | None = None,
-    tell: Report = SILENT,
+    tell: Console = SILENT,
 ) -> Delivery:
     """See to it that every target holds the cargo; those that do are left alone. Raises `cargo.kind`, HostUnreachable.
 
@@ -124,7 +124,7 @@ def bring(
                 fix="mount it there, or take it off `shared` in the cluster file",
             )
     for line in delivery.lines(cargo.what):
-        tell.say(line)
+        tell.report(line)
     return delivery
 
 
@@ -158,7 +158,7 @@ def _once_if_shared(lacking: Sequence[Spot], shared: Sequence[str]) -> tuple[lis
 class _FanOut:
     """One delivery under way."""
 
-    def __init__(self, cargo: Cargo, having: Iterable[Spot], *, scratch: Path | None, tell: Report) -> None:
+    def __init__(self, cargo: Cargo, having: Iterable[Spot], *, scratch: Path | None, tell: Console) -> None:
         self._cargo = cargo
         self._holders = [spot for spot in [cargo.source, *having] if not spot.is_here]
         self._scratch = scratch

@@ -14,39 +14,39 @@ SETTLE_S = 2.0
 """So long the time left is not told: the first seconds say nothing about the rate."""
 
 
-class Report(Protocol):
-    """Whoever listens."""
+class Console(Protocol):
+    """The user's terminal, or a stand-in for it."""
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """A line that stays."""
         ...
 
-    def tick(self, line: str) -> None:
-        """How a long step is getting on; the next line takes its place."""
+    def progress(self, line: str) -> None:
+        """The progress of a long step; the next line takes its place."""
         ...
 
 
-class NoReport:
-    """Nobody listens."""
+class SilentConsole:
+    """A console that prints nothing."""
 
-    def say(self, line: str) -> None:
-        """See `Tell.say`."""
+    def report(self, line: str) -> None:
+        """See `Console.report`."""
 
-    def tick(self, line: str) -> None:
-        """See `Tell.tick`."""
+    def progress(self, line: str) -> None:
+        """See `Tell.progress`."""
 
 
-SILENT = NoReport()
+SILENT = SilentConsole()
 
 
 class Ticks:
     """Passes on how a step is getting on, and keeps the lines that stay to itself: somebody else says them."""
 
-    def __init__(self, tell: Report) -> None:
-        self.tick = tell.tick
+    def __init__(self, tell: Console) -> None:
+        self.progress = tell.progress
 
-    def say(self, line: str) -> None:
-        """See `Tell.say`."""
+    def report(self, line: str) -> None:
+        """See `Console.report`."""
 
 
 def shown(text: str) -> str:
@@ -58,7 +58,7 @@ def shown(text: str) -> str:
 class Meter:
     """Bytes of one thing on their way to several places at once: `model to pc2 pc3: 62 % of 14.2 GiB, 40.0 s left`."""
 
-    def __init__(self, tell: Report, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tell: Console, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._what = what
         self._clock = clock
@@ -83,7 +83,7 @@ class Meter:
                 return
             self._told_s = now_s
             line = self._line()
-        self._tell.tick(line)
+        self._tell.progress(line)
 
     def whole(self, place: str) -> None:
         """Everything is there."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.provision.ask import ask_agent, in_parallel
-from gangline.provision.tell import SILENT, Report, shown
+from gangline.provision.tell import SILENT, Console, shown
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout, new_id
@@ -111,7 +111,7 @@ CONTENT = How()
 REMEMBERED = How(remember=True)
 
 
-def look(spot: Spot, how: How = CONTENT, *, tell: Report = SILENT) -> Tree:
+def look(spot: Spot, how: How = CONTENT, *, tell: Console = SILENT) -> Tree:
     """What lies at a spot, hashed there."""
     files: dict[str, Mark] = {}
 
@@ -120,7 +120,9 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Report = SILENT) -> Tree:
             files.update({name: (int(mark[0]), str(mark[1])) for name, mark in record["files"].items()})
         elif total := record.get("total_bytes"):
             percent = 100 * record["done_bytes"] // total
-            tell.tick(f"hashing {how.what or spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}")
+            tell.progress(
+                f"hashing {how.what or spot.path.name} on {spot.host.name}: {percent} % of {format_bytes(total)}"
+            )
         if len(files) > NAMES_LIMIT:
             raise ValueError(f"more than {NAMES_LIMIT} files")
 
@@ -138,7 +140,7 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Report = SILENT) -> Tree:
         ) from error
 
 
-def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, tell: Report = SILENT) -> list[Tree]:
+def look_everywhere(spots: Sequence[Spot], how: How = CONTENT, *, tell: Console = SILENT) -> list[Tree]:
     """What lies at each spot, all at the same time."""
     return in_parallel(lambda spot: look(spot, how, tell=tell), spots)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gangline.errors import GanglineError
 from gangline.provision.requirements import Lock, Pin, pin_of
-from gangline.provision.tell import SILENT, Report, shown
+from gangline.provision.tell import SILENT, Console, shown
 from gangline.provision.trees import Tree, look
 from gangline.provision.trees import here as spot_here
 from gangline.runs.cluster import Host
@@ -113,7 +113,7 @@ class NoWheels(GanglineError):
     """For this kind of host there is a package without a wheel."""
 
 
-def gather_wheels(lock: Lock, kind: Platform, *, home: Path, tell: Report = SILENT) -> Wheelhouse:
+def gather_wheels(lock: Lock, kind: Platform, *, home: Path, tell: Console = SILENT) -> Wheelhouse:
     """Have pip on this computer download what is not there yet.
 
     Hosts without a GPU get the CPU build of torch where pip finds one under that version. Raises NoWheels where a
@@ -129,7 +129,7 @@ def gather_wheels(lock: Lock, kind: Platform, *, home: Path, tell: Report = SILE
     return Wheelhouse(folder=folder, requirements=requirements, tree=look(spot_here(folder)), python=kind.python)
 
 
-def _gather(lock: Lock, kind: Platform, folder: Path, *, tell: Report) -> None:
+def _gather(lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700, parents=True)
@@ -141,7 +141,7 @@ def _gather(lock: Lock, kind: Platform, folder: Path, *, tell: Report) -> None:
         (fresh / WHOLE).touch()
         size = format_bytes(size_of(fresh))
         _keep(fresh, folder)
-        tell.say(f"{len(rows)} packages for {kind.words} gathered: {size}")
+        tell.report(f"{len(rows)} packages for {kind.words} gathered: {size}")
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -170,17 +170,17 @@ def _cpu_build(pin: Pin) -> Pin:
     return pin_of(pin.at(f"{pin.version}+cpu"))
 
 
-def _download_any(choices: list[list[Pin]], lock: Lock, kind: Platform, folder: Path, *, tell: Report) -> None:
+def _download_any(choices: list[list[Pin]], lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
     for pins in choices:
         result = _run_pip(wanted_text(pins, lock), kind, folder, num_packages=len(pins), tell=tell)
         if result.returncode == 0:
             return
         if pins is choices[-1] or "torch==" not in _last_words(result) or _is_cut_off(result):
             raise _failed(result, kind)
-        tell.say(NO_CPU_BUILD.format(version=pins[0].version.partition("+")[0]))
+        tell.report(NO_CPU_BUILD.format(version=pins[0].version.partition("+")[0]))
 
 
-def _add_uv(lock: Lock, kind: Platform, folder: Path, *, tell: Report) -> None:
+def _add_uv(lock: Lock, kind: Platform, folder: Path, *, tell: Console) -> None:
     """The uv that came with gangline, if it runs on such a host; otherwise pip brings the same version for it."""
     from packaging.tags import parse_tag
 
@@ -234,7 +234,7 @@ def wanted_text(pins: Sequence[Pin], lock: Lock) -> str:
     return "".join(f"{line}\n" for line in [*lock.options, *rows])
 
 
-def _run_pip(text: str, kind: Platform, folder: Path, *, num_packages: int, tell: Report) -> CommandResult:
+def _run_pip(text: str, kind: Platform, folder: Path, *, num_packages: int, tell: Console) -> CommandResult:
     here = LocalTransport(Host(name="this computer", workdir="", python=sys.executable))
     wanted, begun = folder.with_name(f"{folder.name}.txt"), folder.with_name(f"{folder.name}.begun")
     begun.mkdir(mode=0o700, exist_ok=True)  # pip would take /tmp, which may be memory, for gigabytes
@@ -289,7 +289,7 @@ def _failed(result: CommandResult, kind: Platform) -> GanglineError:
 class Gathering:
     """How far pip is, told every second: one package may take minutes, in which it says nothing."""
 
-    def __init__(self, kind: str, folder: Path, *, num_packages: int, tell: Report) -> None:
+    def __init__(self, kind: str, folder: Path, *, num_packages: int, tell: Console) -> None:
         self._kind = kind
         self._folder = folder
         self._num_packages = num_packages
@@ -329,7 +329,7 @@ class Gathering:
         # pip downloads into folders of their own; a file beside them is the copy for its cache
         size = sum(size_of(path) for path in self._folder.iterdir() if path.is_dir())
         loaded = f", {format_bytes(size)}" if size else ""
-        self._tell.tick(f"packages for {self._kind}: {last}{loaded}, {time.monotonic() - self._begun_s:.0f} s")
+        self._tell.progress(f"packages for {self._kind}: {last}{loaded}, {time.monotonic() - self._begun_s:.0f} s")
 
 
 def size_of(folder: Path) -> int:
@@ -350,7 +350,7 @@ def mark_used(folder: Path) -> bool:
     return False
 
 
-def delete_unused(house: Path, *, tell: Report = SILENT) -> None:
+def delete_unused(house: Path, *, tell: Console = SILENT) -> None:
     """Delete what was not used for 30 days, and what an interrupted start left there so long ago."""
     old: list[Path] = []
     with locked(house):
@@ -364,7 +364,7 @@ def delete_unused(house: Path, *, tell: Report = SILENT) -> None:
     for path in old:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     if old:
-        tell.say(f"wheels that were not used for 30 days deleted: {format_bytes(size)} in {house}")
+        tell.report(f"wheels that were not used for 30 days deleted: {format_bytes(size)} in {house}")
 
 
 @contextlib.contextmanager

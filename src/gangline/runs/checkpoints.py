@@ -26,33 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import CheckpointError
-from gangline.runs.files import sync_folder, write_atomic
+from gangline.runs.files import sync_folder
 from gangline.runs.gang import Gang, held_by
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit, commit_record, digest_of, verify_part
 
-POINTS = (
-    "save: begin",
-    "save: folder made",
-    "save: within tensors",
-    "save: tensors written",
-    "save: state written",
-    "save: files on disk",
-    "save: part described",
-    "save: old part gone",
-    "save: part renamed",
-    "save: end",
-    "commit: begin",
-    "commit: end",
-    "retention: begin",
-    "retention: record removed",
-    "retention: step renamed",
-    "retention: within removal",
-    "retention: end",
-)
-"""Where the crash tests and benchmarks/kill_saves.py end the process: a kill at a named line of the code that saves."""
-
 at_point: Callable[[str], None] = lambda _point: None  # noqa: E731  (a hook that tests replace)
-"""Called at each of POINTS; does nothing outside of those tests."""
+"""Called at each named point of the code that saves: crash tests and benchmarks/kill_saves.py end the process there."""
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -82,15 +61,6 @@ def part_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.startswith("part-") and path.suffix != ".tmp")
-
-
-def place_commit(checkpoints: Path, record: bytes) -> None:
-    """Write a commit record on this host: the last act of a save."""
-    folder = step_folder(checkpoints, Commit.from_bytes(record).step)
-    at_point("commit: begin")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / COMMIT_FILE, record)
-    at_point("commit: end")
 
 
 def read_commit(checkpoints: Path, step: int) -> Commit | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from gangline.runs.decode import build
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import load_record
+from gangline.runs.record_versions import Record, load_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The machines of a run; the first host is the head."""
 
     name: str
@@ -101,15 +100,6 @@ class Cluster:
             if host.name == name:
                 return host
         raise KeyError(name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for cluster.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Cluster:
-        """The cluster that `to_json` wrote."""
-        return build(Cluster, data)
 
     @staticmethod
     def of_attempt(layout: RunLayout, number: int) -> Cluster:

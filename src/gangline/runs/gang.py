@@ -7,10 +7,9 @@ import heapq
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.record_versions import Record
 from gangline.strategies.base import PlanHalf
 from gangline.strategies.table import DEFAULT, plan_half
 
@@ -206,7 +205,7 @@ class GangRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gang(Division):
+class Gang(Division, Record):
     """All ranks of one attempt, by global rank; ranks of one host are adjacent."""
 
     run_id: str
@@ -302,19 +301,6 @@ class Gang(Division):
         times = before // micro_batch
         ranks = [dataclasses.replace(rank, share=rank.share * times, foreseen_bytes=None) for rank in self.ranks]
         return dataclasses.replace(self, ranks=tuple(ranks), micro_batch=micro_batch, eager=False)
-
-    def save(self, path: Path) -> None:
-        """Write gang.json."""
-        write_record(path, self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for gang.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def load(path: Path) -> Gang:
-        """Read gang.json."""
-        return load_record(path, Gang)
 
 
 def _divided(parts: Sequence[int], left: Sequence[int]) -> tuple[int, ...]:

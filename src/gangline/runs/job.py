@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from gangline.runs.decode import build
-from gangline.runs.record_versions import load_record, write_record
+from gangline.runs.record_versions import Record
 from gangline.strategies.base import AUTO
 
 SCHEMA_VERSION = 1
@@ -191,7 +189,7 @@ class StrategyJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record):
     """One training job, fully resolved."""
 
     name: str
@@ -230,21 +228,3 @@ class Job:
     plugins: dict[str, str] = dataclasses.field(default_factory=dict)
     """Package -> version, of the plug-ins that the job names; they are brought to every host."""
     schema_version: int = SCHEMA_VERSION
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for job.json."""
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Job:
-        """The job that `to_json` wrote; raises TypeError or ValueError for anything else."""
-        return build(Job, data)
-
-    def save(self, path: Path) -> None:
-        """Write job.json."""
-        write_record(path, self.to_json())
-
-    @staticmethod
-    def load(path: Path) -> Job:
-        """Read job.json."""
-        return load_record(path, Job)

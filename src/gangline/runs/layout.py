@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -80,6 +80,25 @@ def agent_module() -> str:
     )
 
 
+class RunFile:
+    """A path in the run directory, as an attribute of `RunLayout`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: RunLayout, owner: type) -> Path:
+        return layout.folder / self._name
+
+
+def attempt_file(name: str) -> Callable[[RunLayout, int], Path]:
+    """A path in the folder of an attempt, as a method of `RunLayout`: `layout.gang(2)`."""
+
+    def path(self: RunLayout, number: int) -> Path:
+        return self.attempt(number) / name
+
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class RunLayout:
     """Paths of one run below a root (the controller's home, or a host's work folder)."""
@@ -92,163 +111,77 @@ class RunLayout:
         """The run directory."""
         return self.root / "runs" / self.run_id
 
-    @property
-    def job(self) -> Path:
-        """The resolved job."""
-        return self.folder / "job.json"
-
-    @property
-    def cluster(self) -> Path:
-        """The cluster of the last attempt whose gang was started."""
-        return self.folder / "cluster.json"
-
-    @property
-    def plan(self) -> Path:
-        """The plan."""
-        return self.folder / "plan.json"
-
-    @property
-    def inventory(self) -> Path:
-        """What the hosts said of themselves."""
-        return self.folder / "inventory.json"
-
-    @property
-    def findings(self) -> Path:
-        """What the checks found."""
-        return self.folder / "findings.json"
-
-    @property
-    def chosen_networks(self) -> Path:
-        """The network interfaces that were chosen when the run was prepared, by host."""
-        return self.folder / "networks.json"
-
-    @property
-    def state(self) -> Path:
-        """Where the run stands."""
-        return self.folder / "state.json"
-
-    @property
-    def inputs(self) -> Path:
-        """What the run reads: {"train": content hash, "evaluation": content hash or null, "model": fingerprint}."""
-        return self.folder / "inputs.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per optimizer step and per evaluation."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def comparison(self) -> Path:
-        """What was planned beside what came of it, of the last attempt that had steps enough."""
-        return self.folder / "comparison.json"
-
-    @property
-    def events(self) -> Path:
-        """One JSON line per event."""
-        return self.folder / "events.jsonl"
-
-    @property
-    def command(self) -> Path:
-        """The user's own command, of a run that is no job."""
-        return self.folder / "command.json"
-
-    @property
-    def keeper(self) -> Path:
-        """The host whose supervisor looks after the run."""
-        return self.folder / "keeper.json"
-
-    @property
-    def order(self) -> Path:
-        """The user's last order to end an attempt."""
-        return self.folder / "order.json"
-
-    @property
-    def leave(self) -> Path:
-        """Hosts that the user wants to leave an attempt."""
-        return self.folder / "leave.json"
-
-    @property
-    def last_step(self) -> Path:
-        """The last step of a run that has ended, kept for `ps`."""
-        return self.folder / "last.json"
-
-    @property
-    def prepare_lock(self) -> Path:
-        """Held while a command prepares an attempt."""
-        return self.folder / "prepare.lock"
-
-    @property
-    def supervisor_lock(self) -> Path:
-        """Held while a supervisor looks after the run."""
-        return self.folder / "supervisor.lock"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.folder / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder per saved step."""
-        return self.folder / "checkpoints"
-
-    @property
-    def export(self) -> Path:
-        """Where `export` writes by default."""
-        return self.folder / "export"
-
-    @property
-    def project(self) -> Path:
-        """The folder in which the user's own command runs, on every host."""
-        return self.folder / "project"
+    job = RunFile("job.json")
+    """The resolved job."""
+    cluster = RunFile("cluster.json")
+    """The cluster of the last attempt whose gang was started."""
+    plan = RunFile("plan.json")
+    """The plan."""
+    inventory = RunFile("inventory.json")
+    """The facts of every host."""
+    findings = RunFile("findings.json")
+    """The findings of the checks."""
+    chosen_networks = RunFile("networks.json")
+    """The network interfaces that were chosen when the run was prepared, by host."""
+    state = RunFile("state.json")
+    """The state of the run: see `state.RunState`."""
+    inputs = RunFile("inputs.json")
+    """The inputs of the run: {"train": content hash, "evaluation": content hash or null, "model": fingerprint}."""
+    metrics = RunFile("metrics.jsonl")
+    """One JSON line per optimizer step and per evaluation."""
+    comparison = RunFile("comparison.json")
+    """The plan beside the measured figures, of the last attempt with enough steps."""
+    events = RunFile("events.jsonl")
+    """One JSON line per event."""
+    command = RunFile("command.json")
+    """The user's own command, of a run that is no job."""
+    keeper = RunFile("keeper.json")
+    """The host whose supervisor looks after the run."""
+    order = RunFile("order.json")
+    """The user's last order to end an attempt."""
+    leave = RunFile("leave.json")
+    """Hosts that the user wants to leave an attempt."""
+    last_step = RunFile("last.json")
+    """The last step of a run that has ended, kept for `ps`."""
+    prepare_lock = RunFile("prepare.lock")
+    """Held while a command prepares an attempt."""
+    supervisor_lock = RunFile("supervisor.lock")
+    """Held while a supervisor looks after the run."""
+    tensorboard = RunFile("tensorboard")
+    """TensorBoard's event files."""
+    checkpoints = RunFile("checkpoints")
+    """One folder per saved step."""
+    export = RunFile("export")
+    """Where `export` writes by default."""
+    project = RunFile("project")
+    """The folder in which the user's own command runs, on every host."""
 
     def attempt(self, number: int) -> Path:
         """The folder of one attempt."""
         return self.folder / "attempts" / str(number)
 
-    def request(self, number: int) -> Path:
-        """Exactly what one attempt starts on which host."""
-        return self.attempt(number) / "request.json"
-
-    def outcome(self, number: int) -> Path:
-        """How one attempt ended."""
-        return self.attempt(number) / "outcome.json"
-
-    def board(self, number: int) -> Path:
-        """How far the start of one attempt has come on each host."""
-        return self.attempt(number) / "board.json"
-
-    def attempt_cluster(self, number: int) -> Path:
-        """The hosts of one attempt."""
-        return self.attempt(number) / self.cluster.name
-
-    def networks(self, number: int) -> Path:
-        """Variables that name the network interfaces of each host, in one attempt."""
-        return self.attempt(number) / "networks.json"
-
-    def base(self, number: int) -> Path:
-        """The attempt that `train` or `resume` started, if this one followed it by itself."""
-        return self.attempt(number) / "base.json"
-
-    def again(self, number: int) -> Path:
-        """How the user's own command is started again by itself after a failure."""
-        return self.attempt(number) / "again.json"
-
-    def supervisor_log(self, number: int) -> Path:
-        """What the supervisor of one attempt printed."""
-        return self.attempt(number) / "supervisor.log"
-
-    def gang(self, number: int) -> Path:
-        """The gang of one attempt."""
-        return self.attempt(number) / "gang.json"
-
-    def result(self, number: int) -> Path:
-        """What rank 0 of one attempt says when it leaves: {"result": "finished" or "stopped", "step": n}."""
-        return self.attempt(number) / "result.json"
-
-    def times(self, number: int) -> Path:
-        """Where the time of one attempt went, rank by rank."""
-        return self.attempt(number) / "times.json"
+    request = attempt_file("request.json")
+    """The programs that one attempt starts, host by host."""
+    outcome = attempt_file("outcome.json")
+    """How one attempt ended."""
+    board = attempt_file("board.json")
+    """How far the start of one attempt has come on each host."""
+    attempt_cluster = attempt_file("cluster.json")
+    """The hosts of one attempt."""
+    networks = attempt_file("networks.json")
+    """Variables that name the network interfaces of each host, in one attempt."""
+    base = attempt_file("base.json")
+    """The attempt that `train` or `resume` started, if this one followed it by itself."""
+    again = attempt_file("again.json")
+    """How the user's own command is started again by itself after a failure."""
+    supervisor_log = attempt_file("supervisor.log")
+    """The output of the supervisor of one attempt."""
+    gang = attempt_file("gang.json")
+    """The gang of one attempt."""
+    result = attempt_file("result.json")
+    """How rank 0 of one attempt left: {"result": "finished" or "stopped", "step": n}."""
+    times = attempt_file("times.json")
+    """The time of every rank of one attempt, part by part."""
 
     def token_set(self, content_hash: str) -> Path:
         """The folder of one tokenised data set."""

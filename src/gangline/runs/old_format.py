@@ -1,7 +1,7 @@
 """Run folders written before records had a version (gangline 0.1.0 until November 2026), in one place.
 
-Tables: a row per thing that has another name or shape now. To drop the old format, delete this module, its two uses in
-`versions`, and tests/fixtures/runs/0.1.
+Tables: a row per thing that has another name or shape now. To drop the old format, delete this module, its uses in
+`record_versions` and `launch.poll`, and tests/fixtures/runs/0.1.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from typing import Any
 FILES: Mapping[str, str] = {"agent.json": "guard.json"}
 """Name of a file now -> its name then. Both lie in the same folder."""
 
-KEYS: Mapping[str, Mapping[str, str]] = {
-    "request.json": {"hosts[].guard_argv": "hosts[].agent_argv"},
-    "cluster.json": {"hosts[].slowdown": ""},
-    "comparison.json": {"ranks[].slowdown": ""},
-    "gang.json": {"ranks[].slowdown": ""},
-    "plan.json": {"ranks[].slowdown": ""},
+ITEMS: Mapping[str, tuple[str, str, str]] = {
+    "request.json": ("hosts", "guard_argv", "agent_argv"),
+    "cluster.json": ("hosts", "slowdown", ""),
+    "comparison.json": ("ranks", "slowdown", ""),
+    "gang.json": ("ranks", "slowdown", ""),
+    "plan.json": ("ranks", "slowdown", ""),
 }
-"""Name of a file now -> {key then: key now}. Dots lead into mappings, [] into every item of a list, and * into every
-value of a mapping. A key of "" is dropped."""
-
-VALUES: Mapping[str, Mapping[str, Mapping[Any, Any]]] = {}
-"""Name of a file now -> {key now: {value then: value now}}: {"status.json": {"phase": {"stand-by": "warm"}}}."""
+"""Name of a file now -> a list in it, a key that its items had then, and the name of that key now ("": dropped)."""
 
 LISTS: Mapping[str, str] = {"findings.json": "findings"}
 """Name of a file that was a list -> the key under which that list lies now."""
@@ -43,7 +39,7 @@ def _agent_verb(request: dict[str, Any]) -> None:
 
 
 SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {"job.json": _exporters, "request.json": _agent_verb}
-"""Name of a file now -> what a row of the tables above cannot say. It changes the record."""
+"""Name of a file now -> a change that no row of the tables above expresses. It changes the record in place."""
 
 
 def old_names(name: str) -> tuple[str, ...]:
@@ -52,35 +48,13 @@ def old_names(name: str) -> tuple[str, ...]:
 
 
 def translated(name: str, record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the old format with the keys and values of now. `name`: of its file, then or now."""
+    """A record of the old format with the keys of now. `name`: of its file, then or now."""
     now = next((new for new, old in FILES.items() if old == name), name)
-    for old, new in KEYS.get(now, {}).items():
-        for holder, key in _holders(record, old):
-            value = holder.pop(key)
-            if new:
-                holder[new.rpartition(".")[2]] = value
+    items, then, key = ITEMS.get(now, ("", "", ""))
+    for item in record.get(items, ()):
+        if then in item:
+            value = item.pop(then)
+            item.update({key: value} if key else {})
     if now in SHAPES:
         SHAPES[now](record)
-    for key_path, values in VALUES.get(now, {}).items():
-        for holder, key in _holders(record, key_path):
-            value = holder[key]
-            if isinstance(value, str | int) and value in values:
-                holder[key] = values[value]
     return record
-
-
-def _holders(record: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """Mappings that have the last key of a path, with that key."""
-    *before, last = path.replace("[]", ".[]").split(".")
-    places: list[Any] = [record]
-    for step in before:
-        places = [inner for place in places for inner in _into(place, step)]
-    return [(place, last) for place in places if isinstance(place, dict) and last in place]
-
-
-def _into(place: Any, step: str) -> list[Any]:
-    if step == "[]":
-        return list(place) if isinstance(place, list) else []
-    if not isinstance(place, dict):
-        return []
-    return list(place.values()) if step == "*" else [place[step]] if step in place else []

@@ -13,6 +13,7 @@ is a RecordError that names the file; a record that is not there is a FileNotFou
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -20,7 +21,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import gangline
 from gangline.errors import RecordError
@@ -29,12 +30,40 @@ from gangline.runs.decode import build, known_part
 from gangline.runs.files import write_atomic
 from gangline.runs.layout import PATTERN, SCHEMA_VERSION
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 VERSION_KEY, RUN_KEY = "schema_version", "run_id"
 LIMIT_BYTES = 64 << 20
 """A record that is longer is none: the request of a thousand hosts has 5 MB."""
 
 T = TypeVar("T")
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,6})")
+
+
+class Record:
+    """A frozen dataclass that lies on disk as JSON under the names of its fields. A base of such a dataclass."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The record that `to_json` gave; raises DecodeError for anything else."""
+        return build(cls, data)
+
+    def save(self, path: Path) -> None:
+        """Write the record so that it is whole or absent."""
+        write_record(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the record; raises FileNotFoundError and RecordError."""
+        return load_record(path, cls)
 
 
 def stamped(value: dict[str, Any], *, run_id: str | None) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from gangline.runs.decode import build
 from gangline.runs.layout import RunLayout
-from gangline.runs.record_versions import load_if_there, load_record, write_record
+from gangline.runs.record_versions import Record, load_if_there, load_record, write_record
 
 # What happened in a run, one JSON line per event in events.jsonl; and the time as all our files write it.
 
@@ -42,16 +41,6 @@ def append_event(path: Path, event: str, *, source: EventSource, **details: Any)
         os.write(descriptor, line.encode())
     finally:
         os.close(descriptor)
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of events.jsonl; [] where there is none."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    whole, _, _ = data.rpartition(b"\n")
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 # A process of this computer, named so that no other can be taken for it.
@@ -138,7 +127,7 @@ class HostOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptOutcome:
+class AttemptOutcome(Record):
     """outcome.json of one attempt."""
 
     result: Literal["finished", "stopped", "failed"]
@@ -152,20 +141,6 @@ class AttemptOutcome:
     unverified: tuple[str, ...] = ()
     """Hosts that did not answer at the end: nobody has seen whether something is left there."""
     ended: str = field(default_factory=now_iso)
-
-    def save(self, path: Path) -> None:
-        """Write outcome.json."""
-        write_record(path, dataclasses.asdict(self))
-
-    @staticmethod
-    def load(path: Path) -> AttemptOutcome:
-        """Read outcome.json; raises FileNotFoundError and RecordError."""
-        return load_record(path, AttemptOutcome)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> AttemptOutcome:
-        """The outcome that `save` wrote; raises DecodeError for anything else."""
-        return build(AttemptOutcome, data)
 
 
 StopOrder = Literal["stop", "kill"]

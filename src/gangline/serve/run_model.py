@@ -19,7 +19,7 @@ from gangline.provision.checkpoint_sources import (
     rejected_error,
     survey_places,
 )
-from gangline.provision.tell import SILENT, Report
+from gangline.provision.tell import SILENT, Console
 from gangline.provision.trees import host_layout
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder
 from gangline.runs.cluster import Cluster, Host
@@ -71,7 +71,7 @@ def find_saved(
     )
 
 
-def complete(saved: SavedPart, run_id: str, *, tell: Report = SILENT) -> None:
+def complete(saved: SavedPart, run_id: str, *, tell: Console = SILENT) -> None:
     """Bring the parts that its host lacks, where a checkpoint lies in parts. Raises GanglineError."""
     if saved.choice.held and saved.choice.record is not None:
         host = saved.place.host.name
@@ -116,7 +116,7 @@ class _Ticking:
     """Whoever asked for a model hears how its parts are getting on."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
-        self.say = self.tick = on_text
+        self.report = self.progress = on_text
 
 
 def name_base(folder: Path, base: str) -> None:

@@ -22,9 +22,7 @@ import dataclasses
 import json
 import math
 import os
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -44,6 +42,8 @@ from gangline.runs.gang import Gang, split_whole
 from gangline.runs.job import Job, ModelJob, ScheduleJob
 from gangline.worker.agree import StepReport, gather
 from gangline.worker.batch import Indices, SampleOrder
+from gangline.worker.bench_collective import read_order, report, settle, timed
+from gangline.worker.data.tokens import Sample
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, load_model, trainable
@@ -64,15 +64,6 @@ POOL = 64
 """Unlike samples; more would only take memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomSample:
-    """One sample: a document that fills it, trained on every token."""
-
-    input_ids: npt.NDArray[np.int64]
-    targets: npt.NDArray[np.int64]
-    position_ids: npt.NDArray[np.int64]
-
-
 class MadeUpSet:
     """A set of `num_samples` rows of `length` tokens each."""
 
@@ -80,14 +71,14 @@ class MadeUpSet:
         draw = np.random.default_rng(seed)
         positions = np.arange(length)
         texts = [draw.integers(0, vocabulary, length + 1) for _ in range(min(num_samples, POOL))]
-        self._rows = [RandomSample(input_ids=text[:-1], targets=text[1:], position_ids=positions) for text in texts]
+        self._rows = [Sample(input_ids=text[:-1], targets=text[1:], position_ids=positions) for text in texts]
         self.label_counts: npt.NDArray[np.int64] = np.full(num_samples, length)
         self.lengths: npt.NDArray[np.int64] = np.full(num_samples, length)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def sample(self, index: int) -> RandomSample:
+    def sample(self, index: int) -> Sample:
         """One row."""
         return self._rows[index % len(self._rows)]
 
@@ -141,17 +132,14 @@ class TrainingVariant:
 
 def scaling_main(argv: list[str]) -> int:
     """Entry point; does not return once the ranks have met."""
-    order = json.loads(argv[0])
-    # No handler: the kernel ends the process, also where it hangs in a collective.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(max(1, round(order["deadline_s"])))
+    order = read_order(argv)
     gang = decoded(Gang, order["gang"])
     world = join(dataclasses.replace(gang, collective_timeout_s=order["deadline_s"]))
     try:
         measure(order, world)
     except GanglineError as error:
         record = error.to_json()
-        _tell(world, **{**record, "error_kind": record["kind"], "kind": "error"})
+        report(**{**record, "error_kind": record["kind"], "kind": "error"})
         leave(error.exit_code)
     leave(0)
 
@@ -221,7 +209,7 @@ class ScalingBenchmark:
                 continue
             for name in turn:
                 self._take(name, ways[name])
-        _tell(self._world, kind="busy", machine=boot_id(), **busy.until_now())
+        report("busy", machine=boot_id(), **busy.until_now())
 
     def _ways(self) -> dict[str, TrainingVariant]:
         """All ways, warmed up, and how many steps of each make a turn."""
@@ -295,12 +283,12 @@ class ScalingBenchmark:
         world, device, exposed = self._world, self._world.device, []
         gather(0.0, world)
         with standing_for_all(way.group):
-            _settle(device)
+            settle(device)
             begun = time.perf_counter()
             for _ in range(self._steps[name]):
-                report = way.stepper.advance()
-                exposed.append(min(times.wait_s for times in report.times))
-            _settle(device)
+                step = way.stepper.advance()
+                exposed.append(min(times.wait_s for times in step.times))
+            settle(device)
             took_s = time.perf_counter() - begun
         update_s = 0.0
         if name == "alone":
@@ -316,16 +304,15 @@ class ScalingBenchmark:
         mine = [rank for rank, each in enumerate(world.gang.ranks) if name != "alone" or each.host == world.host]
         self._plan(name, max(ranks["seconds"][rank] for rank in mine) / figures["steps"])
         if world.is_head:
-            _tell(world, kind="turn", way=name, shares=list(way.stepper.shares), ranks=ranks)
+            report("turn", way=name, shares=list(way.stepper.shares), ranks=ranks)
 
     def _tell_device(self) -> None:
         """What this rank computes on."""
         session, world = self._rig.session, self._world
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         slowdown = simulated_slowdown()
-        _tell(
-            world,
-            kind="device",
+        report(
+            "device",
             device=f"{device}, slowed {slowdown:g} x (simulated)" if slowdown > 1 else device,
             torch=torch.__version__,
             dtype=session.precision.name,
@@ -360,16 +347,13 @@ def warm(way: TrainingVariant) -> StepReport:
 def time_updates(session: Session) -> float:
     """Seconds of what a step does once, whatever its number of micro-batches: norm, clipping, optimizer."""
     parameters = list(trainable(session.model).values())
-    times = []
-    for _ in range(UPDATES):
-        _settle(session.world.device)
-        begun = time.perf_counter()
+
+    def once() -> None:
         clip(parameters, gradient_norm(parameters), maximum=session.job.optimizer.clip_norm)
         session.optimizer.step()
         session.optimizer.zero_grad(set_to_none=False)
-        _settle(session.world.device)
-        times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+
+    return statistics.median(timed(session.world.device, once) for _ in range(UPDATES))
 
 
 def _measured_job(asked: Job, folder: Path) -> Job:
@@ -397,24 +381,13 @@ def _with_shares(gang: Gang, shares: Sequence[int]) -> Gang:
     return dataclasses.replace(gang, ranks=ranks)
 
 
-def _unit_s(report: StepReport, way: TrainingVariant) -> list[float]:
+def _unit_s(step: StepReport, way: TrainingVariant) -> list[float]:
     """Seconds of a micro-batch on every rank, from a step that warmed up."""
     counts = split_whole(min(way.num_micro_batches, WARM * way.world.size), way.stepper.shares)
     return [
         max(1e-6, (times.data_s + times.compute_s) / max(1, count))
-        for times, count in zip(report.times, counts, strict=True)
+        for times, count in zip(step.times, counts, strict=True)
     ]
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _tell(world: ProcessGroup, **record: Any) -> None:
-    """One line, in one write: ranks of a host share a pipe."""
-    sys.stdout.write(json.dumps({"kind": record.pop("kind"), "rank": world.rank, **record}) + "\n")
-    sys.stdout.flush()
 
 
 STAT, BOOT = Path("/proc/stat"), Path("/proc/sys/kernel/random/boot_id")

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,7 +30,16 @@ from torch import nn
 from gangline.runs.job import Job, ModelJob
 from gangline.worker import compat
 from gangline.worker.batch import Batch
-from gangline.worker.bench_collective import free_bytes
+from gangline.worker.bench_collective import (
+    free_bytes,
+    median,
+    most,
+    proc_bytes,
+    rank_device,
+    read_order,
+    report,
+    timed,
+)
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
 from gangline.worker.model import base_of, load_model, trainable
 from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
@@ -68,12 +74,9 @@ class CalibrationCopy:
 
 def calibrate_main(argv: list[str]) -> int:
     """Entry point; does not return once the ranks have met."""
-    order = json.loads(argv[0])
-    # No handler: the kernel ends the process, also where it hangs in a collective.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(max(1, round(order["deadline_s"])))
-    device = _device()
-    # Only words are exchanged, so the processor's backend will do everywhere.
+    order = read_order(argv)
+    device = rank_device()
+    # ranks exchange single numbers only, so the processor's backend will do everywhere
     dist.init_process_group("gloo", timeout=timedelta(seconds=order["deadline_s"]))
     with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
         copy = build(order, device, Path(folder))
@@ -104,22 +107,21 @@ def run(order: dict[str, Any], copy: CalibrationCopy) -> None:
     """All points as long as there is time and memory, then the update."""
     begun = time.monotonic()
     until = begun + order["seconds"] * POINT_SHARE
-    _tell("device", **describe(copy))
+    report("device", **describe(copy))
     taken: tuple[int, int] | None = None
     for number, (samples, length) in enumerate(order["points"]):
         left_s = until - time.monotonic()
         fits = taken is None or taken[1] * samples * length / taken[0] < MEMORY_SHARE * free_bytes(copy.device)
-        if not fits:
-            _tell("skipped", what=f"{samples} x {length} tokens", why="too little free memory")
-        if _most(float(left_s <= 0)) or not _most(float(fits)):
-            if fits:
-                _tell("skipped", what=f"{samples} x {length} tokens", why="there was no time left")
+        over = most(float(left_s <= 0)) > 0
+        if over or not fits:
+            _skip(samples, length, "there was no time left" if fits else "too little free memory")
+        if over or not most(float(fits)):
             break
-        share_s = left_s / (len(order["points"]) - number)
         if fits:
+            share_s = left_s / (len(order["points"]) - number)
             needed = point(copy, samples, length, depth=order["layers"], share_s=share_s)
             taken = (samples * length, needed) if needed else taken
-    _most(0.0)
+    most(0.0)
     update(copy, until_s=begun + order["seconds"])
 
 
@@ -135,7 +137,7 @@ def point(copy: CalibrationCopy, samples: int, length: int, *, depth: int, share
     except torch.cuda.OutOfMemoryError:
         copy.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        _tell("skipped", what=f"{samples} x {length} tokens", why="out of memory")
+        _skip(samples, length, "out of memory")
         return 0
 
 
@@ -163,18 +165,18 @@ class _Times:
     def tell(self) -> None:
         """A line for each depth."""
         slowdown = self._copy.slowdown
-        head_s = slowdown * _median(self._heads)
+        head_s = slowdown * median(self._heads)
         for layers, rows in self._rows.items():
             whole = sorted(slowdown * sum(row) for row in rows)
-            middle = _median(whole)
-            _tell(
+            middle = median(whole)
+            report(
                 "point",
                 layers=layers,
                 tokens=self._batch.input_ids.numel(),
                 length=self._batch.input_ids.shape[1],
                 seconds=middle,
                 head_s=min(head_s, middle),
-                backward_share=_median([row[1] / sum(row) for row in rows]),
+                backward_share=median([row[1] / sum(row) for row in rows]),
                 spread=(whole[-1] - whole[0]) / 2 / middle,
                 repeats=len(rows),
             )
@@ -202,11 +204,11 @@ def update(copy: CalibrationCopy, *, until_s: float) -> None:
         clip(parameters, gradient_norm(parameters), maximum=copy.job.optimizer.clip_norm)
         copy.optimizer.step()
 
-    times = [timed(copy, once) for _ in range(2)][1:]
+    times = [timed(copy.device, once) for _ in range(2)][1:]
     while len(times) < REPEATS_MOST and (len(times) < REPEATS_LEAST or time.monotonic() < until_s):
-        times.append(timed(copy, once))
+        times.append(timed(copy.device, once))
     numbers = sum(parameter.numel() for parameter in parameters)
-    _tell("optimizer", numbers=numbers, seconds=_median(times), tensors=len(parameters))
+    report("optimizer", numbers=numbers, seconds=median(times), tensors=len(parameters))
 
 
 def describe(copy: CalibrationCopy) -> dict[str, Any]:
@@ -239,15 +241,6 @@ def shallow(copy: CalibrationCopy, layers: int) -> Iterator[bool]:
         stack.extend(whole[layers:])
 
 
-def timed(copy: CalibrationCopy, what: Callable[[], object]) -> float:
-    """Seconds until the device has done it."""
-    _settle(copy.device)
-    begun = time.perf_counter()
-    what()
-    _settle(copy.device)
-    return time.perf_counter() - begun
-
-
 def _once(copy: CalibrationCopy, batch: Batch) -> tuple[float, float]:
     """Seconds of forward, and of backward."""
     kept: list[torch.Tensor] = []
@@ -256,8 +249,8 @@ def _once(copy: CalibrationCopy, batch: Batch) -> tuple[float, float]:
         with copy.precision.autocast(copy.device):
             kept.append(copy.loss(*batch.tensors))
 
-    forward_s = timed(copy, forward)
-    return forward_s, timed(copy, (kept[0] / batch.trained.numel()).backward)
+    forward_s = timed(copy.device, forward)
+    return forward_s, timed(copy.device, (kept[0] / batch.trained.numel()).backward)
 
 
 def _head(copy: CalibrationCopy, batch: Batch) -> float:
@@ -276,7 +269,7 @@ def _head(copy: CalibrationCopy, batch: Batch) -> float:
                 loss = F.cross_entropy(head(hidden).float(), goal, reduction="sum")
         loss.backward()
 
-    return timed(copy, once)
+    return timed(copy.device, once)
 
 
 def _batch(copy: CalibrationCopy, samples: int, length: int) -> Batch:
@@ -297,35 +290,8 @@ def _start_peak(device: torch.device) -> int:
 def _peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
-    return int(rows["VmHWM"].split()[0]) * 1024
+    return proc_bytes(Path("/proc/self/status"), "VmHWM")
 
 
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _most(value: float) -> float:
-    """The largest over all ranks, which wait for each other here."""
-    shared = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-    return float(shared.item())
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _tell(kind: str, **figures: Any) -> None:
-    """One line, in one write: ranks of a host share a pipe."""
-    sys.stdout.write(json.dumps({"kind": kind, "rank": dist.get_rank(), **figures}) + "\n")
-    sys.stdout.flush()
+def _skip(samples: int, length: int, why: str) -> None:
+    report("skipped", what=f"{samples} x {length} tokens", why=why)

@@ -16,6 +16,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +24,7 @@ from gangline.errors import UsageError
 from gangline.tested import BY_NAME
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Private:
     """A private name of a library, looked up at its first use: nothing is imported before."""
 
@@ -98,166 +99,81 @@ def overriding(base: type, methods: Mapping[Private, Callable[..., Any]]) -> Any
     return type(base.__name__, (base,), {method.name: function for method, function in methods.items()})
 
 
-_TORCH = "2.13.0"
-_TRANSFORMERS = "5.3.0 to 5.23.0"
-_DEEPSPEED = "0.19.8"
-
-PROCESS_GROUPS = Private(
-    place="torch.distributed.distributed_c10d:_world",
-    purpose="the list of all process groups, of which NCCL's are aborted",
-    seen=_TORCH,
-)
-DEFAULT_STORE = Private(
-    place="torch.distributed.distributed_c10d:_get_default_store",
-    purpose="the store in which ranks say how many rounds they have come to",
-    seen=_TORCH,
-)
-APPLY = Private(
-    place="torch.nn:Module._apply",
-    purpose="giving memory to the shards of FSDP, on one device for shards and another one for the rest",
-    seen=_TORCH,
-)
-MEMORY_FORMATS = Private(
-    place="torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING",
-    purpose="reading the index of a checkpoint, which may name nothing else",
-    seen=_TORCH,
-)
-STORAGE_INFO = Private(
-    place="torch.distributed.checkpoint.filesystem:_StorageInfo",
-    purpose="reading the index of a checkpoint, which may name nothing else",
-    seen=_TORCH,
-)
-GET_LAYOUT = Private(
-    place="torch.serialization:_get_layout",
-    purpose="reading the index of a checkpoint, which may name nothing else",
-    seen=_TORCH,
-)
-FAKE_TENSOR_MODE = Private(
-    place="torch._subclasses.fake_tensor:FakeTensorMode", purpose="running a step without numbers", seen=_TORCH
-)
-FAKE_TENSOR = Private(
-    place="torch._subclasses.fake_tensor:FakeTensor", purpose="running a step without numbers", seen=_TORCH
-)
-UNSET_FAKE = Private(
-    place="torch._subclasses.fake_tensor:unset_fake_temporarily",
-    purpose="computing masks for real in a step without numbers",
-    seen=_TORCH,
-)
-DISPATCH_MODE = Private(
-    place="torch.utils._python_dispatch:TorchDispatchMode", purpose="counting what a step allocates", seen=_TORCH
-)
-TO_COPY = Private(place="torch:ops.aten._to_copy.default", purpose="comparing the operations of two heads", seen=_TORCH)
-READ_SCALAR = Private(
-    place="torch:ops.aten._local_scalar_dense.default",
-    purpose="answering for a number that is read from a tensor without numbers",
-    seen=_TORCH,
-)
-GROUPED_PRODUCT = Private(
-    place="torch:ops.aten._grouped_mm.default", purpose="the shapes of experts in a step without numbers", seen=_TORCH
-)
-
-TP_PLAN = Private(
-    place="transformers:PreTrainedModel._tp_plan",
-    purpose="the list of a model's linears that tensor parallelism cuts",
-    seen=_TRANSFORMERS,
-)
-KEEP_IN_FP32 = Private(
-    place="transformers:PreTrainedModel._keep_in_fp32_modules",
-    purpose="loading the weights that a model wants to be wider than the others",
-    seen=_TRANSFORMERS,
-)
-KEEP_IN_FP32_STRICT = Private(
-    place="transformers:PreTrainedModel._keep_in_fp32_modules_strict",
-    purpose="loading the weights that a model wants to be wider than the others",
-    seen=_TRANSFORMERS,
-)
-ATTENTION = Private(
-    place="transformers:PretrainedConfig._attn_implementation",
-    purpose="naming the attention kernels of a measurement",
-    seen=_TRANSFORMERS,
-)
-RECOMPUTE = Private(
-    place="transformers:GradientCheckpointingLayer._gradient_checkpointing_func",
-    purpose="activation_offloading, which keeps the inputs of recomputed layers in the machine's memory",
-    seen=_TRANSFORMERS,
-    on_instances=True,
-)
-
-OPERATORS = Private(
-    place="deepspeed.ops:__compatible_ops__",
-    purpose="keeping DeepSpeed from compiling an operator that gloo replaces",
-    seen=_DEEPSPEED,
-)
-WORLD_GROUP = Private(
-    place="deepspeed.utils.groups:_WORLD_GROUP",
-    purpose="giving DeepSpeed the process group that is there, with its time limits",
-    seen=_DEEPSPEED,
-)
-BROADCAST = Private(
-    place="deepspeed.runtime.engine:DeepSpeedEngine._broadcast_model",
-    purpose="not sending weights that are equal already",
-    seen=_DEEPSPEED,
-)
-DIVIDE_ALL = Private(
-    place="deepspeed.runtime.zero.partition_parameters:Init._convert_to_zero_parameters",
-    purpose="dividing weights one after another under zero-3",
-    seen=_DEEPSPEED,
-)
-DIVIDE_ONE = Private(
-    place="deepspeed.runtime.zero.partition_parameters:Init._zero_init_param",
-    purpose="dividing weights one after another under zero-3",
-    seen=_DEEPSPEED,
-)
-MAKE_DIVISIBLE = Private(
-    place="deepspeed.runtime.zero.partition_parameters:Init._convert_to_deepspeed_param",
-    purpose="dividing weights one after another under zero-3",
-    seen=_DEEPSPEED,
-)
-LINK_STATES = Private(
-    place="deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state",
-    purpose="finding the moments of a weight under zero-1 and zero-2",
-    seen=_DEEPSPEED,
-)
-FRAGMENT = Private(
-    place="deepspeed:Parameter._hp_mapping",
-    purpose="finding this rank's part of a gradient under zero-1 and zero-2",
-    seen=_DEEPSPEED,
-    on_instances=True,
-)
-FRAGMENT_INDEX = Private(
-    place="deepspeed:Parameter._index_in_param_group",
-    purpose="finding this rank's part of a gradient under zero-1 and zero-2",
-    seen=_DEEPSPEED,
-    on_instances=True,
-)
+_torch = partial(Private, seen="2.13.0")
+_transformers = partial(Private, seen="5.3.0 to 5.23.0")
+_deepspeed = partial(Private, seen="0.19.8")
+_READ_INDEX = "reading the index of a checkpoint, which may name nothing else"
+_WIDER = "loading the weights that a model wants to be wider than the others"
+_DIVIDE = "dividing weights one after another under zero-3"
+_OWN_GRADIENT = "finding this rank's part of a gradient under zero-1 and zero-2"
+_INIT = "deepspeed.runtime.zero.partition_parameters:Init."
 _STAGE_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3."
-GATHER_STATE = Private(
-    place=f"{_STAGE_3}_fp32_state_allgather", purpose="saving states that lie on a disk", seen=_DEEPSPEED
+
+PROCESS_GROUPS = _torch(
+    "torch.distributed.distributed_c10d:_world", "the list of all process groups, of which NCCL's are aborted"
 )
-DIVIDE_AGAIN = Private(
-    place=f"{_STAGE_3}_partition_all_parameters", purpose="loading weights under zero-3", seen=_DEEPSPEED
+DEFAULT_STORE = _torch(
+    "torch.distributed.distributed_c10d:_get_default_store",
+    "the store in which ranks say how many rounds they have come to",
 )
-SPREAD_GROUP = Private(
-    place=f"{_STAGE_3}_reassign_or_swap_out_partitioned_parameters",
-    purpose="loading weights under zero-3",
-    seen=_DEEPSPEED,
+APPLY = _torch(
+    "torch.nn:Module._apply",
+    "giving memory to the shards of FSDP, on one device for shards and another one for the rest",
 )
-IS_ON_DISK = Private(
-    place=f"{_STAGE_3}_swappable_optimizer_subgroup", purpose="finding states that lie on a disk", seen=_DEEPSPEED
+MEMORY_FORMATS = _torch("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", _READ_INDEX)
+STORAGE_INFO = _torch("torch.distributed.checkpoint.filesystem:_StorageInfo", _READ_INDEX)
+GET_LAYOUT = _torch("torch.serialization:_get_layout", _READ_INDEX)
+FAKE_TENSOR_MODE = _torch("torch._subclasses.fake_tensor:FakeTensorMode", "running a step without numbers")
+FAKE_TENSOR = _torch("torch._subclasses.fake_tensor:FakeTensor", "running a step without numbers")
+UNSET_FAKE = _torch(
+    "torch._subclasses.fake_tensor:unset_fake_temporarily", "computing masks for real in a step without numbers"
 )
-SWAP_IN = Private(
-    place=f"{_STAGE_3}_optimizer_states_and_gradient_swap_in",
-    purpose="reading states that lie on a disk",
-    seen=_DEEPSPEED,
+DISPATCH_MODE = _torch("torch.utils._python_dispatch:TorchDispatchMode", "counting what a step allocates")
+TO_COPY = _torch("torch:ops.aten._to_copy.default", "comparing the operations of two heads")
+READ_SCALAR = _torch(
+    "torch:ops.aten._local_scalar_dense.default", "answering for a number that is read from a tensor without numbers"
 )
-SWAP_OUT = Private(
-    place=f"{_STAGE_3}_optimizer_states_and_gradient_swap_out",
-    purpose="writing states that lie on a disk",
-    seen=_DEEPSPEED,
+GROUPED_PRODUCT = _torch("torch:ops.aten._grouped_mm.default", "the shapes of experts in a step without numbers")
+
+TP_PLAN = _transformers(
+    "transformers:PreTrainedModel._tp_plan", "the list of a model's linears that tensor parallelism cuts"
 )
-RELEASE = Private(
-    place=f"{_STAGE_3}_release_swap_buffers", purpose="letting go of states that lie on a disk", seen=_DEEPSPEED
+KEEP_IN_FP32 = _transformers("transformers:PreTrainedModel._keep_in_fp32_modules", _WIDER)
+KEEP_IN_FP32_STRICT = _transformers("transformers:PreTrainedModel._keep_in_fp32_modules_strict", _WIDER)
+ATTENTION = _transformers(
+    "transformers:PretrainedConfig._attn_implementation", "naming the attention kernels of a measurement"
 )
+RECOMPUTE = _transformers(
+    "transformers:GradientCheckpointingLayer._gradient_checkpointing_func",
+    "activation_offloading, which keeps the inputs of recomputed layers in the machine's memory",
+    on_instances=True,
+)
+
+OPERATORS = _deepspeed(
+    "deepspeed.ops:__compatible_ops__", "keeping DeepSpeed from compiling an operator that gloo replaces"
+)
+WORLD_GROUP = _deepspeed(
+    "deepspeed.utils.groups:_WORLD_GROUP", "giving DeepSpeed the process group that is there, with its time limits"
+)
+BROADCAST = _deepspeed(
+    "deepspeed.runtime.engine:DeepSpeedEngine._broadcast_model", "not sending weights that are equal already"
+)
+DIVIDE_ALL = _deepspeed(f"{_INIT}_convert_to_zero_parameters", _DIVIDE)
+DIVIDE_ONE = _deepspeed(f"{_INIT}_zero_init_param", _DIVIDE)
+MAKE_DIVISIBLE = _deepspeed(f"{_INIT}_convert_to_deepspeed_param", _DIVIDE)
+LINK_STATES = _deepspeed(
+    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state",
+    "finding the moments of a weight under zero-1 and zero-2",
+)
+FRAGMENT = _deepspeed("deepspeed:Parameter._hp_mapping", _OWN_GRADIENT, on_instances=True)
+FRAGMENT_INDEX = _deepspeed("deepspeed:Parameter._index_in_param_group", _OWN_GRADIENT, on_instances=True)
+GATHER_STATE = _deepspeed(f"{_STAGE_3}_fp32_state_allgather", "saving states that lie on a disk")
+DIVIDE_AGAIN = _deepspeed(f"{_STAGE_3}_partition_all_parameters", "loading weights under zero-3")
+SPREAD_GROUP = _deepspeed(f"{_STAGE_3}_reassign_or_swap_out_partitioned_parameters", "loading weights under zero-3")
+IS_ON_DISK = _deepspeed(f"{_STAGE_3}_swappable_optimizer_subgroup", "finding states that lie on a disk")
+SWAP_IN = _deepspeed(f"{_STAGE_3}_optimizer_states_and_gradient_swap_in", "reading states that lie on a disk")
+SWAP_OUT = _deepspeed(f"{_STAGE_3}_optimizer_states_and_gradient_swap_out", "writing states that lie on a disk")
+RELEASE = _deepspeed(f"{_STAGE_3}_release_swap_buffers", "letting go of states that lie on a disk")
 
 ROWS = tuple(each for each in list(globals().values()) if isinstance(each, Private))
 """All of them."""

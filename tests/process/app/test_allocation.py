@@ -11,17 +11,17 @@ from gangline.launch.backends import Backends
 
 
 @pytest.fixture
-def seams(world):
-    return dataclasses.replace(world.seams, backend=Backends, variables={"SLURM_JOB_ID": "4711"})
+def deps(world):
+    return dataclasses.replace(world.deps, backend=Backends, variables={"SLURM_JOB_ID": "4711"})
 
 
-def test_a_start_is_refused_and_nothing_is_written(world, seams):
+def test_a_start_is_refused_and_nothing_is_written(world, deps):
     start = world.start()
     command = Command(home=world.home, words=("train.py",), folder=world.root, cluster=start.cluster)
     for begin in (
-        lambda: app.train(start, talk=world, seams=seams),
-        lambda: app.rehearse(start, talk=world, seams=seams),
-        lambda: app.run(command, talk=world, seams=seams),
+        lambda: app.train(start, console=world, deps=deps),
+        lambda: app.rehearse(start, console=world, deps=deps),
+        lambda: app.run(command, console=world, deps=deps),
     ):
         with pytest.raises(UsageError, match="inside a Slurm allocation yet") as caught:
             begin()
@@ -31,25 +31,25 @@ def test_a_start_is_refused_and_nothing_is_written(world, seams):
     assert not world.home.exists()
 
 
-def test_a_resume_is_refused_and_the_run_stays_as_it_was(world, seams):
-    layout = app.train(world.start(), talk=world, seams=world.seams)
+def test_a_resume_is_refused_and_the_run_stays_as_it_was(world, deps):
+    layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
     before = layout.state.read_bytes()
     with pytest.raises(UsageError, match="inside a Slurm allocation yet"):
-        app.resume(layout.run_id, home=world.home, talk=world, seams=seams)
+        app.resume(layout.run_id, home=world.home, console=world, deps=deps)
     assert layout.state.read_bytes() == before
     assert len(world.spawned) == 1
 
 
-def test_runs_are_listed_and_plans_are_made(world, seams):
-    layout = app.train(world.start(), talk=world, seams=world.seams)
+def test_runs_are_listed_and_plans_are_made(world, deps):
+    layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
-    assert [each.record.id for each in app.all_records(world.home, seams)] == [layout.run_id]
-    assert app.plan(world.start(), app.WhatIf(), talk=world, seams=seams).decision is not None
+    assert [each.record.id for each in app.all_records(world.home, deps)] == [layout.run_id]
+    assert app.plan(world.start(), app.WhatIf(), console=world, deps=deps).decision is not None
 
 
 def test_what_a_backend_does_not_promise_is_said(world):
     cluster = (world.start().cluster).read_text() + "backend: mpirun\n"
-    app.plan(world.start(cluster=cluster), app.WhatIf(), talk=world, seams=world.seams)
+    app.plan(world.start(cluster=cluster), app.WhatIf(), console=world, deps=world.deps)
     (line,) = [line for line in world.said if line.startswith("backend ")]
     assert "mpirun: the loss of one host ends the ranks on all hosts; every restart imports torch anew" in line

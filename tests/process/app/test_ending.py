@@ -25,7 +25,7 @@ from tests.process.app.world import THREE, World
 @pytest.fixture
 def run_id(world: World) -> str:
     """A run on the hosts a, c and d, that goes on."""
-    run_id = app.train(world.start(cluster=THREE), talk=world, seams=world.seams).run_id
+    run_id = app.train(world.start(cluster=THREE), console=world, deps=world.deps).run_id
     stands(world, run_id, "running")
     world.alive = True
     world.said.clear()
@@ -43,8 +43,8 @@ def gone() -> ProcessId:
 
 
 def leave(world: World, run_id: str, *hosts: str) -> bool:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        return app.stop(run, hosts=hosts, seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        return app.stop(run, hosts=hosts, deps=world.deps)
 
 
 def refused(world: World, run_id: str, *hosts: str) -> UsageError:
@@ -63,8 +63,8 @@ def test_a_run_is_asked_to_go_on_without_a_host(world: World, run_id: str) -> No
 
 
 def test_a_rehearsed_leave_says_what_becomes_of_every_host(world: World, run_id: str) -> None:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        lines = app.rehearse_stop(run, now=False, hosts=["d"], seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        lines = app.rehearse_stop(run, now=False, hosts=["d"], deps=world.deps)
     assert [line.partition(" (")[0] for line in lines] == [
         "a: save, and go on in attempt 2",
         "c: save, and go on in attempt 2",
@@ -125,14 +125,14 @@ def test_a_command_of_the_users_own_is_refused(
 
 
 def test_the_host_that_looks_after_the_run_is_refused(world: World, run_id: str) -> None:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
         record = run.record()
         kept = dataclasses.replace(run, keeping=Keeping(host="a"))
-        kept.kept.folder.mkdir(parents=True, exist_ok=True)
-        write_json(kept.kept.state, read_json(run.layout.state))
+        kept.records.folder.mkdir(parents=True, exist_ok=True)
+        write_json(kept.records.state, read_json(run.layout.state))
         assert record.phase == "running"
         with pytest.raises(UsageError, match="a runs the supervisor of") as caught:
-            app.stop(kept, hosts=["a"], seams=world.seams)
+            app.stop(kept, hosts=["a"], deps=world.deps)
     assert "gangline resume" in caught.value.fix
 
 
@@ -146,9 +146,9 @@ def test_between_two_attempts_a_host_may_leave(world: World, run_id: str) -> Non
 def test_between_two_attempts_a_run_can_be_stopped(world: World, run_id: str, supervisor) -> None:  # type: ignore[no-untyped-def]
     stands(world, run_id, "restarting", supervisor=supervisor())
     world.alive = False  # no supervisor, and no host agent that does more than rest
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        assert len(app.rehearse_stop(run, now=False, seams=world.seams)) == 3
-        assert app.stop(run, seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        assert len(app.rehearse_stop(run, now=False, deps=world.deps)) == 3
+        assert app.stop(run, deps=world.deps)
     assert world.said == ["order stop"]
 
 
@@ -169,7 +169,7 @@ def kept_by_head(world: World, *, attempt: int) -> tuple[RunHandle, FakeTranspor
     RunState(name="job", phase="running", attempt=attempt, supervisor=ProcessId.current()).save(layout)
     for number, names in ((1, ("pc1", "pc2")), (attempt, ("pc1",))):
         data = json.dumps(request(number, *names).to_json()).encode()
-        keeper.files[PurePath(run.kept.attempt(number) / "request.json")] = data
+        keeper.files[PurePath(run.records.attempt(number) / "request.json")] = data
     write_json(layout.attempt(1) / "request.json", request(1, "pc1", "pc2").to_json())
     return run, keeper
 
@@ -186,7 +186,7 @@ def test_what_the_head_has_started_by_itself_is_read_there(world: World) -> None
     run, keeper = kept_by_head(world, attempt=3)
     found = started_request(run, run.record())
     assert (found.attempt, found.names) == (3, ("pc1",))
-    keeper.files[PurePath(run.kept.attempt(3) / "request.json")] = b"[1]"
+    keeper.files[PurePath(run.records.attempt(3) / "request.json")] = b"[1]"
     with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
         started_request(run, run.record())
 
@@ -204,9 +204,9 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
         raise HostUnreachable("pc1 does not answer")
 
     keeper.reachable = False
-    seams = dataclasses.replace(world.seams, is_alive=silent, backend=Backend)  # type: ignore[arg-type]
+    deps = dataclasses.replace(world.deps, is_alive=silent, backend=Backend)  # type: ignore[arg-type]
     with pytest.raises(HostUnreachable, match="which keeps"):
-        app.stop(run, now=True, seams=seams)
+        app.stop(run, now=True, deps=deps)
     assert [part.folder for part in told[0].hosts] == [
         "/home/pc1/runs/calm-otter-7/attempts/3/pc1",
         "/home/pc2/runs/calm-otter-7/attempts/3/pc2",

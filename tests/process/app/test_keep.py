@@ -39,5 +39,5 @@ def test_a_run_that_ends_between_two_looks_is_not_lost(tmp_path):
         transports={"pc1": keeper},
         keeping=Keeping(host="pc1"),
     )
-    keeper.files[run.kept.state] = encoded("running")
+    keeper.files[run.records.state] = encoded("running")
     assert run.record().phase == "finished"

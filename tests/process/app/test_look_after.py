@@ -19,7 +19,7 @@ from tests.process.app.world import World
 @pytest.fixture
 def run_id(world: World) -> str:
     """A run whose ranks go on, and whose supervisor is gone."""
-    run_id = app.train(world.start(), talk=world, seams=world.seams).run_id
+    run_id = app.train(world.start(), console=world, deps=world.deps).run_id
     me = ProcessId.current()
     stands(world, run_id, ProcessId(pid=me.pid, start_ticks=me.start_ticks - 1))
     world.alive = True
@@ -34,8 +34,8 @@ def stands(world: World, run_id: str, supervisor: ProcessId) -> None:
 
 
 def attached(world: World, run_id: str, *, keeper: str | None = None) -> bool:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        return app.look_after(dataclasses.replace(run, keeping=Keeping(host=keeper)), talk=world, seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        return app.look_after(dataclasses.replace(run, keeping=Keeping(host=keeper)), console=world, deps=world.deps)
 
 
 def test_another_one_takes_over_the_attempt_that_runs_and_that_is_said(world: World, run_id: str) -> None:
@@ -62,16 +62,16 @@ def test_where_the_head_keeps_the_run_a_host_agent_there_does_it(world: World, r
 
 
 def test_one_that_came_first_is_as_good(world: World, run_id: str) -> None:
-    seams = dataclasses.replace(world.seams, spawn=Refused(lambda: stands(world, run_id, ProcessId.current())))
-    with app.opened(run_id, home=world.home, seams=seams) as run:
-        assert not app.look_after(run, talk=world, seams=seams)
+    deps = dataclasses.replace(world.deps, spawn=Refused(lambda: stands(world, run_id, ProcessId.current())))
+    with app.opened(run_id, home=world.home, deps=deps) as run:
+        assert not app.look_after(run, console=world, deps=deps)
     assert world.said == []
 
 
 def test_one_that_does_not_come_up_is_an_error(world: World, run_id: str) -> None:
-    seams = dataclasses.replace(world.seams, spawn=Refused(lambda: None))
-    with app.opened(run_id, home=world.home, seams=seams) as run, pytest.raises(RunFailed, match="did not start"):
-        app.look_after(run, talk=world, seams=seams)
+    deps = dataclasses.replace(world.deps, spawn=Refused(lambda: None))
+    with app.opened(run_id, home=world.home, deps=deps) as run, pytest.raises(RunFailed, match="did not start"):
+        app.look_after(run, console=world, deps=deps)
 
 
 class Refused:

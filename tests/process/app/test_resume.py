@@ -20,7 +20,7 @@ from tests.process.app.world import THREE, World
 @pytest.fixture
 def run_id(world: World) -> str:
     """A run that was stopped."""
-    layout = app.train(world.start(), talk=world, seams=world.seams)
+    layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
     world.said.clear()
     world.spawned.clear()
@@ -28,7 +28,7 @@ def run_id(world: World) -> str:
 
 
 def resume(world: World, run_id: str, cluster: Path | None = None) -> RunLayout:
-    return app.resume(run_id, home=world.home, cluster_path=cluster, talk=world, seams=world.seams)
+    return app.resume(run_id, home=world.home, cluster_path=cluster, console=world, deps=world.deps)
 
 
 def flip(path: Path) -> None:
@@ -200,10 +200,10 @@ def test_a_run_that_another_terminal_prepares_is_refused(world: World, run_id: s
     with pytest.raises(UsageError, match="is running"):
         resume(world, run_id)
     with (
-        app.opened(run_id, home=world.home, seams=world.seams) as run,
+        app.opened(run_id, home=world.home, deps=world.deps) as run,
         pytest.raises(UsageError, match="being prepared"),
     ):
-        app.stop(run, seams=world.seams)
+        app.stop(run, deps=world.deps)
 
 
 def test_of_two_resumes_at_once_one_is_refused_and_harms_nothing(world: World, run_id: str) -> None:
@@ -246,7 +246,7 @@ def test_a_finished_run_is_refused(world: World, run_id: str) -> None:
 
 def test_a_dry_run_finds_the_step_and_places_nothing(world: World, run_id: str) -> None:
     world.save(run_id, 40, commit=False)
-    lines = app.rehearse_resume(run_id, home=world.home, talk=world, seams=world.seams)
+    lines = app.rehearse_resume(run_id, home=world.home, console=world, deps=world.deps)
     assert [line for line in lines if line.startswith("#")] == ["# a", "# b"]
     assert "resuming from step 40" in world.said
     assert not (world.host("a", run_id).checkpoints / "step-00000040" / COMMIT_FILE).exists()
@@ -256,16 +256,16 @@ def test_a_dry_run_finds_the_step_and_places_nothing(world: World, run_id: str) 
 
 @pytest.mark.parametrize("now", [False, True])
 def test_stop_orders_the_end_of_a_living_run_only(world: World, run_id: str, now: bool) -> None:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        assert not app.stop(run, now=now, seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        assert not app.stop(run, now=now, deps=world.deps)
         world.alive = True
-        assert app.stop(run, now=now, seams=world.seams)
+        assert app.stop(run, now=now, deps=world.deps)
     assert world.said == ["order kill" if now else "order stop"]
 
 
 def test_a_rehearsed_stop_orders_nothing(world: World, run_id: str) -> None:
     world.alive = True
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
-        lines = app.rehearse_stop(run, now=False, seams=world.seams)
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+        lines = app.rehearse_stop(run, now=False, deps=world.deps)
     assert [line.partition(":")[0] for line in lines] == ["a", "b"]
     assert world.said == []

@@ -23,7 +23,7 @@ from tests.process.app.world import World
 
 
 def train(world: World, *overrides: str) -> RunLayout:
-    return app.train(world.start(*overrides), talk=world, seams=world.seams)
+    return app.train(world.start(*overrides), console=world, deps=world.deps)
 
 
 def test_every_host_has_job_inputs_gang_and_data_before_the_gang_starts(world: World) -> None:
@@ -60,7 +60,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     three = "hosts:" + "".join(f"\n  - {{name: {name}, transport: local, workdir: ./places/{name}}}" for name in speeds)
     words = ("batch={about: 32}", "micro_batch=1", "steps=null", "epochs=2")
-    layout = app.train(world.start(*words, cluster=three), talk=world, seams=world.seams)
+    layout = app.train(world.start(*words, cluster=three), console=world, deps=world.deps)
     job = Job.load(layout.job)
     assert (job.batch, job.open) == (40, ())
     assert Job.load(world.host("c", layout.run_id).job).batch == 40
@@ -69,7 +69,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
     assert any("divides    batch 40, about 32 as the job says" in line for line in world.said)
     world.ended(layout.run_id)
     speeds.update(a=1.0, b=1.0, c=1.0)
-    app.resume(layout.run_id, home=world.home, cluster_path=None, talk=world, seams=world.seams)
+    app.resume(layout.run_id, home=world.home, cluster_path=None, console=world, deps=world.deps)
     assert Job.load(layout.job) == job
     assert [rank.share for rank in Gang.load(world.host("a", layout.run_id).gang(2)).ranks] == [14, 13, 13]
 
@@ -78,19 +78,19 @@ def test_epochs_become_steps_once_the_samples_are_counted(world: World) -> None:
     job = world.start().job
     job.write_text(job.read_text(encoding="utf-8").replace("steps: 60", "epochs: 2"), encoding="utf-8")
     start = app.StartOptions(home=world.home, job=job)
-    layout = app.train(start, talk=world, seams=world.seams)
+    layout = app.train(start, console=world, deps=world.deps)
     assert read_json(layout.plan)["steps"] == 18
     assert any("18 steps = 2 epochs over 100 samples" in line for line in world.said)
 
 
 def test_without_a_cluster_file_this_computer_works_in_the_home(world: World) -> None:
     start = world.start(cluster=None)
-    layout = app.train(start, talk=world, seams=world.seams)
+    layout = app.train(start, console=world, deps=world.deps)
     assert [rank.share for rank in Gang.load(layout.gang(1)).ranks] == [6]
 
 
 def test_a_dry_run_prints_the_commands_and_leaves_nothing(world: World) -> None:
-    lines = app.rehearse(world.start(), talk=world, seams=world.seams)
+    lines = app.rehearse(world.start(), console=world, deps=world.deps)
     assert [line for line in lines if line.startswith("#")] == ["# a", "# b"]
     assert "fake 4711" in "\n".join(lines)
     assert world.spawned == []
@@ -116,7 +116,7 @@ def test_a_host_on_which_no_environment_can_be_built_stops_before_anything_is_ma
 ) -> None:
     monkeypatch.setattr(versions, "why_not", lambda *_python, **_lock: "Python 3.9.1")
     with pytest.raises(CheckFailed, match="E-SW-14"):
-        app.train(world.start(cluster=LOCKED), talk=world, seams=world.seams)
+        app.train(world.start(cluster=LOCKED), console=world, deps=world.deps)
     assert any(line.startswith("fail E-SW-14  b: ") for line in world.said)
     asked = [(host, words) for host, words in world.commands if words[1:2] == ("environment",)]
     assert asked == [("b", (AGENT, "environment"))]
@@ -125,9 +125,9 @@ def test_a_host_on_which_no_environment_can_be_built_stops_before_anything_is_ma
 
 
 def test_nobody_is_asked_how_to_build_where_only_other_checks_are_wanted(world: World) -> None:
-    wish = app.Wish(only=("network",))
+    options = app.InspectOptions(only=("network",))
     cluster = world.start(cluster=LOCKED).cluster
-    app.check(cluster, home=world.home, wish=wish, talk=world, seams=world.seams)
+    app.check(cluster, home=world.home, options=options, console=world, deps=world.deps)
     assert [words for _, words in world.commands if words[1:2] == ("environment",)] == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline.app import Dependencies, StartOptions
 from gangline.errors import DataError, GanglineError, HostUnreachable
-from gangline.runs.checkpoints import place_commit, set_aside, step_folder, survey
+from gangline.runs.checkpoints import set_aside, step_folder, survey
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import digests, file_digest, write_json
 from gangline.runs.layout import RunLayout
@@ -19,6 +19,7 @@ from gangline.runs.state import RunState
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import AGENT, CommandResult, Transport
 from tests.fakes.backend import FakeBackend
+from tests.saved import place_commit
 
 JOB = """
 model: {path: ./model, start: random}
@@ -77,7 +78,7 @@ class World:
         return self.root / "home"
 
     @property
-    def seams(self) -> Dependencies:
+    def deps(self) -> Dependencies:
         return Dependencies(
             connect=self.connect,
             backend=FakeBackend,
@@ -102,10 +103,10 @@ class World:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.said.append(line)
 
-    def tick(self, line: str) -> None:
+    def progress(self, line: str) -> None:
         """Ticks are for eyes only."""
 
     def connect(self, cluster: Cluster) -> dict[str, Transport]:

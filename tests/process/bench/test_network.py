@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bench.cluster_network import BenchHosts, measure_links, measure_network, schedule, versions
-from gangline.bench.collective import SIZES, BenchOrder, CommandGang, argv, backend_for, measure_collectives
+from gangline.bench.cluster_network import (
+    SIZES,
+    backend_for,
+    measure_collectives,
+    measure_links,
+    measure_network,
+    schedule,
+    versions,
+)
+from gangline.bench.torchrun import BenchHosts, CommandGang, rank_argv
 from gangline.inventory.facts import Gpu, GpuProcess, HostFacts, HostFailure, Inventory
 from gangline.inventory.measured import (
     Collective,
@@ -27,8 +35,6 @@ from gangline.inventory.pairs import rounds
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport, Scripted
-
-ORDER = BenchOrder(backend="gloo", port=29500, seconds=5)
 
 
 def cluster(num=2, slots=1, **more):
@@ -133,6 +139,11 @@ def test_the_speed_of_a_ring_all_reduce():
 # --- links
 
 
+def bench_hosts(hosts, transports):
+    seen = inventory(facts("pc1"), facts("pc2"))
+    return BenchHosts(cluster=hosts, inventory=seen, transports=transports, networks={})
+
+
 @pytest.mark.parametrize("num", [2, 3, 4, 8, 16, 50])
 @pytest.mark.parametrize("seconds", [4.0, 10.0, 60.0])
 def test_the_schedule_keeps_to_its_time(num, seconds):
@@ -146,7 +157,7 @@ def test_the_schedule_keeps_to_its_time(num, seconds):
 def test_every_ordered_pair_is_measured_alone():
     hosts = cluster()
     transports = {host.name: LocalTransport(host) for host in hosts.hosts}
-    found = measure_links(hosts, inventory(facts("pc1"), facts("pc2")), transports, seconds=1.3)
+    found = measure_links(bench_hosts(hosts, transports), seconds=1.3)
     assert [(link.source, link.target) for link in found.links] == [("pc1", "pc2"), ("pc2", "pc1")]
     assert all(link.latency_s < 0.1 and link.throughput_mbps > 10 for link in found.links)
     assert (found.closed, found.skipped) == ((), ())
@@ -154,7 +165,7 @@ def test_every_ordered_pair_is_measured_alone():
 
 def test_one_machine_has_no_links():
     hosts = cluster(2, address="127.0.0.1")
-    found = measure_links(hosts, inventory(facts("pc1"), facts("pc2")), {}, seconds=1)
+    found = measure_links(bench_hosts(hosts, {}), seconds=1)
     assert found.links == ()
     assert found.skipped
 
@@ -164,14 +175,13 @@ def test_one_machine_has_no_links():
 
 def test_every_host_is_told_the_same_but_its_number():
     hosts = cluster(3, slots=2, transport="ssh")
-    commands = [argv(hosts, host, ORDER) for host in hosts.hosts]
+    commands = [rank_argv(hosts, host, "bench-collective", "{}", port=29500) for host in hosts.hosts]
     words = dict(zip(commands[1][3:-4:2], commands[1][4:-4:2], strict=True))
     assert commands[1][:3] == ("py", "-m", "torch.distributed.run")
     assert (words["--nnodes"], words["--node-rank"], words["--nproc-per-node"]) == ("3", "1", "2")
     assert (words["--master-addr"], words["--local-addr"], words["--log-dir"]) == ("127.0.0.2", "127.0.0.3", os.devnull)
     assert commands[0][-2] == "bench-collective"
-    assert {command[-1] for command in commands} == {ORDER.words()}
-    assert json.loads(ORDER.words())["sizes"] == list(SIZES)
+    assert {command[-1] for command in commands} == {"{}"}
 
 
 def test_nccl_where_every_rank_has_a_gpu():
@@ -197,27 +207,31 @@ FIGURE = {
 
 
 def fakes(**answers):
-    return {name: FakeTransport(name, answer=lambda _, answer=answer: answer) for name, answer in answers.items()}
+    def transport(name, answer):
+        free = Scripted(stdout='{"port": 29511}\n')
+        return FakeTransport(name, answer=lambda call: free if call.argv[1] == "ports" else answer)
+
+    return {name: transport(name, answer) for name, answer in answers.items()}
 
 
 def measured(**answers):
-    return measure_collectives(cluster(), fakes(**answers), ORDER, networks={})
+    return measure_collectives(bench_hosts(cluster(), fakes(**answers)), seconds=5)
 
 
 def test_the_head_says_the_figures():
     skipped = {"kind": "skipped", "num_bytes": 100 << 20, "why": "0.1 s were left"}
-    found = measured(
+    figures, left_out = measured(
         pc1=Scripted(stdout=lines({"beat": 1.0}, FIGURE, skipped)), pc2=Scripted(stdout=lines({"beat": 1.0}))
     )
-    assert [(one.num_bytes, one.world_size, one.backend) for one in found.figures] == [(1 << 20, 2, "gloo")]
-    assert [(one.what, one.why) for one in found.skipped] == [("all_reduce of 100 MiB", "0.1 s were left")]
+    assert [(one.num_bytes, one.world_size, one.backend) for one in figures] == [(1 << 20, 2, "gloo")]
+    assert [(one.what, one.why) for one in left_out] == [("all_reduce of 100 MiB", "0.1 s were left")]
 
 
 def test_a_host_that_fails_is_the_reason():
     stderr = "noise\nModuleNotFoundError: No module named 'torch'\nE1121 torch.distributed.elastic ChildFailedError:\n"
-    found = measured(pc1=Scripted(), pc2=Scripted(returncode=1, stderr=stderr))
-    assert found.figures == ()
-    assert [one.why for one in found.skipped] == ["pc2: ModuleNotFoundError: No module named 'torch'"]
+    figures, left_out = measured(pc1=Scripted(), pc2=Scripted(returncode=1, stderr=stderr))
+    assert figures == []
+    assert [one.why for one in left_out] == ["pc2: ModuleNotFoundError: No module named 'torch'"]
 
 
 def test_a_gang_ends_when_one_of_it_fails():
@@ -261,26 +275,13 @@ def bench(tmp_path, seen, hosts=None, **answers):
     given = BenchHosts(
         cluster=hosts or cluster(2, address="127.0.0.1"), inventory=seen, transports=fakes(**answers), networks={}
     )
-    return measure_network(given, home=tmp_path, seconds=5, tell=lambda _: None)
-
-
-def port_then(figures):
-    def answer(call):
-        return Scripted(stdout='{"port": 29511}\n') if call.argv[1] == "ports" else Scripted(stdout=figures)
-
-    return answer
+    return measure_network(given, home=tmp_path, seconds=5, report=lambda _: None)
 
 
 def test_the_result_is_kept_with_date_method_and_versions(tmp_path):
     hosts = cluster(2, address="127.0.0.1")
-    transports = {
-        "pc1": FakeTransport("pc1", answer=port_then(lines(FIGURE))),
-        "pc2": FakeTransport("pc2", answer=lambda _: Scripted()),
-    }
-    given = BenchHosts(
-        cluster=hosts, inventory=inventory(facts("pc1"), facts("pc2")), transports=transports, networks={}
-    )
-    found = measure_network(given, home=tmp_path, seconds=5, tell=lambda _: None)
+    transports = fakes(pc1=Scripted(stdout=lines(FIGURE)), pc2=Scripted())
+    found = measure_network(bench_hosts(hosts, transports), home=tmp_path, seconds=5, report=lambda _: None)
     assert load_network(tmp_path, hosts) == found
     assert found.versions["torch"] == "2.13.0"
     assert found.measured.startswith("20")
@@ -288,7 +289,9 @@ def test_the_result_is_kept_with_date_method_and_versions(tmp_path):
     assert len(found.collectives) == 1
     assert [one.what for one in found.skipped] == ["pc2", "pairs of hosts"]
     sent = json.loads(transports["pc2"].calls[0].stdin)
-    assert sent["argv"][-1] == BenchOrder(backend="gloo", port=29511, seconds=2.5).words()
+    order = json.loads(sent["argv"][-1])
+    assert (order["backend"], order["sizes"], order["seconds"]) == ("gloo", list(SIZES), 2.5)
+    assert order["deadline_s"] < sent["seconds"]
 
 
 @pytest.mark.parametrize(

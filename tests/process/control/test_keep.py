@@ -16,11 +16,11 @@ def world(tmp_path):
 
 
 def test_the_head_keeps_a_run_unless_one_of_the_hosts_is_this_computer(world):
-    assert who_keeps(world.cluster, world.means).host == "pc1"
+    assert who_keeps(world.cluster, world.context).host == "pc1"
     laptop = Host(name="laptop", workdir="/home/laptop", python="python3")
     mixed = dataclasses.replace(world.cluster, hosts=(*world.cluster.hosts, laptop))
-    keeping = who_keeps(mixed, world.means)
+    keeping = who_keeps(mixed, world.context)
     assert keeping.host is None
     assert "laptop is this computer" in keeping.why_not[0]
     with pytest.raises(RunFailed, match="cannot look after"):
-        who_keeps(dataclasses.replace(mixed, supervisor="head"), world.means)
+        who_keeps(dataclasses.replace(mixed, supervisor="head"), world.context)

@@ -23,7 +23,7 @@ from tests.unit.init.world import World, home_lan
 folder, *names = sys.argv[1:]
 world = World(hosts=home_lan(), ssh_config=Path(folder, "config"))
 try:
-    init(InitQuestion(home=Path(folder), output=Path(folder, "cluster.yaml"), names=tuple(names)), talk=Terminal(), seams=world.seams())
+    init(InitQuestion(home=Path(folder), output=Path(folder, "cluster.yaml"), names=tuple(names)), console=Terminal(), deps=world.deps())
 except GanglineError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

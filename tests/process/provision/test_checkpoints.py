@@ -17,6 +17,7 @@ from gangline.runs.gang import Gang, GangRank
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import CommandResult
+from tests.saved import place_commit
 
 RUN = "calm-otter-7"
 NAMES = ("pc1", "pc2")
@@ -40,7 +41,7 @@ def save(places: Places, step: int, *, damaged: bool = False, held: dict[str, st
         describe_part(folder, step=step, host=name, description=description)
         parts[name] = (folder / PART_FILE).read_bytes()
     for name, place in places.items():
-        disk.place_commit(place.checkpoints(RUN), commit_record(parts))
+        place_commit(place.checkpoints(RUN), commit_record(parts))
         if damaged:
             (disk.part_folder(place.checkpoints(RUN), step, name) / "weights").write_text(f"STEP {step}")
 

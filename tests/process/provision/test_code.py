@@ -64,8 +64,10 @@ def test_a_dry_run_knows_where_it_will_be_and_writes_nothing(tmp_path: Path) -> 
     assert foresee_code(cluster) == place_code(cluster, transports)
 
 
-def test_only_source_is_brought() -> None:
-    assert {Path(name).suffix for name in source_files()} <= {".py", ".typed"}
+def test_only_source_and_tables_are_copied() -> None:
+    tables = {name for name in source_files() if name.startswith("gangline/catalog/") and name.endswith(".json")}
+    assert tables
+    assert {Path(name).suffix for name in source_files().keys() - tables} <= {".py", ".typed"}
     assert "gangline/app.py" in source_files()
     assert not any("__pycache__" in name for name in source_files())
 

@@ -62,10 +62,10 @@ class Lines:
         self.said: list[str] = []
         self.ticked: list[str] = []
 
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         self.said.append(line)
 
-    def tick(self, line: str) -> None:
+    def progress(self, line: str) -> None:
         self.ticked.append(line)
 
 

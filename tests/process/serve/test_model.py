@@ -26,11 +26,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def run_id(world: World) -> str:
-    return app.train(world.start(), talk=world, seams=world.seams).run_id
+    return app.train(world.start(), console=world, deps=world.deps).run_id
 
 
 def find(world: World, run_id: str, step: int | None = None) -> SavedPart:
-    with app.opened(run_id, home=world.home, seams=world.seams) as run:
+    with app.opened(run_id, home=world.home, deps=world.deps) as run:
         return find_saved(run_id, run.cluster, run.transports, step=step)
 
 
@@ -101,7 +101,7 @@ class Said:
     """Keeps what it is told."""
 
     def __init__(self, lines: list[str]) -> None:
-        self.say = self.tick = lines.append
+        self.report = self.progress = lines.append
 
 
 def test_one_that_lacks_a_part_is_not_exported_and_says_where_it_belongs(world: World, run_id: str) -> None:

@@ -20,7 +20,7 @@ from gangline.runs.job import DataJob, FailureJob, Job, ModelJob, SourceJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import describe_part
 from gangline.runs.record_versions import load_record
-from gangline.runs.state import AttemptOutcome, RunState, read_events, write_leave, write_order
+from gangline.runs.state import AttemptOutcome, RunState, write_leave, write_order
 from gangline.supervise import attempts as attempts_module
 from gangline.supervise import lost_hosts as away_module
 from gangline.supervise import lost_hosts as reach_module
@@ -32,6 +32,7 @@ from gangline.supervise.lost_hosts import Partition
 from gangline.supervise.next_attempt import Base, failures_of
 from gangline.transport.local import LocalTransport
 from tests.fakes.backend import FakeBackend
+from tests.saved import read_events
 from tests.unit.supervise.runs import RUN_ID, create_run
 from tests.waiting import wait_until
 

@@ -20,7 +20,7 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
-from gangline.runs.state import AttemptOutcome, ProcessId, RunState, read_events, read_leave, read_order
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState, read_leave, read_order
 from gangline.supervise import __main__ as program
 from gangline.supervise import detached
 from gangline.supervise.detached import (
@@ -49,6 +49,7 @@ from tests.process.launch.gang import (
     request,
     script,
 )
+from tests.saved import read_events
 from tests.unit.supervise.runs import RUN_ID, cluster_of, create_run, save_part
 from tests.waiting import wait_until
 

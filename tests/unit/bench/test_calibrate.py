@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from gangline.bench.cluster_network import BenchHosts
-from gangline.bench.compute import Work, listen, measure_compute, points_of
+from gangline.bench.compute import Work, measure_compute, points_of
 from gangline.bench.text import speeds_lines
+from gangline.bench.torchrun import BenchHosts
 from gangline.inventory.facts import Gpu, HostFacts, Inventory
 from gangline.inventory.measured import find_profile, load_profiles
 from gangline.planner.calibration import ProfileKey, architecture_digest, shallow_config
@@ -113,7 +113,7 @@ def measure(tmp_path, *, hosts=None, cards=(), **answers):
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
     given = BenchHosts(cluster=hosts or cluster(), inventory=seen, transports=transports, networks={})
-    found = measure_compute(given, WORK, home=tmp_path, seconds=30, tell=lambda _: None)
+    found = measure_compute(given, WORK, home=tmp_path, seconds=30, report=lambda _: None)
     return found, transports
 
 
@@ -193,9 +193,10 @@ def test_silence_is_said(tmp_path):
     assert load_profiles(tmp_path) == []
 
 
-def test_an_error_of_the_worker_is_heard():
-    heard = listen(['{"kind": "error", "what": "no model", "seen": "x", "error_kind": "ModelError"}'])
-    assert [(each.what, each.why) for each in heard[-1].skipped] == [("no model", "x")]
+def test_an_error_of_the_worker_is_heard(tmp_path):
+    error = {"kind": "error", "what": "no model", "seen": "x", "error_kind": "ModelError"}
+    found, _ = measure(tmp_path, pc1=answering(text(error)), pc2=answering(""))
+    assert [(each.what, each.why) for each in found.skipped] == [("no model", "x")]
 
 
 def test_points_are_a_part_of_a_sample_the_micro_batch_and_twice_that():

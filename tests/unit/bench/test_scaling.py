@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from gangline.bench.cluster_network import BenchHosts
 from gangline.bench.scaling import HostSpeed, Scaling, Task, Turn, batch_s, measure_scaling, others_note, scatter
 from gangline.bench.text import scaling_lines
+from gangline.bench.torchrun import BenchHosts
 from gangline.errors import DoesNotFit, RunFailed, UsageError
 from gangline.inventory.facts import Gpu, GpuProcess, HostFacts, Inventory
 from gangline.runs.cluster import Cluster, Host
@@ -102,7 +102,7 @@ def measure(*, cards=(), transport="ssh", **answers):
     transports = {name: FakeTransport(name, answer=answer) for name, answer in answers.items()}
     seen = Inventory(gathered="2026-01-01T00:00:00+00:00", hosts=(facts("pc1", cards), facts("pc2")), failures=())
     given = BenchHosts(cluster=Cluster(name="home", hosts=hosts), inventory=seen, transports=transports, networks={})
-    return measure_scaling(given, TASK, seconds=60, tell=lambda _: None), transports
+    return measure_scaling(given, TASK, seconds=60, report=lambda _: None), transports
 
 
 def both(*turns, **more):

@@ -42,7 +42,7 @@ def asked(monkeypatch):
     """What `bench scaling` was asked to measure."""
     found = []
 
-    def measure(start, *, seconds, talk):
+    def measure(start, *, seconds, console):
         found.append((start, seconds))
         return SCALING
 

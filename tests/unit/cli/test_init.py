@@ -22,7 +22,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("GANGLINE_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(VERBS, "init", ("gangline.cli.init", "write cluster.yaml"))
     for function in (describe.init, pin.pin):
-        monkeypatch.setitem(function.__kwdefaults__, "seams", found.seams())
+        monkeypatch.setitem(function.__kwdefaults__, "deps", found.deps())
     return found
 
 

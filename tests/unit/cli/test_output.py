@@ -61,12 +61,12 @@ def test_a_lost_run_says_how_to_end_what_is_left(tmp_path: Path) -> None:
 
 
 def test_where_nobody_watches_there_are_no_ticks_and_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Terminal()
-    talk.tick("tokenising")
-    talk.say("done\x1b[31m")
+    console = Terminal()
+    console.progress("tokenising")
+    console.report("done\x1b[31m")
     assert capsys.readouterr().err == "done\n"
 
 
 def test_a_quiet_terminal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal(quiet=True).say("done")
+    Terminal(quiet=True).report("done")
     assert capsys.readouterr() == ("", "")

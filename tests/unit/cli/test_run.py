@@ -10,7 +10,7 @@ import pytest
 
 from gangline import app
 from gangline.cli.main import main
-from gangline.control.listing import Listed
+from gangline.control.listing import RunListing
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
@@ -94,7 +94,7 @@ def test_ps_says_since_when_a_run_is_quiet(
         name="tiny", phase="running", supervisor=ProcessId.current(), quiet_since="2026-01-01T12:00:00.000Z"
     )
     states = {"calm-otter-7": state, "pale-heron-2": dataclasses.replace(state, phase="stopped")}
-    listed = [Listed(record=RunRecord(id=run, state=each), last=None) for run, each in states.items()]
+    listed = [RunListing(record=RunRecord(id=run, state=each), last=None) for run, each in states.items()]
     monkeypatch.setattr(app, "records", lambda _home: listed)
     assert main(["ps"]) == 0
     _, running, stopped = capsys.readouterr().out.splitlines()

@@ -9,7 +9,7 @@ import pytest
 from gangline import app
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
-from gangline.control.start import preparing, resumable, start_attempt, told_if_kept
+from gangline.control.start import preparing, report_if_startable, resumable, start_attempt
 from gangline.control.supervision import Keeping
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
@@ -43,7 +43,7 @@ class World:
         self.error = LOST
         self.said = []
 
-    def say(self, line):
+    def report(self, line):
         self.said.append(line)
 
     @property
@@ -68,7 +68,7 @@ class World:
         return PurePath("/proc/4711/stat") in self.keeper.files
 
     @property
-    def seams(self):
+    def deps(self):
         return Dependencies(
             connect=lambda _cluster: {"pc1": self.keeper},
             backend=FakeBackend,
@@ -80,22 +80,22 @@ class World:
         )
 
     def start(self):
-        means = Context(transports={"pc1": self.keeper}, home=self.home, talk=self, seams=self.seams)
+        context = Context(transports={"pc1": self.keeper}, home=self.home, console=self, deps=self.deps)
         ready = Ready(cluster=self.cluster, networks={}, keeping=lambda: Keeping(host="pc1"))
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
         state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
-        with told_if_kept(self.layout, self), preparing(self.layout, state):
+        with report_if_startable(self.layout, self), preparing(self.layout, state):
             JOB.save(self.layout.job)
             write_record(self.layout.cluster, self.cluster.to_json())
-            start_attempt(self.layout, ready, gang, means)
+            start_attempt(self.layout, ready, gang, context)
 
     def record(self):
-        (listed,) = app.records(self.home, seams=self.seams)
+        (listed,) = app.records(self.home, deps=self.deps)
         return listed.record
 
     def may_be_resumed(self):
-        with app.opened(self.layout.run_id, home=self.home, seams=self.seams) as run:
-            return resumable(run, self.seams)
+        with app.opened(self.layout.run_id, home=self.home, deps=self.deps) as run:
+            return resumable(run, self.deps)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_supervisor_that_surely_did_not_come_up_leaves_a_run_that_failed(world
     with pytest.raises(GanglineError) as caught:
         world.start()
     assert caught.value is error
-    assert "Once the cause is gone: gangline resume calm-otter-7" in world.said[-1]
+    assert "calm-otter-7 has failed. Once the cause is gone: gangline resume calm-otter-7" in world.said[-1]
     assert Keeping.load(world.layout).host is None
 
 

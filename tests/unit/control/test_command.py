@@ -48,7 +48,7 @@ def kept(folder: Path, record: dict) -> CommandRecord:
     layout = RunLayout(folder, "calm-otter-7")
     layout.folder.mkdir(parents=True)
     write_json(layout.command, record)
-    loaded = CommandRecord.load(layout)
+    loaded = CommandRecord.of(layout)
     assert loaded is not None
     return loaded
 

@@ -31,17 +31,17 @@ JOB = Job(
 
 
 class Silent:
-    def say(self, line: str) -> None:
+    def report(self, line: str) -> None:
         """Nobody listens."""
 
-    def tick(self, line: str) -> None:
+    def progress(self, line: str) -> None:
         """Nobody watches."""
 
 
 @pytest.fixture
-def means(tmp_path: Path) -> Context:
-    seams = dataclasses.replace(REAL, variables={"HF_HOME": str(tmp_path)})
-    return Context(transports={}, home=tmp_path, talk=Silent(), seams=seams)
+def context(tmp_path: Path) -> Context:
+    deps = dataclasses.replace(REAL, variables={"HF_HOME": str(tmp_path)})
+    return Context(transports={}, home=tmp_path, console=Silent(), deps=deps)
 
 
 def cpu_world(*free_gib: float) -> PlannedCluster:
@@ -62,18 +62,18 @@ def cpu_world(*free_gib: float) -> PlannedCluster:
     ],
 )
 def test_where_an_offload_would_move_nothing_it_is_refused(
-    means: Context, kind: str, machines: PlannedCluster, said: str
+    context: Context, kind: str, machines: PlannedCluster, said: str
 ) -> None:
     strategy = StrategyJob(kind=kind, offload=("parameters",) if kind != "ddp" else ())  # type: ignore[arg-type]
     job = dataclasses.replace(
         JOB, strategy=strategy, activation_checkpointing=True, activation_offloading=kind == "ddp"
     )
     with pytest.raises(UsageError) as caught:
-        foresee_job(job, machines, means)
+        foresee_job(job, machines, context)
     assert said in str(caught.value)
 
 
-def test_what_is_moved_off_cards_has_to_fit_into_their_machine(means: Context) -> None:
+def test_what_is_moved_off_cards_has_to_fit_into_their_machine(context: Context) -> None:
     """16 bytes a weight, on one host with both cards."""
     job = dataclasses.replace(
         JOB, method=MethodJob(), strategy=StrategyJob(kind="fsdp", offload=("optimizer", "parameters")), batch=8
@@ -83,16 +83,16 @@ def test_what_is_moved_off_cards_has_to_fit_into_their_machine(means: Context) -
         seats = tuple(dataclasses.replace(seat, ram_bytes=gib * 2**30) for seat in both.seats)
         machines = dataclasses.replace(both, seats=seats)
         if fits:
-            assert foresee_job(job, machines, means).runnable is not None
+            assert foresee_job(job, machines, context).runnable is not None
             continue
         with pytest.raises(UsageError) as caught:
-            foresee_job(job, machines, means)
+            foresee_job(job, machines, context)
         assert "host1 has too little host memory for the offloading" in str(caught.value)
 
 
-def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Context) -> None:
+def test_what_the_job_leaves_open_is_decided_and_written_into_it(context: Context) -> None:
     job = dataclasses.replace(JOB, open=("micro_batch", "activation_checkpointing"))
-    outlook = foresee_job(job, world("rtx4090,rtx4090"), means)
+    outlook = foresee_job(job, world("rtx4090,rtx4090"), context)
     settled = outlook.settled(job)
     assert settled.open == ()
     assert settled.micro_batch > 1
@@ -102,22 +102,22 @@ def test_what_the_job_leaves_open_is_decided_and_written_into_it(means: Context)
 
 @pytest.mark.parametrize(("wire", "exchange"), [("100mbit", "bf16"), ("100gbe", "fp32")])
 def test_gradients_are_rounded_where_the_job_leaves_that_open_and_the_network_is_slow(
-    means: Context, wire: str, exchange: str
+    context: Context, wire: str, exchange: str
 ) -> None:
     short = dataclasses.replace(JOB.data, sequence_length=512)
     job = dataclasses.replace(JOB, open=("exchange",), batch=2, data=short, strategy=StrategyJob(kind="ddp"))
-    outlook = foresee_job(job, world("rtx4090,rtx4090", wire=wire), means)
+    outlook = foresee_job(job, world("rtx4090,rtx4090", wire=wire), context)
     settled = outlook.settled(job)
     assert (settled.exchange, settled.open) == (exchange, ())
     assert outlook.settled(dataclasses.replace(job, open=(), exchange="bf16")).exchange == "bf16"
 
 
-def test_the_optimizer_of_the_job_is_the_one_that_is_planned(means: Context) -> None:
+def test_the_optimizer_of_the_job_is_the_one_that_is_planned(context: Context) -> None:
     job = dataclasses.replace(JOB, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
     cards = world("rtx4090,rtx4090", wire="100gbe")
-    outlook = foresee_job(job, cards, means)
+    outlook = foresee_job(job, cards, context)
     require_startable(job, outlook)
-    plain = foresee_job(dataclasses.replace(job, optimizer=OptimizerJob()), cards, means)
+    plain = foresee_job(dataclasses.replace(job, optimizer=OptimizerJob()), cards, context)
     assert outlook.runnable is not None
     assert outlook.runnable.training.optimizer == "adamw-8bit"
     assert _states(outlook) == pytest.approx(_states(plain) * 2.03125 / 8, rel=1e-3)
@@ -130,30 +130,30 @@ def _states(outlook: Outlook) -> int:
     return next(term.num_bytes for term in ddp.tightest.memory.persistent if term.name == "optimizer")
 
 
-def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(means: Context) -> None:
+def test_weights_in_parts_have_no_moments_of_8_bits_and_the_way_out_is_said(context: Context) -> None:
     model = ModelJob(path="meta-llama/Llama-3.2-3B")
     job = dataclasses.replace(JOB, model=model, method=MethodJob(), optimizer=OptimizerJob(kind="adamw-8bit"))
     cards = with_memory(world(",".join(["rtx4090"] * 20), wire="100gbe"), *[10] * 20)  # short for ends of a pipeline
-    outlook = foresee_job(job, cards, means)
+    outlook = foresee_job(job, cards, context)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
         require_startable(job, outlook)
     assert "but gangline train does not support it with optimizer.kind: adamw-8bit" in caught.value.seen
     assert "optimizer.kind: adamw" in caught.value.fix
 
 
-def test_what_is_not_open_stays_as_it_was_written(means: Context) -> None:
-    outlook = foresee_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), means)
+def test_what_is_not_open_stays_as_it_was_written(context: Context) -> None:
+    outlook = foresee_job(dataclasses.replace(JOB, micro_batch=3), world("rtx4090"), context)
     assert outlook.settled(dataclasses.replace(JOB, micro_batch=3)).micro_batch == 3
 
 
-def test_a_batch_near_the_wish_is_written_into_the_job(means: Context, monkeypatch) -> None:
+def test_a_batch_near_the_wish_is_written_into_the_job(context: Context, monkeypatch) -> None:
     monkeypatch.setattr(forecast.SpeedTable, "of", unlike)
     job = dataclasses.replace(JOB, batch=32, open=("batch",), precision="fp32")
-    outlook = foresee_job(job, cpu_world(32, 32, 32), means)
+    outlook = foresee_job(job, cpu_world(32, 32, 32), context)
     settled = outlook.settled(job)
     assert (settled.batch, settled.micro_batch, settled.open) == (40, 1, ())
     assert outlook.divides.startswith("batch 40, about 32 as the job says: shares 20/11/9")
-    exact = foresee_job(dataclasses.replace(settled, batch=24), cpu_world(32, 32, 32), means)
+    exact = foresee_job(dataclasses.replace(settled, batch=24), cpu_world(32, 32, 32), context)
     assert exact.settled(dataclasses.replace(settled, batch=24)).batch == 24
     assert exact.divides.startswith("badly: batch 24 reaches 94.3 %")
 
@@ -163,9 +163,9 @@ def unlike(_self: object, seat: Seat, _training: object) -> ComputeModel:
     return ComputeModel(per_token_s=1e-2 / speed, source="measured", spread=0.03)
 
 
-def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(means: Context) -> None:
+def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(context: Context) -> None:
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
-    outlook = foresee_job(job, world("rtx3060,rtx3060"), means)
+    outlook = foresee_job(job, world("rtx3060,rtx3060"), context)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
         require_startable(job, outlook)
     assert "GiB are free" in caught.value.seen
@@ -173,12 +173,12 @@ def test_a_job_that_fits_nowhere_is_refused_with_what_would_fit(means: Context) 
     assert caught.value.exit_code == 6
 
 
-def test_4_bits_of_experts_are_refused_by_train_with_their_part_and_planned_by_plan(means: Context) -> None:
+def test_4_bits_of_experts_are_refused_by_train_with_their_part_and_planned_by_plan(context: Context) -> None:
     dense = dataclasses.replace(JOB, method=MethodJob(kind="qlora"))
-    require_startable(dense, foresee_job(dense, world("rtx4090"), means))
+    require_startable(dense, foresee_job(dense, world("rtx4090"), context))
     method = MethodJob(kind="qlora", targets=("q_proj", "v_proj"))
     job = dataclasses.replace(dense, model=ModelJob(path="zai-org/GLM-4.5-Air"), method=method)
-    outlook = foresee_job(job, world("8xa100-80gb"), means)
+    outlook = foresee_job(job, world("8xa100-80gb"), context)
     assert outlook.verdict is not None
     assert outlook.verdict.best is not None
     assert outlook.runnable is None
@@ -187,62 +187,62 @@ def test_4_bits_of_experts_are_refused_by_train_with_their_part_and_planned_by_p
     assert "93 % of its weights" in caught.value.seen
 
 
-def test_further_machines_that_only_slow_the_first_down_are_refused(means: Context, monkeypatch) -> None:
+def test_further_machines_that_only_slow_the_first_down_are_refused(context: Context, monkeypatch) -> None:
     def measured(_self: object, seat: Seat, _training: object) -> ComputeModel:
         return ComputeModel(per_token_s=1e-7 if seat.host == "h1" else 1e-3, source="measured", spread=0.03)
 
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
-    outlook = foresee_job(job, cpu_world(32, 32), means)
+    outlook = foresee_job(job, cpu_world(32, 32), context)
     with pytest.raises(DoesNotFit, match="h1 alone") as caught:
         require_startable(job, outlook)
     assert "--force starts it" in caught.value.fix
     require_startable(job, outlook, force=True)
     weighted = cpu_world(32, 32)
     seats = tuple(dataclasses.replace(seat, weight=1.0) for seat in weighted.seats)
-    require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), means))
+    require_startable(job, foresee_job(job, dataclasses.replace(weighted, seats=seats), context))
 
 
-def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(means: Context) -> None:
+def test_weights_that_travel_over_a_slow_network_are_not_taken_unasked(context: Context) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-13b-hf"), activation_checkpointing=True)
     at_home = with_memory(world("rtx4090,rtx4090,rtx4090", wire="1gbit"), 16, 16, 16)
-    taken = foresee_job(job, at_home, means)
+    taken = foresee_job(job, at_home, context)
     require_startable(job, taken)
     assert taken.runnable is not None
     assert taken.runnable.strategy.kind == "pipeline"
     job = dataclasses.replace(job, precision="fp16")  # which no pipeline does
     with pytest.raises(DoesNotFit, match="of every step is time waiting for the network") as caught:
-        require_startable(job, foresee_job(job, at_home, means))
+        require_startable(job, foresee_job(job, at_home, context))
     assert "write strategy: fsdp; to start anyway, add --force" in caught.value.fix
-    require_startable(job, foresee_job(job, at_home, means), force=True)
+    require_startable(job, foresee_job(job, at_home, context), force=True)
     asked = dataclasses.replace(job, strategy=StrategyJob(kind="fsdp"))
-    require_startable(asked, foresee_job(asked, at_home, means))
+    require_startable(asked, foresee_job(asked, at_home, context))
     together = with_memory(world("2xa100-80gb", inside="nvlink-a100"), 20, 20)
-    require_startable(job, foresee_job(job, together, means))
+    require_startable(job, foresee_job(job, together, context))
 
 
 def piped(job: Job, **more: object) -> Job:
     return dataclasses.replace(job, strategy=StrategyJob(kind="pipeline"), **more)  # type: ignore[arg-type]
 
 
-def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(means: Context) -> None:
+def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(context: Context) -> None:
     job, two = piped(JOB), world("rtx4090,rtx4090")
-    outlook = foresee_job(job, two, means)
+    outlook = foresee_job(job, two, context)
     require_startable(job, outlook)
     assert outlook.runnable is not None
     assert sum(outlook.runnable.strategy.stages) == 16
     many = world(",".join(["8xa100-80gb"] * 3))
     one = dataclasses.replace(job, strategy=StrategyJob(kind="pipeline", replicas=1))
     with pytest.raises(UsageError, match="needs a layer for every rank") as caught:
-        foresee_job(one, many, means)
+        foresee_job(one, many, context)
     assert "24 ranks, and a model of 16 layers" in caught.value.seen
-    outlook = foresee_job(job, many, means)
+    outlook = foresee_job(job, many, context)
     assert outlook.runnable is not None
     assert outlook.runnable.strategy.replicas > 1
     unknown = piped(JOB, model=ModelJob(path="some/model"))
-    require_startable(unknown, foresee_job(unknown, world("rtx4090"), means))  # one rank has all of them
+    require_startable(unknown, foresee_job(unknown, world("rtx4090"), context))  # one rank has all of them
     with pytest.raises(UsageError, match="needs to know the layers") as caught:
-        require_startable(unknown, foresee_job(unknown, two, means))
+        require_startable(unknown, foresee_job(unknown, two, context))
     assert "unknown" in caught.value.seen
     assert "config.json" in caught.value.fix
 
@@ -256,32 +256,32 @@ def test_a_pipeline_is_cut_by_what_is_known_of_its_layers(means: Context) -> Non
     ],
 )
 def test_ranks_that_do_not_make_so_many_pipelines_are_refused(
-    means: Context, hosts: str, replicas: int, fix: str
+    context: Context, hosts: str, replicas: int, fix: str
 ) -> None:
     job = dataclasses.replace(JOB, strategy=StrategyJob(kind="pipeline", replicas=replicas))
     with pytest.raises(UsageError, match=f"ranks do not make {replicas} pipelines") as caught:
-        foresee_job(job, world(hosts), means)
+        foresee_job(job, world(hosts), context)
     assert "as many ranks in each, 2 or more" in caught.value.seen
     assert fix in caught.value.fix
 
 
-def test_what_a_pipeline_cannot_do_is_refused_with_what_can(means: Context) -> None:
+def test_what_a_pipeline_cannot_do_is_refused_with_what_can(context: Context) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     full = piped(JOB, method=MethodJob())
-    assert foresee_job(full, two, means).runnable is not None  # its head is its embedding table
+    assert foresee_job(full, two, context).runnable is not None  # its head is its embedding table
     for method in ("lora", "qlora"):
         half = piped(JOB, precision="fp16", method=MethodJob(kind=method))
         with pytest.raises(UsageError, match="cannot do pipeline with precision: fp16") as caught:
-            require_startable(half, foresee_job(half, two, means))
+            require_startable(half, foresee_job(half, two, context))
         assert "precision: fp32" in caught.value.fix
     parts = dataclasses.replace(full, strategy=StrategyJob(kind="fsdp"), precision="fp16")
     with pytest.raises(UsageError, match="cannot do fsdp with precision: fp16 and method: full"):
-        require_startable(parts, foresee_job(parts, two, means))
+        require_startable(parts, foresee_job(parts, two, context))
 
 
-def test_a_pipeline_without_room_is_not_started_without_its_layers(means: Context) -> None:
+def test_a_pipeline_without_room_is_not_started_without_its_layers(context: Context) -> None:
     job = piped(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"), precision="fp32")
-    tiny, roomy = (foresee_job(job, cpu_world(gib, gib), means) for gib in (4, 32))
+    tiny, roomy = (foresee_job(job, cpu_world(gib, gib), context) for gib in (4, 32))
     assert tiny.runnable is None
     assert roomy.verdict is not None
     unsure = dataclasses.replace(roomy, verdict=dataclasses.replace(roomy.verdict, runnable=None))
@@ -306,11 +306,11 @@ def in_folder(folder: Path, name: str, **more: object) -> ModelJob:
     ],
 )
 def test_a_model_that_no_rank_can_begin_in_the_middle_of_is_refused_as_a_pipeline(
-    means: Context, tmp_path: Path, name: str, more: dict[str, object], why: str
+    context: Context, tmp_path: Path, name: str, more: dict[str, object], why: str
 ) -> None:
     two = with_memory(world("a100-80gb,a100-80gb"), 79, 79)
     job = piped(JOB, model=in_folder(tmp_path, name, **more))
-    outlook = foresee_job(job, two, means)
+    outlook = foresee_job(job, two, context)
     if not why:
         require_startable(job, outlook)
         return
@@ -320,13 +320,13 @@ def test_a_model_that_no_rank_can_begin_in_the_middle_of_is_refused_as_a_pipelin
     assert "in place of embeddings" in caught.value.seen
     assert "write strategy: fsdp" in caught.value.fix
     auto = dataclasses.replace(job, strategy=StrategyJob())
-    require_startable(auto, foresee_job(auto, two, means))
+    require_startable(auto, foresee_job(auto, two, context))
 
 
-def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(means: Context, tmp_path: Path) -> None:
+def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(context: Context, tmp_path: Path) -> None:
     for name, is_refused in (("GPT-2 XL", True), ("Falcon-7B", False), ("BLOOM-7B1", False)):
         job = dataclasses.replace(JOB, method=MethodJob(kind="qlora"), model=in_folder(tmp_path, name))
-        outlook = foresee_job(job, world("a100-80gb"), means)
+        outlook = foresee_job(job, world("a100-80gb"), context)
         if not is_refused:
             require_startable(job, outlook)
             continue
@@ -338,75 +338,77 @@ def test_few_bits_are_for_linears_and_a_model_of_other_matrices_is_refused(means
 
 @pytest.mark.parametrize("kind", ["fsdp", "hsdp", "zero-1", "zero-2", "zero-3", "tp", "pipeline"])
 @pytest.mark.parametrize("model", [JOB.model.path, "some/model"])
-def test_where_ranks_share_a_gpu_what_wants_one_for_each_is_refused(means: Context, kind: str, model: str) -> None:
+def test_where_ranks_share_a_gpu_what_wants_one_for_each_is_refused(context: Context, kind: str, model: str) -> None:
     asked = StrategyJob(kind=kind)  # type: ignore[arg-type]
     job = dataclasses.replace(JOB, strategy=asked, model=ModelJob(path=model))
     with pytest.raises(UsageError, match=f"strategy: {kind} needs a GPU for every rank") as caught:
-        foresee_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), means)
+        foresee_job(job, crowded(world("4xa100-80gb,2xa100-80gb"), "host2"), context)
     assert "more ranks than GPUs on host2;" in caught.value.seen
     assert "set slots of every host to the number of its GPUs" in caught.value.fix
 
 
-def test_where_ranks_share_a_gpu_the_others_go_on_and_want_of_room_names_the_slots(means: Context) -> None:
+def test_where_ranks_share_a_gpu_the_others_go_on_and_want_of_room_names_the_slots(context: Context) -> None:
     shared = crowded(world("2xa100-80gb,2xa100-80gb"), "host1", "host2")
     for kind in ("auto", "ddp", "local-sgd"):
         method = MethodJob() if kind == "local-sgd" else JOB.method
         job = dataclasses.replace(JOB, method=method, strategy=StrategyJob(kind=kind))  # type: ignore[arg-type]
-        outlook = foresee_job(job, shared, means)
+        outlook = foresee_job(job, shared, context)
         require_startable(job, outlook)
         assert outlook.runnable is not None
         assert outlook.runnable.strategy.kind == ("local-sgd" if kind == "local-sgd" else "ddp")
     alone = crowded(world("a100-80gb,a100-80gb"), "host1", "host2")  # hosts of one computer: each has whole layers
     sliced = dataclasses.replace(JOB, strategy=StrategyJob(kind="tp"))
-    require_startable(sliced, foresee_job(sliced, alone, means))
+    require_startable(sliced, foresee_job(sliced, alone, context))
     large = dataclasses.replace(JOB, model=ModelJob(path="meta-llama/Llama-2-7b-hf"))
     short = with_memory(shared, 8, 8, 8, 8)
     with pytest.raises(DoesNotFit, match="does not fit on") as caught:
-        require_startable(large, foresee_job(large, short, means))
+        require_startable(large, foresee_job(large, short, context))
     assert caught.value.fix.startswith("set slots of host1, host2 to the number of its GPUs")
-    require_startable(large, foresee_job(large, with_memory(world("2xa100-80gb,2xa100-80gb"), 16, 16, 16, 16), means))
+    require_startable(large, foresee_job(large, with_memory(world("2xa100-80gb,2xa100-80gb"), 16, 16, 16, 16), context))
 
 
 @pytest.mark.parametrize("model", [JOB.model.path, "some/model"])
-def test_weights_in_the_format_of_products_are_refused_where_a_card_makes_that_fp16(means: Context, model: str) -> None:
+def test_weights_in_the_format_of_products_are_refused_where_a_card_makes_that_fp16(
+    context: Context, model: str
+) -> None:
     job = dataclasses.replace(JOB, parameters="compute", model=ModelJob(path=model))
     with pytest.raises(UsageError, match=r"precision\.parameters: fp16 weights cannot be trained") as caught:
-        foresee_job(job, world("rtx4090,rtx2080ti"), means)
+        foresee_job(job, world("rtx4090,rtx2080ti"), context)
     assert "RTX 2080 Ti cannot compute in bf16, so all GPUs compute in fp16" in caught.value.seen
     assert "precision.compute: fp32" in caught.value.fix
     for machines in (world("rtx4090,rtx3090"), cpu_world(32, 32)):
-        require_startable(job, foresee_job(job, machines, means))
+        require_startable(job, foresee_job(job, machines, context))
     for more in ({"parameters": "auto"}, {"precision": "fp32"}):
-        foresee_job(dataclasses.replace(job, **more), world("rtx4090,rtx2080ti"), means)  # type: ignore[arg-type]
+        foresee_job(dataclasses.replace(job, **more), world("rtx4090,rtx2080ti"), context)  # type: ignore[arg-type]
 
 
-def test_bf16_that_the_job_names_is_refused_where_a_card_has_none(means: Context) -> None:
+def test_bf16_that_the_job_names_is_refused_where_a_card_has_none(context: Context) -> None:
     job = dataclasses.replace(JOB, precision="bf16")
     with pytest.raises(UsageError, match=r"precision\.compute: RTX 2080 Ti cannot compute in bf16") as caught:
-        require_startable(job, foresee_job(job, world("rtx4090,rtx2080ti"), means))
+        require_startable(job, foresee_job(job, world("rtx4090,rtx2080ti"), context))
     assert "such a card in host2" in caught.value.seen
-    require_startable(job, foresee_job(job, world("rtx4090,rtx3090"), means))
+    require_startable(job, foresee_job(job, world("rtx4090,rtx3090"), context))
 
 
-def test_layers_that_ranks_cannot_have_between_them_are_refused(means: Context) -> None:
+def test_layers_that_ranks_cannot_have_between_them_are_refused(context: Context) -> None:
     asked = StrategyJob(kind="tp")
     job = dataclasses.replace(JOB, strategy=asked, batch=24)
-    outlook = foresee_job(job, world("4xa100-80gb,4xa100-80gb"), means)
+    outlook = foresee_job(job, world("4xa100-80gb,4xa100-80gb"), context)
     require_startable(job, outlook)
     assert outlook.runnable is not None
     assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.shard_size) == ("tp", 4)
     with pytest.raises(UsageError, match="needs equally many ranks on every host") as caught:
-        foresee_job(job, world("2xa100-80gb,a100-80gb"), means)
+        foresee_job(job, world("2xa100-80gb,a100-80gb"), context)
     assert caught.value.seen.startswith("2 on ")
     with pytest.raises(
         UsageError, match="32 attention heads, 8 key-value heads, 8,192 of the feed-forward width, which 3 ranks"
     ) as caught:
-        require_startable(job, foresee_job(job, world("3xa100-80gb"), means))
+        require_startable(job, foresee_job(job, world("3xa100-80gb"), context))
     assert "set slots of every host to another number" in caught.value.fix
 
 
 def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_taken_only_when_asked_for(
-    means: Context, monkeypatch
+    context: Context, monkeypatch
 ) -> None:
     def measured(_self: object, _seat: Seat, _training: object) -> ComputeModel:
         return ComputeModel(per_token_s=1e-5, source="measured", spread=0.03)
@@ -414,18 +416,18 @@ def test_where_the_network_is_too_slow_for_gradients_rounds_are_offered_and_take
     monkeypatch.setattr(forecast.SpeedTable, "of", measured)
     job = dataclasses.replace(JOB, method=MethodJob(), model=ModelJob(path="EleutherAI/pythia-70m"), precision="fp32")
     with pytest.raises(DoesNotFit, match="alone would be faster") as caught:
-        require_startable(job, foresee_job(job, cpu_world(32, 32), means))
+        require_startable(job, foresee_job(job, cpu_world(32, 32), context))
     assert "strategy: local-sgd would take about" in caught.value.fix
     asked = dataclasses.replace(job, strategy=StrategyJob(kind="local-sgd", inner_steps=20))
-    outlook = foresee_job(asked, cpu_world(32, 32), means)
+    outlook = foresee_job(asked, cpu_world(32, 32), context)
     require_startable(asked, outlook)
     assert outlook.runnable is not None
     assert (outlook.runnable.strategy.kind, outlook.runnable.strategy.inner_steps) == ("local-sgd", 20)
 
 
-def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Context) -> None:
+def test_a_model_of_which_nothing_is_known_is_started_all_the_same(context: Context) -> None:
     job = dataclasses.replace(JOB, model=ModelJob(path="some/model"), open=("micro_batch",))
-    outlook = foresee_job(job, world("rtx4090"), means)
+    outlook = foresee_job(job, world("rtx4090"), context)
     assert outlook.verdict is None
     assert "unknown" in outlook.unknown
     require_startable(job, outlook)
@@ -436,9 +438,9 @@ def test_a_model_of_which_nothing_is_known_is_started_all_the_same(means: Contex
     assert ways_of(outlook) == []
 
 
-def test_a_broken_configuration_is_told_and_left_to_the_trainer(means: Context, tmp_path: Path) -> None:
+def test_a_broken_configuration_is_told_and_left_to_the_trainer(context: Context, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    outlook = foresee_job(dataclasses.replace(JOB, model=ModelJob(path=str(tmp_path))), world("rtx4090"), means)
+    outlook = foresee_job(dataclasses.replace(JOB, model=ModelJob(path=str(tmp_path))), world("rtx4090"), context)
     assert isinstance(outlook.error, ModelError)
     assert outlook.verdict is None
 

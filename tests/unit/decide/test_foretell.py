@@ -41,7 +41,7 @@ def start(world: World, data: str = PACKED) -> StartOptions:
 
 
 def imagined(world: World, data: str = PACKED) -> Foretold:
-    return foretell(start(world, data), WhatIf(hosts="rtx4090"), talk=world, seams=world.seams)
+    return foretell(start(world, data), WhatIf(hosts="rtx4090"), console=world, deps=world.deps)
 
 
 def line(foretold: Foretold, world: World, title: str) -> str:
@@ -61,31 +61,31 @@ def test_machines_that_nobody_has_are_planned_without_the_data(world: World) -> 
 
 def test_a_pipeline_is_planned_from_the_words_of_the_job_and_not_traced(world: World) -> None:
     data = f"{PACKED}\nstrategy: pipeline\nmethod: lora"
-    foretold = foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090"), talk=world, seams=world.seams)
+    foretold = foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090"), console=world, deps=world.deps)
     assert "pipeline 1/1" in line(foretold, world, "strategy")
     assert "on every host" in line(foretold, world, "saves")
-    means = Context(transports={}, home=world.home, talk=world, seams=world.seams)
+    context = Context(transports={}, home=world.home, console=world, deps=world.deps)
     with pytest.raises(ModelError, match="cannot be traced"):
-        trace(foretold, means)
+        trace(foretold, context)
     with pytest.raises(UsageError, match="needs a layer for every rank"):
-        foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), talk=world, seams=world.seams)
+        foretell(start(world, data), WhatIf(hosts="rtx4090,rtx4090,rtx4090"), console=world, deps=world.deps)
 
 
 def test_a_slice_of_layers_is_planned_and_not_traced(world: World) -> None:
     data = f"{PACKED}\nstrategy: tp\nmethod: lora"
-    foretold = foretell(start(world, data), WhatIf(hosts="2xrtx4090"), talk=world, seams=world.seams)
+    foretold = foretell(start(world, data), WhatIf(hosts="2xrtx4090"), console=world, deps=world.deps)
     assert "tp 2 x 1" in line(foretold, world, "strategy")
-    means = Context(transports={}, home=world.home, talk=world, seams=world.seams)
+    context = Context(transports={}, home=world.home, console=world, deps=world.deps)
     with pytest.raises(ModelError, match="a rank of tp cannot be traced"):
-        trace(foretold, means)
+        trace(foretold, context)
 
 
 def test_a_start_needs_its_data_and_so_does_its_plan(world: World) -> None:
     (world.root / "a.txt").unlink()
     with pytest.raises(SpecError, match="there is no file"):
-        foretell(start(world), WhatIf(), talk=world, seams=world.seams)
+        foretell(start(world), WhatIf(), console=world, deps=world.deps)
     with pytest.raises(SpecError, match="there is no file"):
-        foretell(start(world), WhatIf(add=("rtx4090",)), talk=world, seams=world.seams)
+        foretell(start(world), WhatIf(add=("rtx4090",)), console=world, deps=world.deps)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_how_the_job_saves_and_where_the_work_folders_are_decide_about_the_cost(
 ) -> None:
     def saves(*words: str) -> dict[str, Any]:
         asked = dataclasses.replace(start(world), overrides=words)
-        answer: dict[str, Any] = plan_json(foretell(asked, WhatIf(), talk=world, seams=world.seams), ())["saves"]
+        answer: dict[str, Any] = plan_json(foretell(asked, WhatIf(), console=world, deps=world.deps), ())["saves"]
         return answer
 
     usual = saves()
@@ -128,8 +128,8 @@ def test_how_the_job_saves_and_where_the_work_folders_are_decide_about_the_cost(
 def measured(world: World, *, torch: str) -> None:
     """A speed of host a, as it computes on its processor."""
     job, cluster = load(start(world))
-    with reached(cluster, home=world.home, talk=world, seams=world.seams) as (members, means):
-        training = training_of(job, decide(job, members, means).world)
+    with reached(cluster, home=world.home, console=world, deps=world.deps) as (members, context):
+        training = training_of(job, decide(job, members, context).world)
     key = ProfileKey(
         gpu="cpu",
         driver="",
@@ -147,7 +147,7 @@ CHANGES = (WhatIf(), WhatIf(without=("b",)))
 
 
 def told(world: World, change: WhatIf) -> list[str]:
-    foretold = foretell(start(world), change, talk=world, seams=world.seams)
+    foretold = foretell(start(world), change, console=world, deps=world.deps)
     return plan_lines(foretold, (), home=world.home, why=False, width=400)
 
 

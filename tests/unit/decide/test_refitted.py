@@ -40,10 +40,10 @@ class Home:
         self.said: list[str] = []
         save_profile(root, KNOWN)
 
-    def say(self, words: str) -> None:
+    def report(self, words: str) -> None:
         self.said.append(words)
 
-    def tick(self, words: str) -> None:
+    def progress(self, words: str) -> None:
         """Ticks are for eyes only."""
 
     def ran(self, run_id: str, factor: float, *, used: Profile = KNOWN, attempt: int = 1) -> RunLayout:

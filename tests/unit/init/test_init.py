@@ -21,12 +21,12 @@ def world():
     return World(hosts=home_lan())
 
 
-def described(world, folder, *names, talk=None, **options):
-    talk = talk or Talk(answers=["y"])
+def described(world, folder, *names, console=None, **options):
+    console = console or Talk(answers=["y"])
     asked = InitQuestion(
         home=folder / "home", output=folder / "cluster.yaml", names=names or ("pc1", "alice@pc2", "pc3"), **options
     )
-    return init(asked, talk=talk, seams=world.seams())
+    return init(asked, console=console, deps=world.deps())
 
 
 def test_the_file_of_three_computers_at_home(world, tmp_path):
@@ -52,12 +52,12 @@ def test_the_file_says_what_was_found(world, tmp_path):
 
 
 def test_the_table_shows_what_people_compare(world, tmp_path):
-    talk = Talk(answers=["y"])
-    described(world, tmp_path, talk=talk)
-    assert f"pc2  alice@pc2.lan  ssh-ed25519  {fingerprint(key('pc2'))}  new" in talk.lines
-    assert "pc1  NVIDIA GeForce RTX 5070 Ti  12 GiB  570.124  eno1 1 Gb/s  96 GiB  3.12.3" in talk.lines
-    assert "pc2  2 x NVIDIA GeForce RTX 4070  8 GiB  570.124  enp3s0 2.5 Gb/s  96 GiB  3.12.3" in talk.lines
-    assert "pc3  none  -  -  enp5s0 100 Mb/s !  96 GiB  3.12.3" in talk.lines
+    console = Talk(answers=["y"])
+    described(world, tmp_path, console=console)
+    assert f"pc2  alice@pc2.lan  ssh-ed25519  {fingerprint(key('pc2'))}  new" in console.lines
+    assert "pc1  NVIDIA GeForce RTX 5070 Ti  12 GiB  570.124  eno1 1 Gb/s  96 GiB  3.12.3" in console.lines
+    assert "pc2  2 x NVIDIA GeForce RTX 4070  8 GiB  570.124  enp3s0 2.5 Gb/s  96 GiB  3.12.3" in console.lines
+    assert "pc3  none  -  -  enp5s0 100 Mb/s !  96 GiB  3.12.3" in console.lines
 
 
 # --- trust
@@ -66,18 +66,18 @@ def test_the_table_shows_what_people_compare(world, tmp_path):
 def test_keys_are_trusted_by_a_clear_yes_only(world, tmp_path):
     for answer in ("", "n", "no", "yep", "Y E S"):
         with pytest.raises(UsageError, match="not trusted"):
-            described(world, tmp_path, talk=Talk(answers=[answer]))
+            described(world, tmp_path, console=Talk(answers=[answer]))
     assert world.trusted == []
     assert not (tmp_path / "cluster.yaml").exists()
-    talk = Talk(answers=[" Yes "])
-    described(world, tmp_path, talk=talk)
-    assert talk.questions == ["trust 3 new keys? [y/N]"]
+    console = Talk(answers=[" Yes "])
+    described(world, tmp_path, console=console)
+    assert console.questions == ["trust 3 new keys? [y/N]"]
     assert world.trusted == [(name, key(name)) for name in ("pc1", "pc2", "pc3")]
 
 
 def test_without_a_terminal_the_fingerprints_are_told_and_nobody_is_trusted(world, tmp_path):
     with pytest.raises(UsageError) as caught:
-        described(world, tmp_path, talk=Talk())
+        described(world, tmp_path, console=Talk())
     assert caught.value.exit_code == 2
     assert all(fingerprint(key(name)) in caught.value.seen for name in ("pc1", "pc2", "pc3"))
     assert "--yes" in caught.value.fix
@@ -85,23 +85,23 @@ def test_without_a_terminal_the_fingerprints_are_told_and_nobody_is_trusted(worl
 
 
 def test_yes_trusts_and_says_so(world, tmp_path):
-    talk = Talk()
-    described(world, tmp_path, talk=talk, yes=True)
-    assert "trusted without a question (--yes): pc1, pc2, pc3" in talk.lines
+    console = Talk()
+    described(world, tmp_path, console=console, yes=True)
+    assert "trusted without a question (--yes): pc1, pc2, pc3" in console.lines
 
 
 def test_a_key_that_ssh_knows_needs_no_question(world, tmp_path):
     world.known = {name: key(name) for name in ("pc1", "pc2")}
-    talk = Talk(answers=["y"])
-    described(world, tmp_path, talk=talk)
-    assert talk.questions == ["trust 1 new key? [y/N]"]
-    assert talk.text.count("known to your ssh") == 2
+    console = Talk(answers=["y"])
+    described(world, tmp_path, console=console)
+    assert console.questions == ["trust 1 new key? [y/N]"]
+    assert console.text.count("known to your ssh") == 2
 
 
 def test_a_key_that_ssh_knows_otherwise_ends_it_even_with_yes(world, tmp_path):
     world.known = {"pc2": key("another")}
     with pytest.raises(HostKeyRefused) as caught:
-        described(world, tmp_path, talk=Talk(), yes=True)
+        described(world, tmp_path, console=Talk(), yes=True)
     assert caught.value.exit_code == 4
     assert fingerprint(key("another")) in caught.value.seen
     assert fingerprint(key("pc2")) in caught.value.seen
@@ -130,7 +130,7 @@ def test_all_hosts_that_answer_fail(world, tmp_path):
 def test_some_fail_and_nothing_is_written_without_a_yes(world, tmp_path, answers):
     world.silent, world.broken = {"pc2"}, {"pc3": "its facts cannot be read"}
     with pytest.raises(HostUnreachable) as caught:
-        described(world, tmp_path, yes=True, talk=Talk(answers=answers))
+        described(world, tmp_path, yes=True, console=Talk(answers=answers))
     assert "pc2 does not answer" in caught.value.seen
     assert "pc3: its facts cannot be read" in caught.value.seen
     assert not (tmp_path / "cluster.yaml").exists()
@@ -139,11 +139,11 @@ def test_some_fail_and_nothing_is_written_without_a_yes(world, tmp_path, answers
 @pytest.mark.parametrize(("answers", "force"), [(["y"], False), (None, True)])
 def test_the_file_of_the_rest(world, tmp_path, answers, force):
     world.silent, world.broken = {"pc2"}, {"pc3": "its facts cannot be read"}
-    talk = Talk(answers=answers)
-    found = described(world, tmp_path, yes=True, force=force, talk=talk)
+    console = Talk(answers=answers)
+    found = described(world, tmp_path, yes=True, force=force, console=console)
     assert [host.name for host in load_cluster(found.path, home=tmp_path).hosts] == ["pc1"]
-    assert "failed: pc2 does not answer; timed out" in talk.lines
-    assert "failed: pc3: its facts cannot be read" in talk.lines
+    assert "failed: pc2 does not answer; timed out" in console.lines
+    assert "failed: pc3: its facts cannot be read" in console.lines
     assert set(found.failed) == {"pc2", "pc3"}
 
 
@@ -157,9 +157,9 @@ def test_two_names_for_one_machine_are_refused(world, tmp_path):
 
 
 def test_the_only_shared_network(world, tmp_path):
-    talk = Talk(answers=["y"])
-    found = described(world, tmp_path, talk=talk)
-    assert "network: 192.168.1.0/24: the only network that all hosts share" in talk.lines
+    console = Talk(answers=["y"])
+    found = described(world, tmp_path, console=console)
+    assert "network: 192.168.1.0/24: the only network that all hosts share" in console.lines
     assert "# addresses: 192.168.1.0/24: the only network that all hosts share\n" in found.text
 
 
@@ -179,32 +179,32 @@ def test_the_best_network_is_tried(tmp_path):
 
 
 def test_a_network_in_which_they_do_not_reach_each_other_is_passed_over(tmp_path):
-    world, talk = two_networks(), Talk(answers=["y"])
+    world, console = two_networks(), Talk(answers=["y"])
     world.dead_networks = {"10.9."}
-    found = described(world, tmp_path, "pc1", "pc2", talk=talk)
+    found = described(world, tmp_path, "pc1", "pc2", console=console)
     assert [host.address for host in found.cluster.hosts] == ["10.5.0.1", "10.5.0.2"]
     assert (
         "warning: 10.5.0.0/24: the next best of 2 networks that all hosts share; in 10.9.0.0/24 they do not reach each other"
-        in talk.lines
+        in console.lines
     )
 
 
 def test_no_network_works(tmp_path):
-    world, talk = two_networks(), Talk(answers=["y"])
+    world, console = two_networks(), Talk(answers=["y"])
     world.dead_networks = {"10."}
-    found = described(world, tmp_path, "pc1", "pc2", talk=talk)
+    found = described(world, tmp_path, "pc1", "pc2", console=console)
     assert [host.address for host in found.cluster.hosts] == ["10.9.0.1", "10.9.0.2"]
-    assert any(line.startswith("warning: ") and "in none of them" in line for line in talk.lines)
+    assert any(line.startswith("warning: ") and "in none of them" in line for line in console.lines)
 
 
 def test_no_network_is_shared(tmp_path):
-    world, talk = (
+    world, console = (
         World(hosts={"a": facts("a", nic("eno1", "10.0.0.1/24")), "b": facts("b", nic("eno1", "10.1.0.1/24"))}),
         Talk(answers=["y"]),
     )
-    found = described(world, tmp_path, "a", "b", talk=talk)
+    found = described(world, tmp_path, "a", "b", console=console)
     assert [host.address for host in found.cluster.hosts] == ["203.0.113.97", "203.0.113.98"]
-    assert any(line.startswith("warning: the hosts share no network") for line in talk.lines)
+    assert any(line.startswith("warning: the hosts share no network") for line in console.lines)
 
 
 # --- names, hostfiles and this computer
@@ -223,14 +223,14 @@ def test_this_computer_may_be_a_host(tmp_path):
 def test_this_computer_alone_shows_no_key(tmp_path):
     own = socket.gethostname().partition(".")[0]
     world = World(hosts={own: facts(own, nic("eno1", "192.168.1.2/24"))})
-    found = described(world, tmp_path, "localhost", talk=Talk())
+    found = described(world, tmp_path, "localhost", console=Talk())
     assert found.cluster.head.transport == "local"
 
 
 def test_a_hostfile_keeps_its_slots_interfaces_and_variables(world, tmp_path):
     (tmp_path / "hostfile").write_text('pc1 slots=4 eno1 NCCL_DEBUG=INFO MOTD="#1:x\npc2:3\npc3\n')
     asked = InitQuestion(home=tmp_path, output=tmp_path / "out.yaml", hostfile=tmp_path / "hostfile")
-    init(asked, talk=Talk(answers=["y"]), seams=world.seams())
+    init(asked, console=Talk(answers=["y"]), deps=world.deps())
     pc1, pc2, pc3 = load_cluster(tmp_path / "out.yaml", home=tmp_path).hosts
     assert (pc1.slots, pc1.interface, pc1.env) == (4, "eno1", {"NCCL_DEBUG": "INFO", "MOTD": '"'})
     assert (pc2.slots, pc2.address, pc3.slots) == (3, "192.168.1.11", 1)
@@ -294,17 +294,17 @@ def test_what_a_host_says_cannot_break_out_of_a_comment(tmp_path):
 
 
 def asking(world, folder, *answers):
-    talk = Talk(answers=list(answers))
-    found = init(InitQuestion(home=folder, output=folder / "cluster.yaml"), talk=talk, seams=world.seams())
-    return talk, [host.name for host in found.cluster.hosts]
+    console = Talk(answers=list(answers))
+    found = init(InitQuestion(home=folder, output=folder / "cluster.yaml"), console=console, deps=world.deps())
+    return console, [host.name for host in found.cluster.hosts]
 
 
 def test_the_hosts_of_ssh_config_are_offered(world, tmp_path):
     (tmp_path / "config").write_text("Host github.com\n User git\nHost pc1 pc2\nHost pc3\nHost *\n")
     world.ssh_config, world.users = tmp_path / "config", {"github.com": "git"}
-    talk, names = asking(world, tmp_path, "", "y")
-    assert talk.lines[0] == f"hosts in {tmp_path}/config: pc1, pc2, pc3"
-    assert talk.questions[0].endswith(" [pc1 pc2 pc3]")
+    console, names = asking(world, tmp_path, "", "y")
+    assert console.lines[0] == f"hosts in {tmp_path}/config: pc1, pc2, pc3"
+    assert console.questions[0].endswith(" [pc1 pc2 pc3]")
     assert names == ["pc1", "pc2", "pc3"]
 
 
@@ -315,7 +315,7 @@ def test_names_are_typed_with_blanks_or_commas(world, tmp_path):
 @pytest.mark.parametrize("answers", [None, [""]])
 def test_no_names_and_nobody_who_knows_some(world, tmp_path, answers):
     with pytest.raises(UsageError, match="no hosts are named") as caught:
-        init(InitQuestion(home=tmp_path, output=tmp_path / "c.yaml"), talk=Talk(answers=answers), seams=world.seams())
+        init(InitQuestion(home=tmp_path, output=tmp_path / "c.yaml"), console=Talk(answers=answers), deps=world.deps())
     assert "gangline init pc1" in caught.value.fix
     assert "--hostfile" in caught.value.fix
 
@@ -334,15 +334,15 @@ def test_a_file_that_is_there_is_not_replaced(world, tmp_path):
 
 
 def test_a_file_that_came_while_we_looked_is_not_replaced(world, tmp_path):
-    seams = world.seams()
+    deps = world.deps()
 
     def gather(cluster, transports):
         (tmp_path / "cluster.yaml").write_text("mine\n")
-        return seams.gather(cluster, transports)
+        return deps.gather(cluster, transports)
 
     asked = InitQuestion(home=tmp_path, output=tmp_path / "cluster.yaml", names=("pc1",))
     with pytest.raises(UsageError, match="is there already"):
-        init(asked, talk=Talk(answers=["y"]), seams=dataclasses.replace(seams, gather=gather))
+        init(asked, console=Talk(answers=["y"]), deps=dataclasses.replace(deps, gather=gather))
     assert (tmp_path / "cluster.yaml").read_text() == "mine\n"
 
 

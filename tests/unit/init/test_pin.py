@@ -38,20 +38,20 @@ def world():
 
 
 def pinned(world, path, *answers, yes=False, dry_run=False):
-    talk = Talk(answers=list(answers) or None)
-    return pin(path, home=path.parent, yes=yes, dry_run=dry_run, talk=talk, seams=world.seams()), talk
+    console = Talk(answers=list(answers) or None)
+    return pin(path, home=path.parent, yes=yes, dry_run=dry_run, console=console, deps=world.deps()), console
 
 
 EXPECTED = TEXT.replace(key("pc2"), key("new")).replace("{name: pc3", f"{{name: pc3, host_key: {key('pc3')}")
 
 
 def test_old_and_new_are_shown_before_the_question(world, path):
-    found, talk = pinned(world, path, "y")
-    assert f"pc1  alice@pc1.lan  {fingerprint(key('pc1'))}  the same" in talk.lines
-    assert f"pc2  alice@pc2.lan  {fingerprint(key('pc2'))}  {fingerprint(key('new'))}" in talk.lines
-    assert f"pc3  alice@pc3.lan  -  {fingerprint(key('pc3'))}" in talk.lines
-    assert "somebody is in between" in talk.text
-    assert talk.questions == ["trust 2 changed keys? [y/N]"]
+    found, console = pinned(world, path, "y")
+    assert f"pc1  alice@pc1.lan  {fingerprint(key('pc1'))}  the same" in console.lines
+    assert f"pc2  alice@pc2.lan  {fingerprint(key('pc2'))}  {fingerprint(key('new'))}" in console.lines
+    assert f"pc3  alice@pc3.lan  -  {fingerprint(key('pc3'))}" in console.lines
+    assert "somebody is in between" in console.text
+    assert console.questions == ["trust 2 changed keys? [y/N]"]
     assert found.changed == ("pc2", "pc3")
 
 
@@ -78,8 +78,8 @@ def test_without_a_yes_nothing_changes(world, path, answers):
 
 
 def test_yes_trusts_and_says_so(world, path):
-    _, talk = pinned(world, path, yes=True)
-    assert "trusted without a question (--yes): pc2, pc3" in talk.lines
+    _, console = pinned(world, path, yes=True)
+    assert "trusted without a question (--yes): pc2, pc3" in console.lines
     assert path.read_text() == EXPECTED
 
 
@@ -91,16 +91,16 @@ def test_a_dry_run_shows_the_text_and_writes_nothing(world, path):
 
 def test_the_second_time_there_is_nothing_to_do(world, path):
     pinned(world, path, "y")
-    found, talk = pinned(world, path)
-    assert talk.questions == []
+    found, console = pinned(world, path)
+    assert console.questions == []
     assert found.path is None
-    assert "every key that was shown is the pinned one" in talk.lines
+    assert "every key that was shown is the pinned one" in console.lines
 
 
 def test_hosts_that_do_not_answer_keep_their_keys(world, path):
     world.silent = {"pc2"}
-    _, talk = pinned(world, path, "y")
-    assert "left as it is: pc2 does not answer; timed out" in talk.lines
+    _, console = pinned(world, path, "y")
+    assert "left as it is: pc2 does not answer; timed out" in console.lines
     assert path.read_text() == EXPECTED.replace(key("new"), key("pc2"))
 
 
@@ -139,8 +139,8 @@ def test_runs_that_have_the_old_key_get_the_new_one(world, path, tmp_path):
         layout.attempt(1).mkdir(parents=True)
         for file in (layout.cluster, layout.attempt(1) / "cluster.json"):
             write_json(file, Cluster(name="home", hosts=(host,)).to_json())
-    _, talk = pinned(world, path, "y")
-    assert talk.lines[-1] == "and in the records of 1 run: calm-otter-7"
+    _, console = pinned(world, path, "y")
+    assert console.lines[-1] == "and in the records of 1 run: calm-otter-7"
     layout = RunLayout(tmp_path, "calm-otter-7")
     assert Cluster.of_attempt(layout, 1).hosts[0].host_key == key("new")
     assert Cluster.of_attempt(layout, 2).hosts[0].host_key == key("new")

@@ -74,10 +74,10 @@ class Talk:
     lines: list[str] = field(default_factory=list)
     questions: list[str] = field(default_factory=list)
 
-    def say(self, line):
+    def report(self, line):
         self.lines.append(line)
 
-    def tick(self, line):
+    def progress(self, line):
         pass
 
     def table(self, header, rows):
@@ -112,7 +112,7 @@ class World:
     trusted: list[tuple[str, str | None]] = field(default_factory=list)
     """Hosts that were connected to, with the key that was pinned."""
 
-    def seams(self) -> InitDependencies:
+    def deps(self) -> InitDependencies:
         """What touches the world."""
         return InitDependencies(
             user_of=lambda name: self.users.get(name, "alice"),

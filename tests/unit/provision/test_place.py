@@ -13,8 +13,8 @@ from gangline.errors import HostUnreachable
 from gangline.provision.trees import Spot, carry_history, host_layout, same_place, spot_on
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
-from gangline.runs.state import read_events
 from gangline.transport.local import LocalTransport
+from tests.saved import read_events
 
 RUN_ID = "calm-otter-7"
 

@@ -7,6 +7,7 @@ import pytest
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, commit_record, describe_part, verify_part
+from tests.saved import place_commit
 
 HOSTS = ("pc1", "pc2")
 
@@ -27,7 +28,7 @@ def save(tmp_path, step, *, hosts=HOSTS, attempt=1, commit=True, loss=None):
     parts = {host: write_part(tmp_path / host, step, host, attempt=attempt, hosts=hosts, loss=loss) for host in hosts}
     if commit:
         for host in hosts:
-            disk.place_commit(tmp_path / host, commit_record(parts))
+            place_commit(tmp_path / host, commit_record(parts))
 
 
 def choose(tmp_path, hosts=HOSTS):
@@ -216,7 +217,7 @@ def test_without_any_record_whole_parts_of_all_hosts_can_be_adopted(tmp_path):
     assert choice.step == 100
     assert list(choice.adoptable) == [200]
     for host in HOSTS:
-        disk.place_commit(tmp_path / host, choice.adoptable[200])
+        place_commit(tmp_path / host, choice.adoptable[200])
     assert choose(tmp_path).step == 200
 
 
@@ -227,7 +228,7 @@ def test_a_step_that_one_host_did_not_finish_is_adopted_from_the_other(tmp_path)
     half.mkdir(parents=True)
     choice = choose(tmp_path)
     assert (choice.step, list(choice.adoptable)) == (100, [200])
-    disk.place_commit(tmp_path / "pc1", choice.adoptable[200])
+    place_commit(tmp_path / "pc1", choice.adoptable[200])
     again = choose(tmp_path)
     assert (again.step, [(source.host, source.part) for source in again.sources]) == (200, [("pc1", "pc1")])
 

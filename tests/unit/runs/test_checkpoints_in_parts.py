@@ -8,6 +8,7 @@ from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.gang import Gang, GangRank, held_by
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, commit_record, describe_part
+from tests.saved import place_commit
 from tests.unit.runs.test_checkpoints import choose, flip, reasons, remove
 
 HOSTS = ("pc1", "pc2")
@@ -35,7 +36,7 @@ def save(tmp_path, step, *, commit=True, on=HOSTS, attempt=1):
     parts = {host: write_part(tmp_path / host, step, host, attempt=attempt) for host in on}
     if commit:
         for host in HOSTS:
-            disk.place_commit(tmp_path / host, commit_record(parts))
+            place_commit(tmp_path / host, commit_record(parts))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_part_that_is_away_is_named_with_what_it_held_and_an_older_whole_step_
         write_part(tmp_path / host, 50, host, held={})
         parts = {name: (disk.part_folder(tmp_path / name, 50, name) / PART_FILE) for name in HOSTS}
     for host in HOSTS:
-        disk.place_commit(tmp_path / host, commit_record({name: path.read_bytes() for name, path in parts.items()}))
+        place_commit(tmp_path / host, commit_record({name: path.read_bytes() for name, path in parts.items()}))
     choice = choose(tmp_path, ("pc1",))
     assert choice.step == 50
     assert reasons(choice) == [
@@ -163,7 +164,7 @@ def test_of_two_parts_that_hold_the_same_one_is_enough(tmp_path):
     held = held_by(gang)
     parts = {host: write_part(tmp_path / host, 100, host, held=held, hosts=hosts) for host in hosts}
     for host in hosts:
-        disk.place_commit(tmp_path / host, commit_record(parts))
+        place_commit(tmp_path / host, commit_record(parts))
     every = choose(tmp_path, hosts)
     assert [every.for_ranks_of(gang).lacks(host) for host in hosts] == [()] * 4
     choice = choose(tmp_path, ("pc2", "pc3"))

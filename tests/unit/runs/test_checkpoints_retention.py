@@ -5,6 +5,7 @@ import pytest
 from gangline.runs import checkpoints as disk
 from gangline.runs.checkpoints import main, prune, set_aside
 from gangline.runs.manifest import COMMIT_FILE, Commit, describe_part
+from tests.saved import POINTS, place_commit
 
 
 def save(checkpoints, step, *, attempt=1, commit=True, part=True, loss=None):
@@ -17,7 +18,7 @@ def save(checkpoints, step, *, attempt=1, commit=True, part=True, loss=None):
         describe_part(folder, step=step, host="pc1", description=description, evaluation_loss=loss)
     if commit:
         record = Commit(step=step, attempt=attempt, parts={"pc1": "0" * 64}, evaluation_loss=loss)
-        disk.place_commit(checkpoints, record.to_bytes())
+        place_commit(checkpoints, record.to_bytes())
 
 
 @pytest.mark.parametrize(("keep_last", "left"), [(1, [40]), (2, [30, 40]), (9, [10, 20, 30, 40]), (0, [40])])
@@ -111,7 +112,7 @@ def test_the_record_goes_before_anything_else_of_a_step(tmp_path, monkeypatch):
     assert seen[0] == ("retention: begin", True, True)
     assert ("retention: record removed", False, True) in seen
     assert seen[-1] == ("retention: end", False, False)
-    assert {point for point, *_ in seen} == {point for point in disk.POINTS if point.startswith("retention")}
+    assert {point for point, *_ in seen} == {point for point in POINTS if point.startswith("retention")}
 
 
 def damage(checkpoints, step):

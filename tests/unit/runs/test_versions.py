@@ -85,15 +85,14 @@ def test_the_record_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_old_format_is_translated_by_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(old_format, "FILES", {"agent.json": "guard.json"})
-    monkeypatch.setattr(
-        old_format, "KEYS", {"agent.json": {"guard_pid": "pid", "hosts[].seat": "hosts[].slot", "x": ""}}
-    )
-    monkeypatch.setattr(old_format, "VALUES", {"agent.json": {"phase": {"stand-by": "warm"}}})
-    old = {"guard_pid": 7, "hosts": [{"seat": 1}], "x": 1, "phase": "stand-by"}
+    monkeypatch.setattr(old_format, "ITEMS", {"agent.json": ("hosts", "seat", "slot"), "gang.json": ("ranks", "x", "")})
+    old = {"pid": 7, "hosts": [{"seat": 1, "name": "pc1"}]}
     (tmp_path / "guard.json").write_text(json.dumps(old))
-    assert load_record(tmp_path / "agent.json", dict) == {"pid": 7, "hosts": [{"slot": 1}], "phase": "warm"}
-    write_record(tmp_path / "agent.json", {"phase": "stand-by"})
-    assert load_record(tmp_path / "agent.json", dict) == {"phase": "stand-by"}  # of now: nothing is translated
+    assert load_record(tmp_path / "agent.json", dict) == {"pid": 7, "hosts": [{"slot": 1, "name": "pc1"}]}
+    (tmp_path / "gang.json").write_text(json.dumps({"ranks": [{"x": 1, "share": 2}]}))
+    assert load_record(tmp_path / "gang.json", dict) == {"ranks": [{"share": 2}]}
+    write_record(tmp_path / "agent.json", {"hosts": [{"seat": 1}]})
+    assert load_record(tmp_path / "agent.json", dict) == {"hosts": [{"seat": 1}]}  # of now: nothing is translated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ import pytest
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
 from gangline.runs.files import write_json
-from gangline.runs.state import AttemptOutcome, HostOutcome, RunState, read_events
+from gangline.runs.state import AttemptOutcome, HostOutcome, RunState
 from gangline.supervise.clean import end_between
 from gangline.supervise.lock import supervisor_lock
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
+from tests.saved import read_events
 from tests.unit.supervise.runs import cluster_of, create_run
 
 

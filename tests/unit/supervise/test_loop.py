@@ -16,7 +16,7 @@ from gangline.runs.files import read_json, write_json
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
-from gangline.runs.state import AttemptOutcome, ProcessId, RunState, read_events, write_order
+from gangline.runs.state import AttemptOutcome, ProcessId, RunState, write_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.clean import finish_all, unfinished
 from gangline.supervise.gang_view import PollIntervals
@@ -25,6 +25,7 @@ from gangline.supervise.startup import StartLimits
 from gangline.supervise.supervisor import Hooks, Supervisor
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
+from tests.saved import read_events
 from tests.unit.planner.outcomes import line, plan
 from tests.unit.supervise.runs import cluster_of, create_run, save_part
 from tests.waiting import wait_until

@@ -6,7 +6,8 @@ from gangline.control.start import next_state
 from gangline.launch.backend import RankSigns, RankSilence, StartSigns
 from gangline.launch.program import Program, StallWatch
 from gangline.runs.files import write_json
-from gangline.runs.state import AttemptOutcome, RunState, read_events, write_order
+from gangline.runs.state import AttemptOutcome, RunState, write_order
+from tests.saved import read_events
 from tests.unit.supervise.test_loop import HOSTS, Lab
 from tests.waiting import wait_until
 

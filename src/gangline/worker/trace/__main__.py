@@ -6,7 +6,6 @@ The order is a TraceOrder as JSON, or a list of them, which is answered by a lis
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -52,8 +51,9 @@ def _runner(*, count: bool) -> Callable[[Any], Any]:
 
     def run(data: Any) -> Any:
         order = TraceOrder.from_json(data)
-        module, name = ("count", "count") if count else ("line", "trace")
-        return getattr(importlib.import_module(f"gangline.worker.trace.{module}"), name)(order)
+        from gangline.worker.trace import line
+
+        return line.count(order) if count else line.trace(order)
 
     return run
 
