@@ -54,6 +54,12 @@ def pool(_session_zygote):
 
 
 @pytest.fixture(scope="session")
+def quick_python(_session_zygote):
+    """A Python for hosts, whose workers need not import torch: they are forked from the zygote (forked_python.py)."""
+    return _session_zygote.python
+
+
+@pytest.fixture(scope="session")
 def world(_session_zygote, tmp_path_factory):
     """A folder with a corpus, a tokenizer and a tiny Llama with weights, for users to have copies of."""
     folder = tmp_path_factory.mktemp("world")

@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.train.bodies import Body, address
-from tests.train.zygote import receive, send
+from tests.train.forked_python import write_program
+from tests.train.messages import receive, send
 
 Function = Callable | Body
 
@@ -185,13 +186,20 @@ class Zygote:
         self._pools: dict[int, Ranks] = {}
         self._others: list[Child | Ranks] = []
         self._control, theirs = socket.socketpair()
-        with theirs:
+        address = str(self.folder / "zygote.socket")
+        self.python = write_program(self.folder, address)
+        """In the place of a Python on a host: its workers are forked from the zygote."""
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            sockets = [theirs.fileno(), listener.fileno()]
+            words = [*map(str, sockets), *(["plain"] if not imports else [])]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.train.zygote", str(theirs.fileno()), *(["plain"] if not imports else [])],
+                [sys.executable, "-m", "tests.train.zygote", *words],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=sockets,
                 # Ctrl-C is pytest's to handle.
                 start_new_session=True,
             )

@@ -53,6 +53,8 @@ class User:
     uid: int | None = None
     """Another user than the one that runs the tests."""
     env: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    """Of the hosts in the cluster files that they write; None: the one that runs gangline."""
 
     def gangline(self, *words: str | Path, code: int | None = 0) -> Said:
         """Type a command and wait for its end; `code` is the exit code that it must have (None: any)."""
@@ -209,7 +211,8 @@ def write_job(user: User, name: str = "job", **changes) -> str:
 
 def write_cluster(user: User, name: str, **hosts: Mapping) -> str:
     """A cluster file of hosts that are all this computer; its name."""
-    listed = [{"name": host, "transport": "local", **words} for host, words in hosts.items()]
+    python = {} if user.python is None else {"python": str(user.python)}
+    listed = [{"name": host, "transport": "local", **python, **words} for host, words in hosts.items()]
     (user.folder / f"{name}.yaml").write_text(json.dumps({"hosts": listed, "ports": own_ports()}))
     return f"{name}.yaml"
 

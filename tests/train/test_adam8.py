@@ -3,6 +3,7 @@
 import pytest
 
 from tests.train import cases_adam8, cases_resume
+from tests.train.tolerances import EIGHT_BITS
 
 pytestmark = pytest.mark.rotating
 
@@ -92,9 +93,6 @@ def test_stopped_and_resumed_on_the_same_ranks_it_has_the_same_bits(pool, tmp_pa
 # Sums of gradients differ in their last bits between divisions of a batch. A moment that lies next to the border
 # between two of its 256 values then falls to the other side, and that weight's steps are some per cent off: seen were
 # 2.6e-7 after 40 steps of all weights, and 4e-5 between moments of 8 and of 32 bits.
-TOLERANCE = 5e-6
-
-
 def test_other_numbers_of_ranks_have_the_losses_of_one_gang(pool, tmp_path):
     job = {"precision": "fp32", "optimizer": "adamw-8bit"}
     whole = piece(pool, tmp_path / "whole", [4, 3, 3], job=job)
@@ -104,7 +102,7 @@ def test_other_numbers_of_ranks_have_the_losses_of_one_gang(pool, tmp_path):
     pieces = first[0]["losses"] + second[0]["losses"] + third[0]["losses"]
     assert [step for step, _, _ in pieces] == list(range(1, 11))
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
-        assert loss == pytest.approx(expected, rel=TOLERANCE)
+        assert loss == pytest.approx(expected, rel=EIGHT_BITS)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +119,10 @@ def test_several_ranks_have_the_losses_of_one_process(pool, strategy, shares, me
     result = pool(len(shares)).run(cases_adam8.losses, **ask)[0]
     assert len(result["split"]) == steps
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
-        assert split == pytest.approx(alone, rel=TOLERANCE)
-        assert norm == pytest.approx(norm_alone, rel=20 * TOLERANCE)
+        assert split == pytest.approx(alone, rel=EIGHT_BITS)
+        assert norm == pytest.approx(norm_alone, rel=20 * EIGHT_BITS)
     if method == "full":  # else there would be nothing to tolerate
-        assert result["32 bits"][-1][1] != pytest.approx(result["alone"][-1][1], rel=TOLERANCE)
+        assert result["32 bits"][-1][1] != pytest.approx(result["alone"][-1][1], rel=EIGHT_BITS)
 
 
 def test_a_trace_counts_moments_of_8_bits(pool):

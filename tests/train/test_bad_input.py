@@ -29,9 +29,9 @@ FEW_STEPS = {"data": {"train": "corpus.jsonl", "sequence_length": 32}, "checkpoi
 
 
 @contextlib.contextmanager
-def somebody(folder: Path, world: Path) -> Iterator[User]:
+def somebody(folder: Path, world: Path, python: Path) -> Iterator[User]:
     """A user with copies of these, who leaves nothing behind."""
-    user = make_user(folder)
+    user = make_user(folder, python=python)
     copy_world(world, user)
     left = []
     try:
@@ -47,8 +47,8 @@ def somebody(folder: Path, world: Path) -> Iterator[User]:
 
 
 @pytest.fixture
-def user(world, tmp_path):
-    with somebody(tmp_path / "user", world) as user:
+def user(world, quick_python, tmp_path):
+    with somebody(tmp_path / "user", world, quick_python) as user:
         yield user
 
 
@@ -205,9 +205,9 @@ class Mended:
 
 
 @pytest.fixture(scope="module")
-def mended(world, tmp_path_factory):
+def mended(world, quick_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mended")
-    with somebody(folder / "user", world) as user:
+    with somebody(folder / "user", world, quick_python) as user:
         write_job(user, **FEW_STEPS, steps=30)
         write_cluster(user, "one", pc1={"env": {"GANGLINE_SIMULATED_SLOWDOWN": 10}})
         write_cluster(user, "fast", pc1={})

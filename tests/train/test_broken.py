@@ -10,6 +10,7 @@ import pytest
 from gangline.worker.rank_files import PHASES
 from tests.train import cases_broken
 from tests.train.attempts import START_S, Run
+from tests.train.tolerances import FP64
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.rotating
@@ -47,7 +48,7 @@ def go_on(run, undisturbed, *, last):
     ranks = run.start(2, HOSTS[:2], [6, 4], resume_step=step)
     assert [rank.wait(timeout_s=START_S) for rank in ranks] == [0, 0], run.log(2, 0)
     assert min(run.steps(2)) == step + 1
-    assert run.steps() == pytest.approx(undisturbed, rel=1e-9)
+    assert run.steps() == pytest.approx(undisturbed, rel=FP64)
     assert list(run.steps(2))[-1] == STEPS
 
 

@@ -5,11 +5,12 @@ from collections import Counter
 import pytest
 
 from tests.train import cases_exact
+from tests.train.tolerances import FP32, FP32_GRADIENT, FP32_SUM, FP64
 
 pytestmark = pytest.mark.rotating
 
 SPLITS = [[5, 3, 2], [4, 3, 3], [10, 0, 0]]
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5}
+GRADIENT = {"fp64": FP64, "fp32": FP32_GRADIENT}
 
 
 @pytest.mark.parametrize("shares", SPLITS)
@@ -19,7 +20,7 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(pool, shares, method, p
     results = pool(3).run(cases_exact.gradient, shares=shares, method=method, precision=precision)
     for result in results:
         assert result["norm"] > 1e-3
-        assert result["error"] <= TOLERANCE[precision]
+        assert result["error"] <= GRADIENT[precision]
         assert result["equal"]
 
 
@@ -35,21 +36,21 @@ def test_many_steps_have_the_losses_of_one_process_in_fp64(pool, shares, steps, 
     result = pool(3).run(cases_exact.losses, shares=shares, method=method, steps=steps)[0]
     assert len(result["split"]) == steps
     assert steps < 120 or result["split"][-1][1] < 0.95 * result["split"][0][1]
-    assert _worst(result) <= 1e-9
+    assert _worst(result) <= FP64
 
 
 def test_many_steps_have_the_losses_of_one_process_in_fp32(pool):
     """All splits and methods over 200 steps: benchmarks/exactness.py."""
     ask = {"shares": [5, 3, 2], "precision": "fp32", "warmup": 50, "steps": 90}
     result = pool(3).run(cases_exact.losses, **ask)[0]
-    assert _worst(result) <= 1e-4
+    assert _worst(result) <= FP32
 
 
 @pytest.mark.parametrize("shares", SPLITS)
 def test_the_evaluation_loss_is_that_of_one_process(pool, shares):
     for split, alone in pool(3).run(cases_exact.evaluation, shares=shares, precision="fp32"):
         assert split["label_tokens"] == alone["label_tokens"]
-        assert split["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+        assert split["loss"] == pytest.approx(alone["loss"], rel=FP32_SUM)
 
 
 @pytest.mark.parametrize("shares", [[5, 3, 2], [10, 0, 0]])

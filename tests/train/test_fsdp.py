@@ -4,6 +4,7 @@ import pytest
 
 from tests.train import cases_exact, cases_fsdp
 from tests.train.test_resume import run, sample_order
+from tests.train.tolerances import BF16, FP32, FP64
 
 pytestmark = pytest.mark.rotating
 
@@ -14,14 +15,14 @@ def test_in_fp32_they_are_off_by_rounding_only(pool):
     ask = {"shares": [5, 3, 2], "strategy": "fsdp", "precision": "fp32", "warmup": 50, "steps": 24}
     result = pool(3).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
-        assert split[1] == pytest.approx(alone[1], rel=1e-4)
+        assert split[1] == pytest.approx(alone[1], rel=FP32)
 
 
 def test_in_bf16_layers_travel_as_they_are_computed(pool):
     ask = {"shares": [5, 5], "strategy": "fsdp", "precision": "bf16", "steps": 20}
     result = pool(2).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
-        assert split[1] == pytest.approx(alone[1], rel=5e-3)
+        assert split[1] == pytest.approx(alone[1], rel=BF16)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_saved_under_one_strategy_a_run_goes_on_under_another(pool, tmp_path, be
     pieces = first[0]["losses"] + second[0]["losses"]
     assert [step for step, _, _ in pieces] == list(range(1, 13))
     for (_, loss, _), (_, expected, _) in zip(pieces, whole[0]["losses"], strict=True):
-        assert loss == pytest.approx(expected, rel=1e-9)
+        assert loss == pytest.approx(expected, rel=FP64)
     assert sample_order(first, second) == sample_order(whole)
 
 

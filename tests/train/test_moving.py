@@ -5,13 +5,14 @@ from collections import defaultdict
 import pytest
 
 from tests.train import cases_moving
+from tests.train.tolerances import FP32, FP64
 
 pytestmark = pytest.mark.rotating
 
 
 @pytest.mark.parametrize(
     ("method", "precision", "warmup", "pieces", "tolerance", "steps"),
-    [("full", "fp64", 5, True, 1e-9, 200), ("lora", "fp64", 5, True, 1e-9, 60), ("lora", "fp32", 50, False, 1e-4, 90)],
+    [("full", "fp64", 5, True, FP64, 200), ("lora", "fp64", 5, True, FP64, 60), ("lora", "fp32", 50, False, FP32, 90)],
 )
 def test_many_steps_under_moving_shares_have_the_losses_of_one_process(
     pool, method, precision, warmup, pieces, tolerance, steps
@@ -41,7 +42,7 @@ def test_a_run_that_is_interrupted_after_shares_moved_goes_on_with_the_same_loss
     told = pool(3).run(cases_moving.interrupted, folder=str(tmp_path), stop_at=21)[0]
     assert [step for step, *_ in told["pieces"]] == [step for step, *_ in told["through"]] == [*range(1, 41)]
     for piece, whole in zip(told["pieces"], told["through"], strict=True):
-        assert piece[1] == pytest.approx(whole[1], rel=1e-9)
+        assert piece[1] == pytest.approx(whole[1], rel=FP64)
     before, after = told["shares"]
     assert before[0] != before[-1]
     assert len({tuple(shares) for shares in after}) >= 2

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.train import cases_exact, cases_nf4
+from tests.train.tolerances import FP32, FP64, HALF_ON_A_GPU, SAME_SUMS
 
 pytestmark = pytest.mark.rotating
 
@@ -50,7 +51,7 @@ def test_a_layer_on_a_gpu_computes_with_what_bitsandbytes_makes_of_the_weight(zy
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2), ("fp16", 1e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", FP32), ("bf16", HALF_ON_A_GPU), ("fp16", HALF_ON_A_GPU)])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "qlora-8"])
 def test_a_gpu_has_the_losses_of_a_processor(zygote, method, precision, tolerance):
     words = {"method": method, "precision": precision}
@@ -74,9 +75,9 @@ def test_what_computes_as_a_linear_is_packed_and_its_products_are_those_of_the_s
     """Falcon's linears are a kind of their own."""
     found = pool(1).run(cases_nf4.of_another_kind)[0]
     assert found["packed"] == 4 * 2
-    assert found["off"] < 1e-12
+    assert found["off"] < SAME_SUMS
     assert found["as it was"] > 1e-3  # of the model before its weights were rounded
-    assert found["gradient off"] < 1e-12
+    assert found["gradient off"] < SAME_SUMS
     assert found["draws"]
     assert found["others"] == [True, False, False, False]
 
@@ -103,5 +104,5 @@ def test_many_steps_have_the_losses_of_one_process(pool, strategy, shares, metho
     result = pool(len(shares)).run(cases_exact.losses, **ask, packed=strategy != "ddp")[0]
     assert len(result["split"]) == 16
     for (_, split, norm), (_, alone, norm_alone) in zip(result["split"], result["alone"], strict=True):
-        assert split == pytest.approx(alone, rel=1e-9)
-        assert norm == pytest.approx(norm_alone, rel=1e-9)
+        assert split == pytest.approx(alone, rel=FP64)
+        assert norm == pytest.approx(norm_alone, rel=FP64)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from tests.train import cases_resume
+from tests.train.tolerances import FP32, FP64
 
 
 def run(pool, folder, shares, **changes):
@@ -51,9 +52,9 @@ def test_ranks_whose_hosts_lack_the_step_get_it_from_the_others_to_the_bit(pool,
 @pytest.mark.parametrize(
     ("job", "tolerance"),
     [
-        ({"precision": "fp64"}, 1e-9),
-        ({"precision": "fp64", "method": "lora"}, 1e-9),
-        ({"precision": "fp32", "warmup": 50}, 1e-4),
+        ({"precision": "fp64"}, FP64),
+        ({"precision": "fp64", "method": "lora"}, FP64),
+        ({"precision": "fp32", "warmup": 50}, FP32),
     ],
 )
 def test_three_then_two_then_four_ranks_have_the_losses_of_one_gang(pool, tmp_path, job, tolerance):

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.train.attempts import START_S, Run
+from tests.train.tolerances import FP64
 
 HOSTS = ("pc1", "pc2")
 STEPS = 6
@@ -18,4 +19,4 @@ def test_the_size_of_a_micro_batch_does_not_change_the_losses(zygote, tmp_path, 
         found.append(run.steps())
     whole, parts = found
     assert len(parts) == STEPS
-    assert whole == pytest.approx(parts, rel=1e-9)
+    assert whole == pytest.approx(parts, rel=FP64)

@@ -19,6 +19,7 @@ from tests.train.story import (
     write_cluster,
     write_job,
 )
+from tests.train.tolerances import FP32
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -284,7 +285,7 @@ def test_losses_are_those_of_a_run_that_nobody_stopped(resumed, uninterrupted):
     last_said = {record["step"]: record["loss"] for record in resumed.steps}
     expected = {record["step"]: record["loss"] for record in uninterrupted}
     assert list(expected) == list(range(1, 61))
-    assert last_said == pytest.approx(expected, rel=1e-4)
+    assert last_said == pytest.approx(expected, rel=FP32)
 
 
 def test_the_logs_of_a_rank_can_be_read(user, stopped, resumed):

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def user(world, tmp_path):
+def user(world, quick_python, tmp_path):
     """Somebody with a corpus, a model and a job that is trained in rounds of 4 steps."""
-    user = make_user(tmp_path)
+    user = make_user(tmp_path, python=quick_python)
     copy_world(world, user)
     write_job(user, strategy={"kind": "local-sgd", "inner_steps": 4}, optimizer={"learning_rate": 3e-3})
     write_cluster(user, "first", pc1={"share": 3}, pc2={"share": 1, "env": {"GANGLINE_SIMULATED_SLOWDOWN": 20}})

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.train import cases_exact, cases_tensor_parallel
+from tests.train.tolerances import BF16, FP64
 
 pytestmark = pytest.mark.rotating
 
@@ -11,12 +12,12 @@ def require_exact(results):
     for result in results:
         assert result["strategy"]
         for step in result["steps"]:
-            assert step["error"] < 1e-9
-            assert step["norm_error"] < 1e-9
-            assert step["loss_error"] < 1e-9
+            assert step["error"] < FP64
+            assert step["norm_error"] < FP64
+            assert step["loss_error"] < FP64
             assert step["least"] > 1e-9
         ours, alone = result["evaluation"]
-        assert ours == pytest.approx(alone, rel=1e-9)
+        assert ours == pytest.approx(alone, rel=FP64)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -78,7 +79,7 @@ def test_in_bf16_what_travels_is_bf16(pool):
     ask = {"shares": [10], "strategy": "tp", "precision": "bf16", "steps": 12}
     result = pool(2).run(cases_exact.losses, **ask)[0]
     for split, alone in zip(result["split"], result["alone"], strict=True):
-        assert split[1] == pytest.approx(alone[1], rel=5e-3)
+        assert split[1] == pytest.approx(alone[1], rel=BF16)
 
 
 @pytest.mark.parametrize(("method", "tied"), [("full", True), ("lora", False)])

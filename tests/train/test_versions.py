@@ -10,8 +10,8 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def user(world, tmp_path):
-    user = make_user(tmp_path)
+def user(world, quick_python, tmp_path):
+    user = make_user(tmp_path, python=quick_python)
     copy_world(world, user)
     write_job(user, steps=30)
     slow = {"env": {"GANGLINE_SIMULATED_SLOWDOWN": 20}}

@@ -1,12 +1,12 @@
 """The process from which every rank of the tests is forked, so that imports are paid for once.
 
-It imports torch, transformers and peft (unless its second argument is `plain`), starts no thread and touches no GPU,
+It imports torch, transformers and peft (unless its third argument is `plain`), starts no thread and touches no GPU,
 then answers two requests on the socket whose descriptor is its first argument: fork a child that serves a channel of its
-own, and reap one that has ended.
+own, and reap one that has ended. At the socket whose descriptor is the second one, programs ask for processes that do
+their work (forked_python.py).
 It ends when pytest does.
 """
 
-import ctypes
 import datetime
 import faulthandler
 import gc
@@ -14,49 +14,24 @@ import importlib
 import json
 import os
 import random
+import select
 import signal
 import socket
-import struct
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
-_HEADER = struct.Struct("!Q")
-_PR_SET_PDEATHSIG = 1
-
-
-def send(channel: socket.socket, message) -> None:
-    """One JSON document with its length before it."""
-    data = json.dumps(message).encode()
-    channel.sendall(_HEADER.pack(len(data)) + data)
-
-
-def receive(channel: socket.socket):
-    """The next document; raises EOFError when the other side has closed, or died."""
-    (length,) = _HEADER.unpack(_read(channel, _HEADER.size))
-    return json.loads(_read(channel, length))
-
-
-def _read(channel: socket.socket, length: int) -> bytes:
-    pieces = []
-    while length:
-        try:
-            piece = channel.recv(min(length, 1 << 20))
-        except ConnectionResetError:
-            piece = b""
-        if not piece:
-            raise EOFError
-        pieces.append(piece)
-        length -= len(piece)
-    return b"".join(pieces)
+from tests.train.forked_python import Programs, die_with
+from tests.train.messages import receive, send
 
 
 def main() -> None:
     """Import everything, then serve until the socket closes."""
-    _die_with(os.getppid())
-    control = socket.socket(fileno=int(sys.argv[1]))
-    if sys.argv[2:] != ["plain"]:
+    die_with(os.getppid())
+    control, listener = (socket.socket(fileno=int(word)) for word in sys.argv[1:3])
+    programs = Programs(listener)
+    if sys.argv[3:] != ["plain"]:
         _import_everything()
     num_threads = len(list(Path("/proc/self/task").iterdir()))
     if num_threads != 1:
@@ -66,6 +41,10 @@ def main() -> None:
     gc.freeze()
     send(control, {"ready": os.getpid()})
     while True:
+        ready, _, _ = select.select([control.fileno(), *programs.descriptors()], [], [])
+        programs.attend(ready)
+        if control.fileno() not in ready:
+            continue
         try:
             request = receive(control)
         except EOFError:
@@ -76,13 +55,6 @@ def main() -> None:
         else:
             _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             send(control, {"pid": _fork(control, descriptors[0], request)})
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, which may be gone already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _import_everything() -> None:
@@ -109,7 +81,7 @@ def _fork(control: socket.socket, descriptor: int, request) -> int:
     code = 1
     try:
         control.close()
-        _die_with(own)
+        die_with(own)
         _redirect(request["log"])
         _serve(socket.socket(fileno=descriptor), request.get("group"))
         code = 0
