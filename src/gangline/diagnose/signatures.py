@@ -20,7 +20,6 @@ from typing import Any
 class Signature:
     """Words, and what they mean. `means` and `fix` have {0}, {1}, ... for groups of the words, {host} for the host."""
 
-    id: str
     words: tuple[str, ...]
     """Regular expressions, all with the same groups. Each begins with plain characters, which are looked for first."""
     means: str
@@ -35,10 +34,9 @@ class Signature:
 
 _MESH = r"connectFullMesh failed(?:(?!remote=\[).){0,2000}remote=\["
 
-SIGNATURES: tuple[Signature, ...] = (
+SIGNATURES: dict[str, Signature] = {
     # --- ranks that do not find each other
-    Signature(
-        id="mesh-loopback",
+    "mesh-loopback": Signature(
         words=(_MESH + r"(127\.[0-9.]{1,12}|::1)\]",),
         then="remote=[",
         means="another rank gave {0} as its address, at which nobody else can reach it",
@@ -46,70 +44,60 @@ SIGNATURES: tuple[Signature, ...] = (
         "`interface` of a host in cluster.yaml names another one",
         is_verdict=True,
     ),
-    Signature(
-        id="mesh",
+    "mesh": Signature(
         words=(_MESH + r"([0-9A-Fa-f.:]{2,45})\]",),
         then="remote=[",
         means="no connection to another rank at {0}",
         fix="let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check",
         is_verdict=True,
     ),
-    Signature(
-        id="port-taken",
+    "port-taken": Signature(
         words=(r"failed to listen on any local network address\. port: (\d+).{0,200}EADDRINUSE",),
         then="EADDRINUSE",
         means="another program took port {0} of {host}, where the ranks were to meet",
         fix="start again: a port that is free is chosen then; on {host}, ss -ltnp shows who listens",
         is_verdict=True,
     ),
-    Signature(
-        id="no-interface",
+    "no-interface": Signature(
         words=(r"Unable to find address for: ([^\s:]{1,32})",),
         means="{host} has no network interface {0} with an address",
         fix="take GLOO_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one",
         is_verdict=True,
     ),
-    Signature(
-        id="address-in-use",
+    "address-in-use": Signature(
         words=("Address already in use", "EADDRINUSE"),
         means="another program listens on that port already, perhaps what is left of an earlier start",
         fix="on {host}, ss -ltnp shows who listens; gangline finds a free port at each start: a script must not choose",
     ),
-    Signature(
-        id="clients-missing",
+    "clients-missing": Signature(
         words=(r"Timed out after (\d+) seconds waiting for clients\. (\d+)/(\d+) clients joined",),
         means="{1} of {2} launchers met within {0} s: the others never started, or do not reach the head",
         fix="look at the hosts that are missing: gangline check tries every host and pair",
         is_echo=True,
     ),
-    Signature(
-        id="rendezvous",
+    "rendezvous": Signature(
         words=("RendezvousTimeoutError", r"wait timeout after \d+ms, keys: ", "RendezvousConnectionError"),
         means="this launcher waited for those of other hosts, which never came or are gone",
         fix="look at the other hosts; gangline check tries every host and pair",
         is_echo=True,
     ),
-    Signature(
-        id="no-nccl-interface",
+    "no-nccl-interface": Signature(
         words=("Bootstrap : no socket interface found", "Bootstrap: no socket interface found"),
         means="NCCL finds no network interface of the name in NCCL_SOCKET_IFNAME (E-ENV-02)",
         fix="take NCCL_SOCKET_IFNAME out of the script and out of `env`: gangline sets the right one for every host",
     ),
     # --- memory
-    Signature(
-        id="gpu-memory",
+    "gpu-memory": Signature(
         words=(r"CUDA out of memory\. Tried to allocate (\d[0-9.]{0,9} [KMGT]iB)",),
         means="a GPU had no room for {0} more",
         fix="lower micro_batch or data.sequence_length, or set activation_checkpointing; gangline plan says what fits",
     ),
-    Signature(
-        id="gpu-memory-other",
+    "gpu-memory-other": Signature(
         words=(r"torch\.OutOfMemoryError", "CUDA out of memory", "CUDA error: out of memory", "HIP out of memory"),
         means="a GPU had no room left",
         fix="lower micro_batch or data.sequence_length; nvidia-smi shows who else uses the card (E-GPU-02)",
     ),
-    Signature(
-        id="kernel-killed",
+    "kernel-killed": Signature(
         words=(
             r"Memory cgroup out of memory: Killed process (\d+)",
             r"Out of memory: Killed process (\d+)",
@@ -117,8 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
         means="the kernel killed process {0}: its host, or its control group, had no memory left",
         fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
     ),
-    Signature(
-        id="host-memory",
+    "host-memory": Signature(
         words=(
             "can't allocate memory: you tried to allocate",
             r"MemoryError\b",
@@ -128,14 +115,12 @@ SIGNATURES: tuple[Signature, ...] = (
         means="the host had no memory left for what was asked for",
         fix="lower micro_batch or data.sequence_length, give the host fewer `slots`, or end other programs there",
     ),
-    Signature(
-        id="loader-killed",
+    "loader-killed": Signature(
         words=(r"DataLoader worker \(pid\(?s?\)? ?(\d+)[^)]{0,40}\) is killed by signal: Killed",),
         means="the kernel killed process {0}, which loads data: the host ran out of memory",
         fix="fewer data loader processes in the script, or smaller batches",
     ),
-    Signature(
-        id="shared-memory",
+    "shared-memory": Signature(
         words=(
             "is killed by signal: Bus error",
             "unable to write to file </torch_",
@@ -147,14 +132,12 @@ SIGNATURES: tuple[Signature, ...] = (
         fix="in a container --shm-size=8g; or fewer data loader processes",
     ),
     # --- ends by a signal
-    Signature(
-        id="killed",
+    "killed": Signature(
         words=(r"Signal 9 \(SIGKILL\) received", r"exitcode *: -9 \(", r"Killed(?=\n|$)"),
         means="a process was killed by SIGKILL: mostly by the kernel, for memory, else by a person or a job system",
         fix="look into the kernel log of its host (sudo dmesg -T); if it was memory, lower micro_batch",
     ),
-    Signature(
-        id="crashed",
+    "crashed": Signature(
         words=(
             r"Signal 11 \(SIGSEGV\) received",
             r"Fatal Python error: Segmentation fault",
@@ -164,8 +147,7 @@ SIGNATURES: tuple[Signature, ...] = (
         means="native code crashed: a library or driver, seldom the script itself",
         fix="the lines above it name the library; one version of torch and driver on all hosts: gangline check",
     ),
-    Signature(
-        id="hang-up",
+    "hang-up": Signature(
         words=(
             "Received 1 death signal",
             "Received Signals.SIGHUP death signal",
@@ -175,8 +157,7 @@ SIGNATURES: tuple[Signature, ...] = (
         means="the terminal was closed, and torchrun ended with it",
         fix="start it with gangline run: it goes on without a terminal",
     ),
-    Signature(
-        id="told-to-leave",
+    "told-to-leave": Signature(
         words=(
             "Received 15 death signal",
             "Received Signals.SIGTERM death signal",
@@ -190,69 +171,58 @@ SIGNATURES: tuple[Signature, ...] = (
         is_echo=True,
     ),
     # --- disks and limits
-    Signature(
-        id="no-space",
+    "no-space": Signature(
         words=("No space left on device", r"\[Errno 28\]"),
         means="a disk is full",
         fix="make room there, or set `workdir` of that host to a larger disk; gangline check --only storage",
     ),
-    Signature(
-        id="quota",
+    "quota": Signature(
         words=("Disk quota exceeded",),
         means="your quota on that file system is used up",
         fix="make room there, or set `workdir` of that host to another disk",
     ),
-    Signature(
-        id="read-only",
+    "read-only": Signature(
         words=("Read-only file system",),
         means="a file system takes no writes: it was mounted so, or its disk has failed",
         fix="look at that disk: the kernel log of the host says why (sudo dmesg -T)",
     ),
-    Signature(
-        id="open-files",
+    "open-files": Signature(
         words=("Too many open files",),
         means="the process may not open more files (E-LIM-01)",
         fix="raise nofile in /etc/security/limits.conf",
     ),
-    Signature(
-        id="threads",
+    "threads": Signature(
         words=("can't start new thread", "Resource temporarily unavailable", "pthread_create failed"),
         means="the host allows no more processes or threads (E-LIM-04)",
         fix="raise nproc in /etc/security/limits.conf; in a container --pids-limit",
     ),
     # --- GPUs and NCCL
-    Signature(
-        id="duplicate-gpu",
+    "duplicate-gpu": Signature(
         words=(r"Duplicate GPU detected ?: rank (\d+) and rank (\d+) both on CUDA device",),
         means="ranks {0} and {1} took the same GPU",
         fix="`slots` as many as GPUs, and torch.cuda.set_device(local rank) in the script",
     ),
-    Signature(
-        id="nccl-versions",
+    "nccl-versions": Signature(
         words=("Mismatched NCCL version detected",),
         means="hosts have different versions of NCCL, and it refuses to start (E-SW-08)",
         fix="one torch on all hosts: NCCL comes with it",
     ),
-    Signature(
-        id="driver-mismatch",
+    "driver-mismatch": Signature(
         words=("Driver/library version mismatch",),
         means="NVIDIA's driver was upgraded under the running system: no program can use the GPUs (E-GPU-05)",
         fix="restart the host, and hold the driver's packages back",
     ),
-    Signature(
-        id="driver-old",
+    "driver-old": Signature(
         words=("The NVIDIA driver on your system is too old", "CUDA driver version is insufficient"),
         means="the driver is too old for this torch (E-SW-07)",
         fix="a newer driver there, or a torch for an older CUDA on all hosts",
     ),
-    Signature(
-        id="no-kernels",
+    "no-kernels": Signature(
         words=("no kernel image is available for execution on the device",),
         means="torch has no kernels for this card (E-SW-06)",
         fix="a torch that is built for it, on all hosts: sm_120 needs one for CUDA 12.8 or newer",
     ),
-    Signature(
-        id="gpu-lost",
+    "gpu-lost": Signature(
         words=(
             "GPU is lost",
             "has fallen off the bus",
@@ -262,65 +232,55 @@ SIGNATURES: tuple[Signature, ...] = (
         means="a GPU has failed or does not answer on the bus any more (E-GPU-04, E-GPU-06)",
         fix="restart the host; check power cables and slot; if it comes again, take the card out",
     ),
-    Signature(
-        id="device-assert",
+    "device-assert": Signature(
         words=("device-side assert triggered",),
         means="an index was out of range on the GPU: mostly a token id or label beyond the model's vocabulary",
         fix="check that tokenizer and model belong together; CUDA_LAUNCH_BLOCKING=1 shows the line",
     ),
-    Signature(
-        id="illegal-access",
+    "illegal-access": Signature(
         words=("an illegal memory access was encountered",),
         means="a kernel read or wrote outside its memory: a bug of a library, or a failing card",
         fix="CUDA_LAUNCH_BLOCKING=1 shows the line; if it moves from run to run, suspect the card",
     ),
-    Signature(
-        id="no-gpu",
+    "no-gpu": Signature(
         words=("No CUDA GPUs are available", "Torch not compiled with CUDA enabled"),
         means="torch sees no GPU there, or was built without CUDA (E-SW-10, E-GPU-09)",
         fix="nvidia-smi has to list the card; install torch from PyTorch's index for CUDA",
     ),
-    Signature(
-        id="other-collective",
+    "other-collective": Signature(
         words=("Detected mismatch between collectives on ranks",),
         means="ranks are in different collectives: the script does not do the same on all of them",
         fix="look for a branch on the rank, or on data, around a collective, a save or an evaluation",
     ),
-    Signature(
-        id="nccl-timeout",
+    "nccl-timeout": Signature(
         words=("Watchdog caught collective operation timeout",),
         means="this rank waited for others in a collective until its time was over",
         fix="look at the rank that is missing there, and at what ended or stood still first",
         is_echo=True,
     ),
-    Signature(
-        id="nccl-remote",
+    "nccl-remote": Signature(
         words=("ncclRemoteError", "remote process exited or there was a network error"),
         means="this rank lost its connection to another, which has gone, or the network between them",
         fix="look at what ended first",
         is_echo=True,
     ),
-    Signature(
-        id="nccl-system",
+    "nccl-system": Signature(
         words=("ncclSystemError", "unhandled system error"),
         means="NCCL could not open a connection or get memory from the system",
         fix="NCCL_DEBUG=INFO in `env` names the call; gangline check --only network --only limits",
     ),
     # --- software that is missing or does not fit
-    Signature(
-        id="no-module",
+    "no-module": Signature(
         words=(r"ModuleNotFoundError: No module named '([\w.]{1,80})'", r"No module named ([\w.]{1,80})(?=\n|$)"),
         means="the package {0} is not in the environment of that host (E-SW-01)",
         fix="install it there, the same version on all hosts; or `environment: locked` in cluster.yaml",
     ),
-    Signature(
-        id="import-name",
+    "import-name": Signature(
         words=(r"ImportError: cannot import name '(\w{1,80})' from '([\w.]{1,80})'",),
         means="{1} has no {0}: two packages do not fit each other",
         fix="one set of versions that belong together on all hosts: gangline check --only versions",
     ),
-    Signature(
-        id="no-library",
+    "no-library": Signature(
         words=(
             r"error while loading shared libraries: ([\w.+-]{1,80})",
             r"ImportError: ([\w.+-]{1,80}): cannot open shared object file",
@@ -329,33 +289,28 @@ SIGNATURES: tuple[Signature, ...] = (
         means="the library {0} is not on that host",
         fix="install it there, or a torch that brings its own",
     ),
-    Signature(
-        id="no-script",
+    "no-script": Signature(
         words=(r"can't open file '([^'\n]{1,200})': \[Errno 2\]",),
         means="there is no {0} on that host",
         fix="write its path as seen from the folder that gangline run brings",
     ),
-    Signature(
-        id="unknown-option",
+    "unknown-option": Signature(
         words=(r"error: unrecognized arguments: ([^\n]{1,120})",),
         means="the script does not know {0}",
         fix="correct the words after -- of gangline run, or those of --resume-flag",
     ),
-    Signature(
-        id="unused-weights",
+    "unused-weights": Signature(
         words=("Expected to have finished reduction in the prior iteration before starting a new one",),
         means="some weights had no part in the loss, and DDP waits for their gradients",
         fix="find_unused_parameters=True in the script, or leave these weights out",
     ),
     # --- models and data
-    Signature(
-        id="weights-only",
+    "weights-only": Signature(
         words=("Weights only load failed",),
         means="a file holds more than tensors: loading it could run code, and was refused",
         fix="use a safetensors version of the model",
     ),
-    Signature(
-        id="remote-code",
+    "remote-code": Signature(
         words=(
             "requires you to execute the configuration file in that repo",
             "requires you to execute the modeling file in that repo",
@@ -363,111 +318,95 @@ SIGNATURES: tuple[Signature, ...] = (
         means="the model brings code of its own, which is not run unasked",
         fix="a model that transformers knows; or model.trust_remote_code with a revision, if you trust its author",
     ),
-    Signature(
-        id="gated",
+    "gated": Signature(
         words=("GatedRepoError", "You are trying to access a gated repo"),
         means="the model or data needs its publisher's consent",
         fix="accept its terms on its page, and set HF_TOKEN where you type gangline",
     ),
-    Signature(
-        id="hub-offline",
+    "hub-offline": Signature(
         words=("couldn't connect to 'https://huggingface.co'", "LocalEntryNotFoundError", "OfflineModeIsEnabled"),
         means="the host does not reach the hub, and has no copy",
         fix="put the model into a folder on this computer and name that: gangline brings it to every host",
     ),
-    Signature(
-        id="other-shape",
+    "other-shape": Signature(
         words=(r"size mismatch for ([\w.]{1,200}): copying a param",),
         means="the weights are of another model: {0} has another shape",
         fix="let config.json and weights come from one model; or start a new run",
     ),
-    Signature(
-        id="cut-weights",
+    "cut-weights": Signature(
         words=("Error while deserializing header", "SafetensorError"),
         means="a safetensors file is cut or damaged, perhaps a download that was not finished",
         fix="fetch it once more; gangline check --same PATH compares it on all hosts",
     ),
-    Signature(
-        id="not-finite",
+    "not-finite": Signature(
         words=(r"not finite in (\d+) steps in a row", r"in (\d+) rounds in a row, up to step"),
         then="in a row",
         means="the loss or its gradient was NaN or infinite",
         fix="lower optimizer.learning_rate, set precision: bf16, or look at the samples that events.jsonl names",
     ),
     # --- ssh
-    Signature(
-        id="host-key",
+    "host-key": Signature(
         words=("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed"),
         means="the host shows another key than the pinned one: installed anew, or somebody is in between (E-ACC-03)",
         fix="compare the fingerprint on its own console; only if it is the new one: gangline init",
     ),
-    Signature(
-        id="ssh-denied",
+    "ssh-denied": Signature(
         words=(r"Permission denied \(publickey",),
         means="the host refuses your ssh key (E-ACC-05)",
         fix="ssh-copy-id; a key with a passphrase has to be in your agent (ssh-add)",
     ),
-    Signature(
-        id="unknown-name",
+    "unknown-name": Signature(
         words=(r"Could not resolve hostname ([\w.-]{1,253})",),
         means="nobody knows the name {0} (E-ACC-06)",
         fix="put it into ~/.ssh/config, or write its address into the cluster file",
     ),
-    Signature(
-        id="no-such-host",
+    "no-such-host": Signature(
         words=("Name or service not known", "Temporary failure in name resolution"),
         means="a name of a host, or of a web site, leads nowhere from there (E-NAME-05)",
         fix="correct it in /etc/hosts or your DNS; gangline gives ranks addresses: a script must not use names",
     ),
-    Signature(
-        id="ssh-closed",
+    "ssh-closed": Signature(
         words=(r"ssh: connect to host (\S{1,253}) port (\d+): Connection refused",),
         means="{0} is there, and no ssh server listens on its port {1} (E-ACC-07)",
         fix="there: sudo systemctl start ssh (or sshd); or set `port`",
     ),
-    Signature(
-        id="ssh-silent",
+    "ssh-silent": Signature(
         words=(r"ssh: connect to host (\S{1,253}) port \d+: (?:Connection timed out|No route to host)",),
         means="{0} does not answer (E-ACC-01)",
         fix="check that it is on and reachable, or take it out of the cluster file",
     ),
     # --- witnesses: what a rank says when another one has gone
-    Signature(
-        id="gang-failed",
+    "gang-failed": Signature(
         words=("told that the gang has failed elsewhere",),
         means="gangline ended this rank because another one had failed",
         fix="look at what ended first",
         is_echo=True,
     ),
-    Signature(
-        id="reset",
+    "reset": Signature(
         words=("Connection reset by peer", "Connection closed by peer", "Broken pipe", "Connection refused"),
         means="another rank or host has gone, or was not there",
         fix="look at what ended first",
         is_echo=True,
     ),
-    Signature(
-        id="waited",
+    "waited": Signature(
         words=(r"Timed out waiting \d+ms for (?:send|recv)",),
         means="another rank or host stands still, or cannot be reached any more",
         fix="look at what stood still first; gangline check tries every pair",
         is_echo=True,
     ),
-    Signature(
-        id="network-gone",
+    "network-gone": Signature(
         words=(r"Read error \[[^\]\n]{1,60}\]:\d+: (?:No route to host|Connection timed out|Network is unreachable)",),
         means="another host cannot be reached any more",
         fix="look at that host and the network between: gangline check tries every pair",
         is_echo=True,
     ),
-    Signature(
-        id="store-gone",
+    "store-gone": Signature(
         words=("The client socket has timed out", "DistStoreError", "DistNetworkError"),
         means="the place where ranks meet could not be reached, or others did not come there",
         fix="look at the head and at the hosts that are missing: gangline check tries every pair",
         is_echo=True,
     ),
-)
+}
 
 
 LINE_CHARS = 400
@@ -503,7 +442,7 @@ def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     taken: set[int] = set()
     found = []
-    for signature in SIGNATURES:
+    for name, signature in SIGNATURES.items():
         place: tuple[int, re.Match[str]] | None = None
         times = 0
         for match in matches(signature, text):
@@ -515,14 +454,23 @@ def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
         if place is not None:
             number, match = place
             end = starts[number + 1] if number + 1 < len(starts) else len(text)
-            line = text[starts[number] : end].strip()[:LINE_CHARS]
-            found.append(_sighting(signature, match, host, line, number + 1, times))
+            found.append(
+                Sighting(
+                    id=name,
+                    means=_filled(signature.means, match, host),
+                    fix=_filled(signature.fix, match, host),
+                    is_echo=signature.is_echo,
+                    line=text[starts[number] : end].strip()[:LINE_CHARS],
+                    number=number + 1,
+                    times=times,
+                )
+            )
     return sorted(found, key=lambda sighting: sighting.number)
 
 
 def verdict(text: str, *, host: str) -> tuple[str, str] | None:
     """What is wrong and what to do, where words in a text are the whole cause; None where none of them is there."""
-    for signature in SIGNATURES:
+    for signature in SIGNATURES.values():
         if signature.is_verdict:
             for match in matches(signature, text):
                 return _filled(signature.means, match, host), _filled(signature.fix, match, host)
@@ -531,7 +479,7 @@ def verdict(text: str, *, host: str) -> tuple[str, str] | None:
 
 def is_witness(text: str) -> bool:
     """Whether words in a text only tell that another rank or host has gone."""
-    return any(True for one in SIGNATURES if one.is_echo for _ in matches(one, text))
+    return any(True for one in SIGNATURES.values() if one.is_echo for _ in matches(one, text))
 
 
 def matches(signature: Signature, text: str) -> Iterator[re.Match[str]]:
@@ -555,18 +503,6 @@ def head_of(word: str) -> str:
     """The plain characters with which every match of a regular expression begins."""
     found = _HEAD.match(word)
     return re.sub(r"\\(.)", r"\1", found.group()) if found else ""
-
-
-def _sighting(signature: Signature, match: re.Match[str], host: str, line: str, number: int, times: int) -> Sighting:
-    return Sighting(
-        id=signature.id,
-        means=_filled(signature.means, match, host),
-        fix=_filled(signature.fix, match, host),
-        is_echo=signature.is_echo,
-        line=line,
-        number=number,
-        times=times,
-    )
 
 
 def _filled(words: str, match: re.Match[str], host: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Any
 
 from gangline.inventory.folders import Compared, SharedProbe, WriteTry
 from gangline.inventory.pairs import Pairs
+from gangline.runs.decode import build, known_part
 from gangline.runs.record_versions import Record
 
 # Parts of a machine, as its agent read them. None: could not be read, or the part cannot say.
@@ -119,15 +121,6 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """How the kernel would go to an address or name."""
-
-    to: str
-    source: str | None = None
-    interface: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaPort:
     """One port of an InfiniBand or RoCE adapter."""
 
@@ -235,22 +228,12 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Affinity:
-    """The CPUs and the NUMA node that are near a GPU."""
-
-    device: str
-    cpus: str
-    numa: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """The table of a host."""
 
     devices: tuple[str, ...]
     """GPU0, GPU1, ...; network adapters by the names that sysfs has for them."""
     joints: tuple[Joint, ...]
-    affinities: tuple[Affinity, ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -296,7 +279,6 @@ def parse_topology(text: str) -> Topology | None:
             for column, kind in zip(columns, cells[1:], strict=False)
             if kind != "X"
         ),
-        affinities=tuple(_affinities(rows, len(columns))),
     )
 
 
@@ -312,11 +294,6 @@ def _row(line: str, columns: list[str]) -> list[str] | None:
     if len(cells) <= len(columns) or cells[0] not in columns:
         return None
     return cells if all(JOINT.fullmatch(cell) for cell in cells[1 : len(columns) + 1]) else None
-
-
-def _affinities(rows: list[list[str]], num_columns: int) -> list[Affinity]:
-    rest = [(cells[0], cells[num_columns + 1 :]) for cells in rows]
-    return [Affinity(device=name, cpus=words[0], numa=words[1]) for name, words in rest if len(words) >= 2]
 
 
 # The Pythons of a host, and whether an environment can be built with them. Pure.
@@ -447,7 +424,6 @@ class TorchBuild:
 
     cuda: str | None = None
     hip: str | None = None
-    git_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,7 +476,6 @@ class HostFacts(Record):
     system: System = field(default_factory=System)
     names: tuple[Resolved, ...] = ()
     nics: tuple[Nic, ...] = ()
-    routes: tuple[Route, ...] = ()
     rdma: Rdma = field(default_factory=Rdma)
     storage: tuple[Folder, ...] = ()
     limits: ProcessLimits = field(default_factory=ProcessLimits)
@@ -571,3 +546,8 @@ class Inventory(Record):
     def of(self, host: str) -> HostFacts | None:
         """The facts of a host; None where they could not be read."""
         return next((facts for facts in self.hosts if facts.host == host), None)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Inventory:
+        """The inventory that `to_json` gave, also an older one with facts that are no longer kept."""
+        return build(Inventory, known_part(Inventory, data))

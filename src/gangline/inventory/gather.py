@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import functools
 import ipaddress
 import json
-import math
 import time
-import types
-import typing
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, TypeVar
 
@@ -23,7 +20,6 @@ from gangline.inventory.facts import (
     Folder,
     Gpu,
     GpuDriver,
-    GpuFault,
     HostFacts,
     HostFailure,
     Inventory,
@@ -31,7 +27,6 @@ from gangline.inventory.facts import (
     ProcessLimits,
     Rdma,
     Resolved,
-    Route,
     System,
     TorchBuild,
     Unread,
@@ -40,9 +35,10 @@ from gangline.inventory.facts import (
 )
 from gangline.inventory.folders import plain
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.decode import DecodeError, build, known_part
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
-# From what a host says of itself to facts. It may be old, new, broken or lying: what it says is looked at first.
+# From the JSON of a host to facts. The host may be old, new, broken or lying, so every value is checked first.
 
 
 TEXT_LENGTH = 2000
@@ -54,44 +50,87 @@ _T = TypeVar("_T")
 
 
 class Unreadable(ValueError):
-    """A host said something that cannot be meant."""
+    """The JSON of a host cannot be facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sections:
+    """Sections of an answer that are facts as they stand."""
+
+    nics: tuple[Nic, ...] = ()
+    rdma: Rdma = field(default_factory=Rdma)
+    storage: tuple[Folder, ...] = ()
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+    variables: tuple[Variable, ...] = ()
+    files: tuple[File, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _System(System):
+    hostname: str
+    num_cpus: int
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packages:
+    python: str
+    packages: dict[str, str | None] = field(default_factory=dict)
+    arch: str | None = None
+    torch: TorchBuild | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Programs:
+    found: dict[str, str | None] = field(default_factory=dict)
+    pythons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoCards:
+    kind: str | None = None
+    text: str | None = None
 
 
 def read_facts(host: str, data: Any, *, asked_s: float | None = None, answered_s: float | None = None) -> HostFacts:
     """The facts in an answer of `gangline-agent facts`. Raises Unreadable, which names the place.
 
-    Keys that are not known are passed over, missing ones are None; a value of another type is a lie.
+    Unknown keys are passed over, missing ones are None; a value of another type is a lie.
     """
     if not isinstance(data, dict) or not isinstance(data.get("system"), dict):
         raise Unreadable("it has no section `system`")
-    sections = {name: value for name, value in data.items() if not _failed(value)}
-    if "system" not in sections:
-        raise Unreadable(f"system: {_text(data['system'].get('error'), 'system')}")
-    storage = _list(Folder, sections.get("storage"), "storage")
-    work = storage[0] if storage else None
+    errors = {name: value["error"] for name, value in data.items() if _failed(value)}
+    said = {name: value for name, value in data.items() if name not in errors}
+    if "system" in errors:
+        raise Unreadable(f"system: {_clean(errors['system'], 'system')}")
+    sections = checked(_Sections, {name: said.get(name) for name in _Sections.__dataclass_fields__}, "")
+    system = checked(_System, said["system"], "system")
+    programs = checked(_Programs, said.get("programs") or {}, "programs")
+    work = sections.storage[0] if sections.storage else None
     return HostFacts(
         host=host,
         asked_s=asked_s,
         answered_s=answered_s,
-        **_system(sections["system"]),
+        hostname=system.hostname,
+        num_cpus=system.num_cpus,
+        memory_total_bytes=system.memory_total_bytes,
+        memory_available_bytes=system.memory_available_bytes,
+        system=System(**{name: getattr(system, name) for name in System.__dataclass_fields__}),
         workdir=(work and (work.real_path or work.path)) or "",
         disk_free_bytes=(work and work.free_bytes) or 0,
-        **_packages(data.get("packages"), sections.get("packages")),
-        **_gpus(sections.get("gpus")),
-        topology=parse_topology(_optional_text(sections.get("topology"), "topology", LONG_TEXT_LENGTH) or ""),
-        names=_names(sections.get("names")),
-        nics=_list(Nic, sections.get("nics"), "nics"),
-        routes=_routes(sections.get("routes")),
-        rdma=checked(Rdma, sections.get("rdma") or {}, "rdma"),
-        storage=storage,
-        limits=checked(ProcessLimits, sections.get("limits") or {}, "limits"),
-        variables=_list(Variable, sections.get("variables"), "variables"),
-        programs=_convert(dict[str, str | None], _part(sections.get("programs"), "found"), "programs") or {},
-        pythons=_convert(tuple[str, ...], _part(sections.get("programs"), "pythons"), "pythons") or (),
-        files=_files(sections.get("files")),
-        unread=tuple(
-            Unread(section=name, why=_text(value["error"], name)) for name, value in data.items() if _failed(value)
+        **_packages(said.get("packages"), errors.get("packages", "nobody named a Python")),
+        **_gpus(said.get("gpus")),
+        topology=parse_topology(_long_text(said.get("topology"), "topology") or ""),
+        names=_names(said.get("names")),
+        **{name: getattr(sections, name) for name in ("nics", "rdma", "storage", "limits", "variables")},
+        programs=programs.found,
+        pythons=programs.pythons,
+        files=tuple(
+            dataclasses.replace(file, text=_long_text(row.get("text"), "files"))
+            for file, row in zip(sections.files, said.get("files") or (), strict=False)
         ),
+        unread=tuple(Unread(section=_clean(name, ""), why=_clean(why, name)) for name, why in errors.items()),
     )
 
 
@@ -99,92 +138,31 @@ def checked(kind: type[_T], data: Any, where: str) -> _T:
     """A dataclass from plain data of a host; raises Unreadable."""
     if not isinstance(data, dict):
         raise Unreadable(f"{where}: expected an object, saw {type(data).__name__}")
-    hints = _hints(kind)  # type: ignore[arg-type]  # classes are hashable
-    values = {
-        name: _convert(hints[name], data[name], f"{where}.{name}") for name in hints if data.get(name) is not None
-    }
-    missing = [
-        field.name
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if field.name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise Unreadable(f"{where}: no {', '.join(missing)}")
-    return kind(**values)
+    try:
+        return build(kind, known_part(kind, _clean(data, where)))
+    except DecodeError as error:
+        raise Unreadable(f"{where}.{error}" if where else str(error)) from error
 
 
-@functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Types of the fields; looking them up takes longer than everything else here."""
-    return typing.get_type_hints(kind)
+def _clean(value: Any, where: str) -> Any:
+    """Plain data without control characters, missing values of objects, endless lists and endless numbers."""
+    if isinstance(value, str):
+        return plain(value[:TEXT_LENGTH])
+    if isinstance(value, list):
+        return [_clean(item, where) for item in value[:NUM_ITEMS]]
+    if isinstance(value, dict):
+        items = list(value.items())[:NUM_ITEMS]
+        return {_clean(key, where): _clean(item, f"{where}.{key}") for key, item in items if item is not None}
+    if isinstance(value, (int, float)) and not abs(value) < NUMBER_LIMIT:
+        raise Unreadable(f"{where}: expected a number, saw {str(value)[:40]!r}")
+    return value
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if value is None:
-        return None
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in {types.UnionType, typing.Union}:
-        return _convert(next(kind for kind in arguments if kind is not type(None)), value, where)
-    if dataclasses.is_dataclass(hint):
-        return checked(typing.cast("type[Any]", hint), value, where)
-    if origin is tuple:
-        return tuple(_item(arguments[0], item, where) for item in _items(value, where))
-    if origin is dict:
-        return {_text(key, where): _item(arguments[1], item, where) for key, item in _pairs(value, where)}
-    return _text(value, where) if hint is str else _scalar(hint, value, where)
-
-
-def _item(hint: Any, value: Any, where: str) -> Any:
-    if value is None and type(None) not in typing.get_args(hint):
-        raise Unreadable(f"{where}: expected a value, saw none")
-    return _convert(hint, value, where)
-
-
-def _scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is bool and isinstance(value, bool):
-        return value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int and number and isinstance(value, int) and abs(value) < NUMBER_LIMIT:
-        return value
-    if hint is float and number and math.isfinite(value) and abs(value) < NUMBER_LIMIT:
-        return float(value)
-    raise Unreadable(f"{where}: expected {hint.__name__}, saw {str(value)[:40]!r}")
-
-
-def _text(value: Any, where: str, limit: int = TEXT_LENGTH) -> str:
-    """A text, cut; what could steer a terminal is replaced."""
-    if not isinstance(value, str):
+def _long_text(value: Any, where: str) -> str | None:
+    """A text with its escape sequences, which are part of its format: it is only parsed."""
+    if value is not None and not isinstance(value, str):
         raise Unreadable(f"{where}: expected text, saw {type(value).__name__}")
-    return plain(value[:limit])
-
-
-def _optional_text(value: Any, where: str, limit: int) -> str | None:
-    # the escape sequences of a table are part of its format, and it is only parsed
-    if value is None or (isinstance(value, str) and len(value) <= limit):
-        return value
-    return _text(value, where, limit)
-
-
-def _items(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise Unreadable(f"{where}: expected a list, saw {type(value).__name__}")
-    return value[:NUM_ITEMS]
-
-
-def _pairs(value: Any, where: str) -> list[tuple[Any, Any]]:
-    if not isinstance(value, dict):
-        raise Unreadable(f"{where}: expected an object, saw {type(value).__name__}")
-    return list(value.items())[:NUM_ITEMS]
-
-
-def _list(kind: type[_T], value: Any, where: str) -> tuple[_T, ...]:
-    return tuple(checked(kind, item, where) for item in _items(value or [], where))
-
-
-def _part(section: Any, name: str) -> Any:
-    return section.get(name) if isinstance(section, dict) else None
+    return value if value is None or len(value) <= LONG_TEXT_LENGTH else plain(value[:TEXT_LENGTH])
 
 
 def _failed(value: Any) -> bool:
@@ -192,78 +170,52 @@ def _failed(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("error"), str)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Computer:
-    hostname: str
-    num_cpus: int
-    memory_total_bytes: int | None = None
-    memory_available_bytes: int | None = None
-
-
-def _system(section: Any) -> dict[str, Any]:
-    computer = checked(_Computer, section, "system")
-    return {**dataclasses.asdict(computer), "system": checked(System, section, "system")}
-
-
-def _packages(said: Any, section: Any) -> dict[str, Any]:
-    """What is known of the ranks' Python: nothing where none was named or none could be asked."""
+def _packages(section: Any, why: str) -> dict[str, Any]:
+    """The packages of the ranks' Python; without any, `why` says why."""
     if not section:
-        why = _text(said["error"], "packages") if _failed(said) else "nobody named a Python"
-        return {"python": "", "packages": {}, "python_reason": why}
+        return {"python": "", "packages": {}, "python_reason": _clean(why, "packages")}
+    found = checked(_Packages, section, "packages")
+    names = section["packages"] if isinstance(section.get("packages"), dict) else {}
+    missing = {_clean(name, "packages"): None for name, version in names.items() if version is None}
     return {
-        "python": _text(_part(section, "python"), "packages.python"),
-        "packages": _convert(dict[str, str | None], _part(section, "packages"), "packages") or {},
-        "python_arch": _convert(str, _part(section, "arch"), "packages.arch"),
-        "torch": _convert(TorchBuild, _part(section, "torch"), "packages.torch"),
+        "python": found.python,
+        "packages": {**missing, **found.packages},
+        "python_arch": found.arch,
+        "torch": found.torch,
     }
 
 
 def _gpus(section: Any) -> dict[str, Any]:
     if not section:
         return {"gpus": (), "gpu_reason": "could not be read"}
-    said = dict(_pairs(section, "gpus"))
-    reason = dict(_pairs(said.get("reason") or {}, "gpus.reason"))
-    driver = checked(GpuDriver, {**said, "version": said.get("driver"), "trouble": reason.get("kind")}, "gpus")
-    gpus = tuple(_gpu(card, driver) for card in _items(said.get("cards") or [], "gpus"))
-    why = _convert(str, reason.get("text"), "gpus.reason") or _lost(driver.faults) or "the driver lists no card"
+    if not isinstance(section, dict):
+        raise Unreadable(f"gpus: expected an object, saw {type(section).__name__}")
+    reason = checked(_NoCards, section.get("reason") or {}, "gpus.reason")
+    driver = checked(GpuDriver, {**section, "version": section.get("driver"), "trouble": reason.kind}, "gpus")
+    cards = section.get("cards") or []
+    if not isinstance(cards, list):
+        raise Unreadable(f"gpus.cards: expected a list, saw {type(cards).__name__}")
+    gpus = tuple(_gpu(card, driver) for card in cards[:NUM_ITEMS])
+    why = reason.text or (driver.faults[0].text if driver.faults else "the driver lists no card")
     return {"gpus": gpus, "gpu_reason": None if gpus else why, "gpu_driver": driver}
 
 
 def _gpu(card: Any, driver: GpuDriver) -> Gpu:
-    """One card. A simulated one says so in its name, so that nobody takes its figures for real."""
-    said = {name: value for name, value in _pairs(card, "gpus.cards") if value is not None}
-    gpu = checked(Gpu, {"uuid": "?", **said, "driver": driver.version or "?"}, "gpus.cards")
+    """One card. The name of a simulated one says so: its figures are not real."""
+    said = {"uuid": "?", **card, "driver": driver.version or "?"} if isinstance(card, dict) else card
+    gpu = checked(Gpu, said, "gpus.cards")
     return dataclasses.replace(gpu, name=f"{gpu.name} (simulated)") if driver.simulated else gpu
 
 
-def _lost(faults: tuple[GpuFault, ...]) -> str | None:
-    return faults[0].text if faults else None
-
-
 def _names(section: Any) -> tuple[Resolved, ...]:
-    found = []
-    for name, answer in _pairs(_part(section, "addresses") or {}, "names"):
-        if isinstance(answer, dict):
-            found.append(Resolved(name=_text(name, "names"), error=_text(answer.get("error", "?"), "names")))
-        else:
-            found.append(
-                Resolved(name=_text(name, "names"), addresses=_convert(tuple[str, ...], answer, "names") or ())
-            )
-    return tuple(found)
-
-
-def _routes(section: Any) -> tuple[Route, ...]:
-    rows = _pairs(section or {}, "routes")
-    return tuple(checked(Route, {**row, "to": name}, "routes") for name, row in rows if isinstance(row, dict))
-
-
-def _files(section: Any) -> tuple[File, ...]:
-    found = []
-    for item in _items(section or [], "files"):
-        row = dict(_pairs(item, "files"))
-        text = _optional_text(row.get("text"), "files", LONG_TEXT_LENGTH)
-        found.append(dataclasses.replace(checked(File, {**row, "text": None}, "files"), text=text))
-    return tuple(found)
+    said = section.get("addresses") if isinstance(section, dict) else None
+    if not isinstance(said, dict):
+        return ()
+    rows = (
+        {"name": name, **(answer if isinstance(answer, dict) else {"addresses": answer})}
+        for name, answer in list(said.items())[:NUM_ITEMS]
+    )
+    return tuple(checked(Resolved, row, "names") for row in rows)
 
 
 TIMEOUT_S = 15.0

@@ -76,8 +76,8 @@ def test_a_host_that_did_not_say_its_facts_is_not_asked():
     [
         ({}, {"duration_s": 60.0}, "no answer within 15 s"),
         ({}, {"returncode": 1, "stderr": "Traceback\nOSError: no\x1b[2J"}, "exit code 1: OSError: no?[2J"),
-        ({"pythons": 7}, {}, "its answer cannot be read: environment.pythons: expected a list, saw int"),
-        ({"pythons": [{"path": "/p"}]}, {}, "its answer cannot be read: environment.pythons: no version"),
+        ({"pythons": 7}, {}, "its answer cannot be read: environment.pythons: expected a list, found 7"),
+        ({"pythons": [{"path": "/p"}]}, {}, "its answer cannot be read: environment.pythons[0].version is missing"),
         ([], {}, "its answer cannot be read: environment: expected an object, saw list"),
         ({}, {"stdout": ""}, "its answer cannot be read"),
     ],

@@ -38,7 +38,6 @@ def test_two_cards_behind_one_host_bridge():
     assert topology is not None
     assert topology.gpus == ("GPU0", "GPU1")
     assert topology.joint("GPU0", "GPU1") == "PHB"
-    assert [(row.device, row.cpus, row.numa) for row in topology.affinities][:1] == [("GPU0", "0-23", "0")]
 
 
 def test_eight_cards_on_a_switch_with_adapters_by_their_own_names():
