@@ -21,6 +21,7 @@ expected and what was seen, and what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -30,15 +31,17 @@ class GanglineError(Exception):
     what: what went wrong, and where (file, key, host).
     seen: what was expected, and what was seen instead.
     fix: what to do next.
+    details: more keys of `to_json`, such as the host and the rank of a cause.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, seen: str = "", fix: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.seen = seen
         self.fix = fix
+        self.details = dict(details or {})
 
     def __str__(self) -> str:
         rows = [self.what]
@@ -56,6 +59,7 @@ class GanglineError(Exception):
             "seen": self.seen,
             "fix": self.fix,
             "exit_code": self.exit_code,
+            **self.details,
         }
 
     @staticmethod

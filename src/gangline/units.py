@@ -1,10 +1,13 @@
-"""Bytes, rates and durations as people read them."""
+"""Bytes, rates, durations and lists of names as people read them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 DURATION = re.compile(r"([0-9]{1,9}(?:[.][0-9]{1,3})?) ?(s|m|min|h)")
+MOST_NAMED = 8
+"""Names in a sentence; the others are counted."""
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -45,3 +48,28 @@ def format_count(count: float) -> str:
             return f"{value:.0f}" if not unit else f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.3g} T"
+
+
+def shortened(words: Sequence[str], *, most: int = MOST_NAMED) -> list[str]:
+    """The first few words, and how many more there are."""
+    return [*words[:most], f"{len(words) - most} more"] if len(words) > most else list(words)
+
+
+def listed(names: Sequence[str], *, most: int = MOST_NAMED) -> str:
+    """As in: pc1, pc2 and pc3, or pc1, pc2 and 7 more."""
+    *first, last = shortened(names, most=most) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def listed_ranks(ranks: Iterable[tuple[str, int]]) -> str:
+    """Pairs of host and rank, as in: rank 0 on pc1 and ranks 2, 3 on pc2."""
+    by_host: dict[str, list[str]] = {}
+    for host, rank in ranks:
+        by_host.setdefault(host, []).append(str(rank))
+    return listed([f"{_ranks(own)} on {host}" for host, own in by_host.items()])
+
+
+def _ranks(numbers: Sequence[str]) -> str:
+    if len(numbers) > MOST_NAMED:
+        return f"{len(numbers)} ranks"
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"

@@ -468,6 +468,14 @@ def recognise(text: str, *, host: str = "the host") -> list[Sighting]:
     return sorted(found, key=lambda sighting: sighting.number)
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def verdict(text: str, *, host: str) -> tuple[str, str] | None:
     """What is wrong and what to do, where words in a text are the whole cause; None where none of them is there."""
     for signature in SIGNATURES.values():

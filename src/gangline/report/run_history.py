@@ -7,7 +7,6 @@ one after the other, and ends of ranks host by host, as the host agent of each s
 from __future__ import annotations
 
 import itertools
-import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from gangline.checks.rules import fold_names
-from gangline.diagnose.signatures import ECHOES, ORDERED, weight
+from gangline.diagnose.signatures import ECHOES, ORDERED, signal_name, weight
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable
 from gangline.report.follow import View
 from gangline.report.text_table import age, table
@@ -289,14 +288,6 @@ def _what(error: Mapping[str, Any] | None, code: int | None, found: int, *, orde
 
 def _ended_with_others(code: int | None) -> str:
     return "ended, and nobody says how" if code is None else "ended with the others, by SIGTERM"
-
-
-def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 # The attempts of a run, one line each: when, where, from which step to which, and how it ended.

@@ -142,6 +142,11 @@ class AttemptOutcome(Record):
     """Hosts that did not answer at the end: nobody has seen whether something is left there."""
     ended: str = field(default_factory=now_iso)
 
+    @property
+    def doubtful(self) -> tuple[str, ...]:
+        """Hosts on which something may be left."""
+        return (*self.unverified, *(each.partition(":")[0] for each in self.left))
+
 
 StopOrder = Literal["stop", "kill"]
 

@@ -23,7 +23,7 @@ from gangline.runs.cluster import Cluster
 from gangline.runs.files import full_disk
 from gangline.runs.layout import RunLayout
 from gangline.supervise.attempts import Attempts
-from gangline.supervise.gang_view import PollIntervals
+from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import supervisor_lock
 from gangline.transport.connect import connect_all
 
@@ -96,7 +96,8 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
 def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
     try:
         with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
-            attempts = Attempts(layout, attempt, backend=Backends(), connect=connect_all, beat=beat)
+            run = SupervisedRun(layout=layout, backend=Backends(), connect=connect_all, beat=beat)
+            attempts = Attempts(run, attempt)
             attempts.begin(secrets)
             _say(ready, STARTED)
             ready = None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -60,13 +61,10 @@ class Records:
         self.persist(lambda: changed.save(self._layout))
 
     def set_quiet(self, since: str | None) -> None:
-        """Say since when no rank has printed anything; None: they print. On a full disk only the event tells."""
+        """Say since when no rank has printed anything; None: they print."""
         state = RunState.load(self._layout)
         self.require_charge(state.epoch)
-        try:
-            replace(state, quiet_since=since).save(self._layout)
-        except OSError as error:
-            self.complain(f"cannot write that the ranks are quiet: {error}")
+        self._try("that the ranks are quiet", lambda: replace(state, quiet_since=since).save(self._layout))
 
     def require_charge(self, epoch: int | None) -> None:
         """Raise Superseded if somebody has seen a higher epoch than ours."""
@@ -83,33 +81,32 @@ class Records:
         self.persist(lambda: outcome.save(self._layout.outcome(self._attempt)))
 
     def board(self, board: dict[str, Any]) -> None:
-        """Write board.json; on a full disk it waits for the next."""
-        try:
-            write_record(self._layout.board(self._attempt), board)
-        except OSError as error:
-            self.complain(f"cannot write board.json: {error}")
+        """Write board.json."""
+        self._try_record(self._layout.board(self._attempt), board)
 
     def comparison(self, comparison: dict[str, Any]) -> None:
-        """Write comparison.json; on a full disk the run ends without it."""
+        """Write comparison.json."""
         self.require_charge(RunState.load(self._layout).epoch)
-        try:
-            write_record(self._layout.comparison, comparison)
-        except OSError as error:
-            self.complain(f"cannot write comparison.json: {error}")
+        self._try_record(self._layout.comparison, comparison)
 
     def times(self, times: dict[str, Any]) -> None:
-        """Write times.json; on a full disk the run ends without it."""
-        try:
-            write_record(self._layout.times(self._attempt), times)
-        except OSError as error:
-            self.complain(f"cannot write times.json: {error}")
+        """Write times.json."""
+        self._try_record(self._layout.times(self._attempt), times)
+
+    def _try_record(self, path: Path, value: dict[str, Any]) -> None:
+        self._try(path.name, lambda: write_record(path, value))
 
     def event(self, event: str, **details: object) -> None:
         """Add an event."""
+        write = partial(append_event, self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+        self._try(f"event {event}", write)
+
+    def _try(self, name: str, write: Callable[[], None]) -> None:
+        """Write something without which the run goes on and ends all the same: a full disk may refuse it."""
         try:
-            append_event(self._layout.events, event, source="supervisor", attempt=self._attempt, **details)
+            write()
         except OSError as error:
-            self.complain(f"cannot write event {event}: {error}")
+            self.complain(f"cannot write {name}: {error}")
 
     def persist(self, write: Callable[[], None]) -> None:
         """Write, and try again for a while: a full disk may get room once the ranks have ended."""
@@ -131,8 +128,8 @@ class Records:
             log.warning("%s: %s", self._layout.run_id, words, exc_info=error)
 
 
-class Troubles:
-    """What goes wrong in looks of the supervisor; borne for `patience_s`, counted from the last look that was good."""
+class PollErrors:
+    """Errors of polls, tolerated for `patience_s` after the last poll without one."""
 
     def __init__(self, records: Records, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
@@ -141,8 +138,8 @@ class Troubles:
         self._since: float | None = None
 
     @contextmanager
-    def borne(self) -> Iterator[None]:
-        """Do one look in here. What it raises is kept, until it has lasted too long or somebody else is in charge."""
+    def tolerated(self) -> Iterator[None]:
+        """Do one poll in here. Its error is only logged, until errors last too long or we are superseded."""
         try:
             yield
         except Superseded:

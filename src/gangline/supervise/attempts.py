@@ -5,25 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.launch.backend import Backend
-from gangline.runs.cluster import Cluster
 from gangline.runs.files import full_disk
 from gangline.runs.gang import Gang
 from gangline.runs.job import FailureJob
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order, write_leave, write_order
 from gangline.supervise.attempt_records import Superseded
-from gangline.supervise.clean import clean_rest, end_earlier
-from gangline.supervise.gang_view import PollIntervals
-from gangline.supervise.lost_hosts import Away, CutOff, Partition, Reaching, Returning, find_cut
+from gangline.supervise.clean import end_earlier
+from gangline.supervise.gang_control import SupervisedRun
+from gangline.supervise.lost_hosts import CutOff, LostHosts, Partition, Reaching, Recovery, find_cut
 from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
-from gangline.supervise.supervisor import Ended, Hooks, Supervisor
-from gangline.transport.transport import Transport
+from gangline.supervise.supervisor import Ended, Supervisor
+from gangline.units import listed
 
 # Whether a run goes on after an attempt has ended, and on which hosts. Pure.
 #
@@ -140,46 +138,30 @@ def seats(
 
 
 NEVER = FailureJob(restarts=0)
-Connect = Callable[[Cluster], Mapping[str, Transport]]
 
 
 class Attempts:
-    """Looks after a run from one attempt on, until it has ended or cannot go on without being asked.
+    """Looks after a run from one attempt on, until it has ended or cannot go on without being asked."""
 
-    beat: says to who looks that we get on.
-    """
-
-    def __init__(
-        self,
-        layout: RunLayout,
-        attempt: int,
-        *,
-        backend: Backend,
-        connect: Connect,
-        pace: PollIntervals | None = None,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._layout = layout
-        self._backend = backend
-        self._beat = beat
-        self._failures = failures_of(layout, attempt) or NEVER
-        self._base = _base(layout, attempt) if self._failures.restarts else None
-        self._connect = connect
-        self._first = attempt
-        self._transports = connect(self._base.cluster) if self._base else {}
-        pace = pace or PollIntervals()
-        self._pace = dataclasses.replace(pace, silence_s=self._failures.wait_s) if self._base else pace
+    def __init__(self, run: SupervisedRun, attempt: int) -> None:
+        self._layout = run.layout
+        self._failures = failures_of(run.layout, attempt) or NEVER
+        self._base = _base(run.layout, attempt) if self._failures.restarts else None
+        self._transports = run.connect(self._base.cluster) if self._base else {}
+        pace = dataclasses.replace(run.pace, silence_s=self._failures.wait_s) if self._base else run.pace
+        self._run = dataclasses.replace(run, pace=pace)
+        self._pace = pace
         self._tried: list[Tried] = []
         self._noted = 0
         """The last attempt that is in them."""
         self._left: set[str] = set(self._base.left) if self._base else set()
         """Hosts that were asked to leave, or left in good order."""
-        self._away = Away(self._answers)
+        self._lost = LostHosts(self._answers)
         self._reaching = Reaching(self._find_cut)
-        self._away.lose(self._base.away if self._base else ())
+        self._lost.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
-        self._returning: Returning | None = None
-        self._current = self._supervisor(attempt)
+        self._recovery: Recovery | None = None
+        self._current = Supervisor(self._run, attempt, makes_way=self._makes_way)
 
     def begin(self, secrets: Mapping[str, str] | None = None) -> None:
         """Start the gang, or find it running; raises what `Supervisor.begin` raises."""
@@ -201,8 +183,8 @@ class Attempts:
 
     def _go_on(self, ended: Ended) -> str | None:
         """Begin the next attempt; why not, where the run ends with this one."""
-        self._returning = Returning(ended.noticed_at or time.monotonic())
-        self._returning.reach("ended")
+        self._recovery = Recovery(ended.noticed_at or time.monotonic())
+        self._recovery.reach("ended")
         while (why := self._why_over(ended)) is None:
             assert self._base is not None
             try:
@@ -264,17 +246,20 @@ class Attempts:
             current.attempt + 1,
             hosts=chosen.hosts,
             checkpoint=(places, choice),
-            backend=self._backend,
+            backend=self._run.backend,
         )
         kept = move_head(self._layout, places, before=current.request.names[0], now=request.names[0])
         if self._is_ordered():
             return ""
         self._reach("prepared")
-        self._let_go(set(current.request.names) - set(request.names))
+        current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # they take no part any more
         self._tell(ended, chosen, step=choice.step, kept=kept)
-        self._away.lose(host for host in chosen.without if host not in self._left)
-        self._current = self._supervisor(current.attempt + 1)
-        self._end_earlier()
+        self._lost.lose(host for host in chosen.without if host not in self._left)
+        self._current = Supervisor(
+            self._run, current.attempt + 1, transports=self._transports, makes_way=self._makes_way
+        )
+        # A host that is back may still have what was started there before it was lost.
+        end_earlier(self._run, self._current.attempt, hosts=request.names, epoch=self._current.epoch)
         self._current.start(self._secrets)
         self._reach("started")
         return None
@@ -285,26 +270,6 @@ class Attempts:
         if smaller is None or not self._failures.smaller_micro_batch:
             return base
         return dataclasses.replace(base, micro_batch=int(smaller))
-
-    def _end_earlier(self) -> None:
-        """A host that is back may still have what was started there before it was lost."""
-        current = self._current
-        end_earlier(
-            self._layout,
-            current.attempt,
-            hosts=current.request.names,
-            backend=self._backend,
-            connect=self._connect,
-            epoch=current.epoch,
-        )
-
-    def _let_go(self, hosts: Collection[str]) -> None:
-        """End the host agents that rest on hosts which take no part any more; those that do not answer end by
-        themselves.
-        """
-        current = self._current
-        part = current.request.on(hosts)
-        clean_rest(self._backend, part, self._transports, epoch=current.epoch, beat=self._beat)
 
     def _note(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
         """Write the attempt that has ended into our books. reached: None: it is not known, and counts as nowhere."""
@@ -333,10 +298,10 @@ class Attempts:
     def _wait_for_hosts(self, base: Base, ended: Ended) -> NextHosts:
         """Who takes part; hosts that do not answer are waited for as long as the job says."""
         begun = time.monotonic()
-        cut = CutOff(ended.cut, lambda: self._find_cut(set(base.gang.hosts) - self._left - self._away.silent))
+        cut = CutOff(ended.cut, lambda: self._find_cut(set(base.gang.hosts) - self._left - self._lost.silent))
         while True:
-            self._beat()
-            self._away.look()
+            self._run.beat()
+            self._lost.look()
             passed_s = time.monotonic() - begun
             silent = dict.fromkeys(cut.look(), passed_s) | self._silent(ended, passed_s=passed_s)
             found = seats(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
@@ -349,9 +314,9 @@ class Attempts:
 
     def _silent(self, ended: Ended, *, passed_s: float) -> dict[str, float]:
         """Hosts of the run that do not answer now, and for how long."""
-        statuses = self._backend.poll(self._current.request, self._transports)
+        statuses = self._current.gang.poll()
         now = [status.host for status in statuses if status.phase == "unreachable"]
-        gone = dict.fromkeys(self._away.silent, self._failures.wait_s)
+        gone = dict.fromkeys(self._lost.silent, self._failures.wait_s)
         return gone | {host: ended.silent_s.get(host, 0.0) + passed_s for host in now}
 
     def _is_ordered(self) -> bool:
@@ -361,37 +326,29 @@ class Attempts:
     def _rest(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0 and not self._is_ordered():
-            self._beat()
+            self._run.beat()
             time.sleep(min(self._pace.poll_s, left_s))
 
     def _reach(self, stage: str) -> None:
-        if self._returning is not None:
-            self._returning.reach(stage)
+        if self._recovery is not None:
+            self._recovery.reach(stage)
 
-    def _supervisor(self, attempt: int) -> Supervisor:
-        return Supervisor(
-            self._layout,
-            attempt,
-            backend=self._backend,
-            connect=self._connect if attempt == self._first else lambda _cluster: self._transports,
-            pace=self._pace,
-            hooks=Hooks(beat=self._beat, makes_way=(lambda: None) if self._base is None else self._look),
-        )
-
-    def _look(self) -> str | None:
-        """At every look of the current attempt: why it shall end in good order, so that another can take its place."""
+    def _makes_way(self) -> str | None:
+        """At every poll of the current attempt: why it is to end in good order, so that another can take its place."""
+        if self._base is None:
+            return None
         self._tell_return()
         self._take_over_order()
         names = self._current.request.names
         leave = set(read_leave(self._layout, attempt=self._current.attempt)) & set(names)
         if leave and len(leave) < len(names):
             self._left |= leave
-            return f"{_listed(leave)} {_verb(leave, 'leaves', 'leave')}, as ordered"
-        self._away.look()
-        back = self._away.back() if self._failures.take_back else []
+            return f"{listed(sorted(leave))} {_verb(leave, 'leaves', 'leave')}, as ordered"
+        self._lost.look()
+        back = self._lost.back() if self._failures.take_back else []
         if not back:
             return None
-        return f"{_listed(back)} {_verb(back, 'answers again and joins', 'answer again and join')}"
+        return f"{listed(sorted(back))} {_verb(back, 'answers again and joins', 'answer again and join')}"
 
     def _take_over_order(self) -> None:
         """What the user ordered of the attempt before, while it had ended already, counts for this one."""
@@ -403,15 +360,15 @@ class Attempts:
 
     def _tell_return(self) -> None:
         """Say once how long the way back took."""
-        returning, followed = self._returning, self._current.followed
-        if returning is None or not followed.joined:
+        recovery, followed = self._recovery, self._current.followed
+        if recovery is None or not followed.joined:
             return
-        returning.reach("joined")
+        recovery.reach("joined")
         began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
         if followed.step is not None and followed.step > began_at:
-            returning.reach("step")
-            self._current.records.event("returned", **returning.to_json())
-            self._returning = None
+            recovery.reach("step")
+            self._current.records.event("returned", **recovery.to_json())
+            self._recovery = None
 
     def _answers(self, host: str) -> bool:
         """Whether a host that was lost answers us, and reaches those that train."""
@@ -444,11 +401,6 @@ def _has_ended(layout: RunLayout, attempt: int) -> bool:
     """Whether an earlier supervisor has seen this attempt end, and died before the next."""
     is_between = RunState.load(layout).phase == "restarting"
     return is_between and layout.outcome(attempt).exists()
-
-
-def _listed(hosts: Collection[str]) -> str:
-    *first, last = sorted(hosts)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _verb(hosts: Collection[str], one: str, several: str) -> str:

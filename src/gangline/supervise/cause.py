@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.diagnose.signatures import ECHOES, Failure, verdict, weight
+from gangline.diagnose.signatures import ECHOES, Failure, signal_name, verdict, weight
 from gangline.errors import BadState, RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest
 from gangline.runs.state import iso
@@ -93,8 +93,8 @@ def _of_rank(failure: Failure, explain: Explain) -> dict[str, Any]:
         return dict(error)
     if found := explain(failure):
         error = found.to_json()
-    elif told := _told_by_torch(f"{error['what']}\n{error['seen']}", error["seen"], host=failure["host"]):
-        error = told.to_json()
+    elif known := verdict(f"{error['what']}\n{error['seen']}", host=failure["host"]):
+        error = RunFailed(known[0], seen=error["seen"], fix=known[1]).to_json()
     if place not in error["what"]:
         error = {**error, "what": f"{place}: {error['what']}"}
     evidence = {name: failure[name] for name in ("host", "rank", "log", "log_tail")}
@@ -106,7 +106,7 @@ def _death(place: str, failure: Failure) -> RunFailed:
     last = "\n".join(failure["log_tail"]) or "nothing"
     seen = f"last lines of {failure['log']}:\n{last}"
     if code is not None and code < 0:
-        name = _signal_name(-code)
+        name = signal_name(-code)
         fix = "if its host ran out of memory (see dmesg there), lower micro_batch or sequence_length"
         hint = fix if -code == signal.SIGKILL else "read the log: gangline logs"
         return RunFailed(f"{place} was killed by {name}", seen=seen, fix=f"{hint}; then: gangline resume")
@@ -114,66 +114,47 @@ def _death(place: str, failure: Failure) -> RunFailed:
     return RunFailed(f"{place} ended {how}", seen=seen, fix="read the log: gangline logs")
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _of_lost(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     folder = _folder(request, status.host)
-    error = RunFailed(
+    return RunFailed(
         f"the gangline agent on {status.host} died; its ranks were stopped",
         seen=f"expected {folder}/exit.json, found none; its log is {folder}/agent.log",
         fix="look for a reboot or an out-of-memory kill there: dmesg; then: gangline resume",
-    )
-    return {**error.to_json(), "host": status.host}
+        details={"host": status.host},
+    ).to_json()
 
 
 def _of_silent(status: HostStatus) -> dict[str, Any]:
     since = "" if status.since is None else f" since {iso(status.since)}"
-    error = RunFailed(
+    return RunFailed(
         f"{status.host} does not answer{since}, and the ranks on other hosts have failed",
         seen=status.why,
         fix=f"check that {status.host} is switched on and on the network; then: gangline resume",
-    )
-    return {**error.to_json(), "host": status.host}
-
-
-def _told_by_torch(text: str, seen: str, *, host: str) -> RunFailed | None:
-    """What its words mean, where they are the whole cause."""
-    known = verdict(text, host=host)
-    return None if known is None else RunFailed(known[0], seen=seen, fix=known[1])
+        details={"host": status.host},
+    ).to_json()
 
 
 def _of_host(request: LaunchRequest, status: HostStatus) -> dict[str, Any]:
     log = f"{_folder(request, status.host)}/console.log"
     tail = "\n".join(status.console_tail)
     code = status.returncode or 0
+    seen = f"the last of {log}:\n{tail}"
     if status.reason == "killed":
         grace_s = next(part.grace_s for part in request.hosts if part.host == status.host)
-        error = RunFailed(
-            f"the ranks on {status.host} did not exit in time and were killed",
-            seen=f"expected them to save and exit; saw no progress for {grace_s:g} s; the last of {log}:\n{tail}",
-            fix="continue from the last checkpoint: gangline resume",
-        )
-        return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
-    if status.reason == "late":
-        error = RunFailed(
-            f"the ranks on {status.host} did not join in time; the gangline agent there stopped them",
-            seen=f"the last of {log}:\n{tail}",
-            fix="test every host and pair: gangline check; then: gangline resume",
-        )
-        return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
-    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    seen = f"the last of {log}:\n{tail}"
-    error = _told_by_torch(tail, seen, host=status.host) or RunFailed(
-        f"torchrun on {status.host} {how}, and no rank reported an error",
-        seen=seen,
-        fix=f"the full log is {log} on {status.host}",
-    )
-    return {**error.to_json(), "host": status.host, "log": log, "log_tail": list(status.console_tail)}
+        what = f"the ranks on {status.host} did not exit in time and were killed"
+        seen = f"expected them to save and exit; saw no progress for {grace_s:g} s; {seen}"
+        fix = "continue from the last checkpoint: gangline resume"
+    elif status.reason == "late":
+        what = f"the ranks on {status.host} did not join in time; the gangline agent there stopped them"
+        fix = "test every host and pair: gangline check; then: gangline resume"
+    elif known := verdict(tail, host=status.host):
+        what, fix = known
+    else:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        what = f"torchrun on {status.host} {how}, and no rank reported an error"
+        fix = f"the full log is {log} on {status.host}"
+    details = {"host": status.host, "log": log, "log_tail": list(status.console_tail)}
+    return RunFailed(what, seen=seen, fix=fix, details=details).to_json()
 
 
 def _folder(request: LaunchRequest, host: str) -> str:
@@ -206,15 +187,7 @@ RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
 
 
 class OutOfMemory(RunFailed):
-    """Memory did not suffice. micro_batch: the largest that may fit; None: it is 1 already, or unknown."""
-
-    def __init__(self, what: str, *, seen: str, fix: str, micro_batch: int | None = None) -> None:
-        super().__init__(what, seen=seen, fix=fix)
-        self.micro_batch = micro_batch
-
-    def to_json(self) -> dict[str, Any]:
-        """See `GanglineError.to_json`; and "micro_batch"."""
-        return {**super().to_json(), "micro_batch": self.micro_batch}
+    """Memory did not suffice. Its detail "micro_batch": the largest that may fit; None: it is 1 already, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +227,7 @@ def of_memory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
         seen="; ".join(seen) or "its memory use is unknown",
         fix=_fix(changes, shortage, failure["host"], by_itself=BY_ITSELF if smaller and not _may_shrink(job) else ""),
-        micro_batch=smaller[0] if smaller else None,
+        details={"micro_batch": smaller[0] if smaller else None},
     )
 
 

@@ -1,185 +1,100 @@
-"""After the end: look at what is left on the hosts, end it, and look again."""
+"""What ended attempts have left on hosts: ended before the next one, or when the user says stop again."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Collection
 from dataclasses import replace
 
 from gangline.errors import RunFailed
-from gangline.launch.backend import Backend, LaunchRequest, Leftover
-from gangline.runs.cluster import Cluster
+from gangline.launch.backend import LaunchRequest
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_if_there, load_record
 from gangline.runs.state import AttemptOutcome, RunState, append_event
+from gangline.supervise.gang_control import SupervisedRun, with_leftovers
 from gangline.supervise.lock import supervisor_lock
-from gangline.transport.transport import Transport
-
-VERIFY_S = 15.0
-PAUSE_S = 0.3
 
 
-def clean(
-    backend: Backend,
-    request: LaunchRequest,
-    transports: Mapping[str, Transport],
-    *,
-    epoch: int,
-    verify_s: float = VERIFY_S,
-    beat: Callable[[], None] = lambda: None,
-) -> list[Leftover]:
-    """What is left once everything was ended that can be, `verify_s` at the most."""
-    deadline = time.monotonic() + verify_s
-    left = backend.verify(request, transports)
-    while (hosts := {each.host for each in left if each.kind != "unknown"}) and time.monotonic() < deadline:
-        beat()
-        time.sleep(PAUSE_S)  # a host agent that has just written its last words is about to leave
-        backend.stop(request.on(hosts), transports, now=True, epoch=epoch)
-        left = backend.verify(request, transports)
-    return left
-
-
-def clean_rest(
-    backend: Backend,
-    request: LaunchRequest,
-    transports: Mapping[str, Transport],
-    *,
-    epoch: int,
-    verify_s: float = VERIFY_S,
-    beat: Callable[[], None] = lambda: None,
-) -> None:
-    """End host agents that rest, and wait until they have gone, `verify_s` at the most."""
-    deadline = time.monotonic() + verify_s
-    while time.monotonic() < deadline:
-        resting = [status.host for status in backend.poll(request, transports) if status.rests]
-        if not resting:
-            return
-        backend.stop(request.on(resting), transports, now=True, epoch=epoch)
-        beat()
-        time.sleep(PAUSE_S)
-
-
-# What earlier attempts of a run have left on hosts: ended before the next one, or when the user says stop again.
-
-
-Connect = Callable[[Cluster], Mapping[str, Transport]]
-
-
-def end_earlier(
-    layout: RunLayout, attempt: int, *, hosts: Collection[str], backend: Backend, connect: Connect, epoch: int
-) -> None:
+def end_earlier(run: SupervisedRun, attempt: int, *, hosts: Collection[str], epoch: int) -> None:
     """End what the attempts before have left on hosts of this one; raises RunFailed if one of them still runs without
     having an outcome.
 
     Hosts that do not answer are left to themselves: if they are of the new attempt, it does not start anyway.
     """
     for number in range(1, attempt):
-        request = load_if_there(layout.request(number), LaunchRequest)
+        request = load_if_there(run.layout.request(number), LaunchRequest)
         if request is None:
             continue
-        if layout.outcome(number).exists():
-            finish(layout, number, hosts=hosts, backend=backend, connect=connect, epoch=epoch)
+        if run.layout.outcome(number).exists():
+            _finish(run, number, hosts=hosts, epoch=epoch)
             continue
-        transports = connect(Cluster.of_attempt(layout, number))
-        try:
-            if any(status.phase == "running" for status in backend.poll(request, transports)):
+        with run.attempt(request, epoch=epoch) as gang:
+            if any(status.phase == "running" for status in gang.poll()):
                 raise RunFailed(
-                    f"{layout.run_id} is running already",
+                    f"{run.layout.run_id} is running already",
                     seen=f"attempt {number} has gangline agents that still run",
-                    fix=f"gangline stop {layout.run_id}",
+                    fix=f"gangline stop {run.layout.run_id}",
                 )
-            backend.stop(request, transports, now=True, epoch=epoch)
-        finally:
-            _close(transports)
+            gang.stop()
 
 
 def unfinished(layout: RunLayout) -> tuple[str, ...]:
     """Hosts on which something of an ended attempt may be left."""
-    found: dict[str, None] = {}
-    for number in range(1, _last_attempt(layout) + 1):
-        outcome = _outcome(layout, number)
-        hosts = [] if outcome is None else [*outcome.unverified, *(each.partition(":")[0] for each in outcome.left)]
-        found.update(dict.fromkeys(hosts))
-    return tuple(found)
+    outcomes = [load_if_there(layout.outcome(number), AttemptOutcome) for number in _attempts(layout)]
+    return tuple(dict.fromkeys(host for outcome in outcomes if outcome for host in outcome.doubtful))
 
 
-def finish_all(layout: RunLayout, *, backend: Backend, connect: Connect) -> tuple[str, ...]:
+def finish_all(run: SupervisedRun) -> tuple[str, ...]:
     """End what is left of ended attempts; the hosts that still do not answer, or on which something is left."""
-    epoch = RunState.load(layout).epoch
-    for number in range(1, _last_attempt(layout) + 1):
-        finish(layout, number, hosts=None, backend=backend, connect=connect, epoch=epoch)
-    return unfinished(layout)
+    epoch = RunState.load(run.layout).epoch
+    for number in _attempts(run.layout):
+        _finish(run, number, hosts=None, epoch=epoch)
+    return unfinished(run.layout)
 
 
-def finish(
-    layout: RunLayout, number: int, *, hosts: Collection[str] | None, backend: Backend, connect: Connect, epoch: int
-) -> None:
+def _finish(run: SupervisedRun, number: int, *, hosts: Collection[str] | None, epoch: int) -> None:
     """End what is left of one ended attempt on hosts that did not answer at its end, and write that down.
 
     hosts: where; None: everywhere.
     """
-    outcome = _outcome(layout, number)
-    if outcome is None:
-        return
-    doubtful = {*outcome.unverified, *(each.partition(":")[0] for each in outcome.left)}
+    outcome = load_if_there(run.layout.outcome(number), AttemptOutcome)
+    doubtful = set(outcome.doubtful) if outcome is not None else set()
     hosts = doubtful if hosts is None else doubtful & set(hosts)
-    if not hosts:
+    if outcome is None or not hosts:
         return
-    request = load_record(layout.request(number), LaunchRequest).on(hosts)
-    transports = connect(Cluster.of_attempt(layout, number))
-    try:
-        backend.stop(request, transports, now=True, epoch=epoch)
-        left = clean(backend, request, transports, epoch=epoch)
-    finally:
-        _close(transports)
-    renewed = replace(
+    request = load_record(run.layout.request(number), LaunchRequest).on(hosts)
+    with run.attempt(request, epoch=epoch) as gang:
+        gang.stop()
+        left = gang.clean()
+    others = replace(
         outcome,
-        left=(
-            *(each for each in outcome.left if each.partition(":")[0] not in hosts),
-            *(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
-        ),
-        unverified=tuple(
-            sorted({each.host for each in left if each.kind == "unknown"} | (set(outcome.unverified) - hosts))
-        ),
+        left=tuple(each for each in outcome.left if each.partition(":")[0] not in hosts),
+        unverified=tuple(host for host in outcome.unverified if host not in hosts),
     )
-    renewed.save(layout.outcome(number))
+    with_leftovers(others, left).save(run.layout.outcome(number))
 
 
-def _last_attempt(layout: RunLayout) -> int:
+def _attempts(layout: RunLayout) -> range:
+    """All attempts of a run."""
     try:
-        return RunState.load(layout).attempt
+        return range(1, RunState.load(layout).attempt + 1)
     except FileNotFoundError:
-        return 0
+        return range(0)
 
 
-def _outcome(layout: RunLayout, number: int) -> AttemptOutcome | None:
-    try:
-        return AttemptOutcome.load(layout.outcome(number))
-    except FileNotFoundError:
-        return None
-
-
-def _close(transports: Mapping[str, Transport]) -> None:
-    for transport in transports.values():
-        transport.close()
-
-
-# The end of a run between two attempts, whose supervisor is gone: nothing of it runs but host agents that rest.
-
-
-def end_between(layout: RunLayout, *, backend: Backend, connect: Connect) -> None:
-    """End what rests and what is left, and write down that the run was stopped; raises RunFailed if it has a supervisor
-    after all.
+def end_without_supervisor(run: SupervisedRun) -> None:
+    """End a run between two attempts whose supervisor is gone: its resting host agents, and what is left. The run was
+    stopped then. Raises RunFailed if it has a supervisor after all.
     """
+    layout = run.layout
     with supervisor_lock(layout):
         state = RunState.load(layout)
-        # Higher than that of the supervisor before: should it wake up, it finds that it has nothing to say any more.
+        # Higher than that of the supervisor before: should it wake up, it finds that another one is in charge.
         state = replace(state, epoch=state.epoch + 1, supervisor=None)
         state.save(layout)
         for request in _last_parts(layout, state.attempt):
-            _end_rest(layout, request, backend=backend, connect=connect, epoch=state.epoch)
-        finish_all(layout, backend=backend, connect=connect)
+            with run.attempt(request, epoch=state.epoch) as gang:
+                gang.end_resting()
+        finish_all(run)
         append_event(layout.events, "stopped", source="supervisor", attempt=state.attempt)
         replace(state, phase="stopped", error=None).save(layout)
 
@@ -196,11 +111,3 @@ def _last_parts(layout: RunLayout, last: int) -> list[LaunchRequest]:
         seen.update(request.names)
         found += [part] if part.hosts else []
     return found
-
-
-def _end_rest(layout: RunLayout, request: LaunchRequest, *, backend: Backend, connect: Connect, epoch: int) -> None:
-    transports = connect(Cluster.of_attempt(layout, request.attempt))
-    with ExitStack() as stack:
-        for transport in transports.values():
-            stack.enter_context(closing(transport))
-        clean_rest(backend, request, transports, epoch=epoch)

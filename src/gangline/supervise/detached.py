@@ -6,8 +6,8 @@ Each works for a run that this computer keeps, and for one that its head keeps (
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import decode_record, load_record
 from gangline.runs.state import RunState, StopOrder, write_leave, write_order
 from gangline.supervise import clean
-from gangline.supervise.clean import end_between
+from gangline.supervise.clean import end_without_supervisor
+from gangline.supervise.gang_control import SupervisedRun
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
 from gangline.transport.connect import connect_all
 from gangline.transport.local import LocalTransport, our_python
@@ -129,13 +130,14 @@ def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -
     elif has_supervisor(layout):
         return
     if state.phase == "restarting":
-        end_between(layout, backend=Backends(), connect=connect_all)
+        end_without_supervisor(_supervised(layout))
         return
     if state.phase not in {"running", "stopping"}:
-        clean.finish_all(layout, backend=Backends(), connect=connect_all)
+        clean.finish_all(_supervised(layout))
         return
-    with _attempt_at_hand(layout, state.attempt) as (request, transports):
-        Backends().stop(request, transports, now=now, epoch=state.epoch)
+    request = load_record(layout.request(state.attempt), LaunchRequest)
+    with _supervised(layout).attempt(request, epoch=state.epoch) as gang:
+        gang.stop(now=now)
     with suppress(RunFailed):  # somebody else's came first
         spawn(layout.folder, state.attempt)
 
@@ -240,21 +242,15 @@ def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
 
 
 def _runs_somewhere(layout: RunLayout) -> bool:
-    with _attempt_at_hand(layout, RunState.load(layout).attempt) as (request, transports):
-        statuses = Backends().poll(request, transports)
+    state = RunState.load(layout)
+    request = load_record(layout.request(state.attempt), LaunchRequest)
+    with _supervised(layout).attempt(request, epoch=state.epoch) as gang:
+        statuses = gang.poll()
         if any(status.phase == "running" for status in statuses):
             return True
         lost = [status.host for status in statuses if status.phase == "lost"]
-        return any(outlives_agent(part, transports[part.host]) for part in request.on(lost).hosts)
+        return any(outlives_agent(part, gang.transports[part.host]) for part in request.on(lost).hosts)
 
 
-@contextmanager
-def _attempt_at_hand(layout: RunLayout, attempt: int) -> Iterator[tuple[LaunchRequest, Mapping[str, Transport]]]:
-    """What was started, and ways to the hosts on which it was; raises FileNotFoundError."""
-    request = load_record(layout.request(attempt), LaunchRequest)
-    transports = connect_all(Cluster.of_attempt(layout, attempt))
-    try:
-        yield request, transports
-    finally:
-        for transport in transports.values():
-            transport.close()
+def _supervised(layout: RunLayout) -> SupervisedRun:
+    return SupervisedRun(layout=layout, backend=Backends(), connect=connect_all)

@@ -6,29 +6,27 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSilence
-from gangline.launch.poll import PATIENCE_S
 from gangline.launch.program import StallWatch
 from gangline.runs.cluster import Cluster
 from gangline.runs.state import iso
-from gangline.supervise.clean import VERIFY_S
+from gangline.supervise.gang_control import PollIntervals
 from gangline.supervise.hang import Hang
-from gangline.supervise.startup import StartFollower, StartLimits
+from gangline.supervise.liveness import Event, Liveness
+from gangline.supervise.startup import StartFollower
 from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
-from gangline.units import format_duration
+from gangline.units import MOST_NAMED, format_duration, listed_ranks
 
 # What the ranks do once they have joined, until they work on their first step: nobody else tells of it. Pure.
 
 
 AGAIN_S = 15.0
 """After so long it is said again, then after twice as long, and so on."""
-MOST = 8
-"""How many ranks are named."""
 STAGES = ("load", "evaluate", "step")
 WORDS = {
     "load": ("loads the model", "load the model"),
@@ -57,7 +55,7 @@ class FirstStep:
         self._since = 0.0
         self._again_s = AGAIN_S
 
-    def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def note(self, statuses: Sequence[HostStatus]) -> Iterator[Event]:
         """Take in what the hosts say; what is new, as events with their details."""
         for status in () if self.done else statuses:
             for sign in status.signs.ranks if status.signs else ():
@@ -80,118 +78,15 @@ class FirstStep:
         slowest = min(self._reached.values())
         behind = sorted(rank for rank, stage in self._reached.items() if stage == slowest)
         verb = WORDS[STAGES[slowest]][len(behind) > 1]
-        return f"{_named(behind, num_ranks=len(self._reached))} {'still ' if still else ''}{verb}"
+        everybody = "the rank" if len(behind) == 1 else f"all {len(behind)} ranks"
+        who = everybody if len(behind) == len(self._reached) else listed_ranks((host, rank) for rank, host in behind)
+        return f"{who} {'still ' if still else ''}{verb}"
 
 
 def _stage(phase: str | None) -> int:
     if phase in {"importing", "joining", "joined", None}:
         return STAGES.index("load")
     return STAGES.index("evaluate" if phase == "evaluate" else "step")
-
-
-def _named(ranks: Sequence[_Rank], *, num_ranks: int) -> str:
-    """Those of many that are behind are named."""
-    if len(ranks) == num_ranks:
-        return "the rank" if num_ranks == 1 else f"all {num_ranks} ranks"
-    names = [f"{rank} on {host}" for rank, host in ranks[:MOST]]
-    more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(names)}{more}"
-
-
-# Which hosts answer, and which host agents get on: a host agent that stands still ends nothing, whatever it is ordered.
-
-
-NOTICE_S = 5.0
-"""A connection that was lost and is back within this time is no news."""
-
-
-class Presence:
-    """The hosts of an attempt, as they come and go."""
-
-    def __init__(self, *, notice_s: float = NOTICE_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._notice_s = notice_s
-        self._clock = clock
-        self._silent: dict[str, float] = {}
-        """Since when, by our clock."""
-        self._told: set[str] = set()
-
-    def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What is new, as events with their details."""
-        now = self._clock()
-        for status in statuses:
-            if status.phase == "unreachable":
-                since = self._silent.setdefault(status.host, now)
-                if now - since >= self._notice_s and status.host not in self._told:
-                    self._told.add(status.host)
-                    yield (
-                        "unreachable",
-                        {"host": status.host, "since": iso(time.time() - (now - since)), "why": status.why},
-                    )
-            elif status.host in self._silent:
-                seconds = round(now - self._silent.pop(status.host), 1)
-                if status.host in self._told:
-                    self._told.remove(status.host)
-                    yield "reachable", {"host": status.host, "seconds": seconds}
-
-    def silent(self) -> dict[str, float]:
-        """Hosts that do not answer now, and for how many seconds."""
-        return {host: self._clock() - since for host, since in self._silent.items()}
-
-    def silence_s(self) -> float:
-        """How long all hosts that are silent now have been so; 0 if none is."""
-        return self._clock() - max(self._silent.values()) if self._silent else 0.0
-
-
-STALL_S = 60.0
-"""A host agent counts up every second."""
-
-
-class Heartbeats:
-    """The host agents of an attempt, as their beats are seen."""
-
-    def __init__(self, *, stall_s: float = STALL_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stall_s = stall_s
-        self._clock = clock
-        self._last: dict[str, tuple[int, float | None]] = {}
-        """Beat, and since when it is the same; None: the host has not answered meanwhile."""
-        self._stalled: dict[str, float] = {}
-        """Since when, in seconds after 1970."""
-
-    @property
-    def stalled(self) -> set[str]:
-        """Hosts whose host agent does not get on."""
-        return set(self._stalled)
-
-    def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What is new, as events with their details."""
-        now = self._clock()
-        for status in statuses:
-            beat, since = self._last.get(status.host, (None, None))
-            if status.phase == "unreachable" and beat is not None:
-                self._last[status.host] = beat, None
-            if status.phase != "running" or status.beat is None:
-                continue
-            if status.beat != beat:
-                self._last[status.host] = status.beat, now
-                if self._stalled.pop(status.host, None) is not None:
-                    yield (
-                        "recovered",
-                        {"host": status.host, "what": f"the gangline agent on {status.host} responds again"},
-                    )
-            elif since is None:
-                self._last[status.host] = beat, now
-            elif now - since >= self._stall_s and status.host not in self._stalled:
-                self._stalled[status.host] = time.time() - (now - since)
-                yield "stalled", {"host": status.host, "what": f"the gangline agent on {status.host} does not respond"}
-
-    def as_evidence(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """An error, as `GanglineError.to_json`, that tells of host agents which stand still, too."""
-        rows = [
-            f"the gangline agent on {host} has not responded since {iso(since)}: look for a stopped process or a "
-            "full disk there"
-            for host, since in self._stalled.items()
-        ]
-        return {**error, "seen": "\n".join([*([error["seen"]] if error["seen"] else []), *rows])}
 
 
 # Asking hosts where their ranks stand, beside the supervisor: one that does not answer keeps nobody waiting.
@@ -237,13 +132,11 @@ FRESH_S = 15.0
 """A host agent tells every second: one that has not for so long stands still, or its host does not answer."""
 SAME_S = 3.0
 """Two ranks that fell silent within this time did so together: host agents look once a second."""
-MOST_SILENT = 8
-"""How many ranks or hosts are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a host agent said last."""
+class _Report:
+    """The last report of a host agent on the output of its ranks."""
 
     at: float
     """When, by our clock."""
@@ -254,20 +147,24 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """What is known of the output of one rank."""
+    """The output of one rank, as its host agent reported it last."""
 
     host: str
-    rank: int
-    last: float
-    """When it printed last, or was first seen, by our clock."""
-    printed_s: float
-    """From when it was first seen to its last output."""
-    age_s: float
-    """From when it was first seen to the last word of its host agent."""
-    has_printed: bool
-    line: str
+    row: RankSilence
+    reported_at: float
+    """By our clock."""
     is_known: bool
-    """Its host agent tells now. What it printed since is not known otherwise."""
+    """Its host agent still reports. Later output is not known otherwise."""
+
+    @property
+    def last(self) -> float:
+        """When it printed last, or was first seen, by our clock."""
+        return self.reported_at - self.row.silent_s
+
+    @property
+    def printed_s(self) -> float:
+        """From when it was first seen to its last output."""
+        return self.row.age_s - self.row.silent_s
 
 
 class Stall:
@@ -288,13 +185,13 @@ class Stall:
         self._run_id = run_id
         self._is_told = is_told
         self._clock = clock
-        self._told: dict[str, _Told] = {}
+        self._reports: dict[str, _Report] = {}
         self._joined_at: float | None = None
         self._has_looked = False
         self._stalled: _Stalled | None = None
         """How it stands still now, if it does."""
 
-    def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[Event]:
         """Take in what the hosts say now; what is new, as events with their details. joined: the ranks have."""
         if self._watch is None:
             return
@@ -332,13 +229,12 @@ class Stall:
 
     def _hear(self, statuses: Sequence[HostStatus]) -> None:
         for status in statuses:
-            before = self._told.get(status.host)
+            before = self._reports.get(status.host)
             if status.phase == "ended":
-                silence = before.silence if before else ()
-                at = before.at if before else self._clock()
-                self._told[status.host] = _Told(at=at, beat=None, silence=silence, has_ended=True)
+                last = before or _Report(at=self._clock(), beat=None, silence=())
+                self._reports[status.host] = replace(last, has_ended=True)
             elif status.phase == "running" and status.silence and (before is None or status.beat != before.beat):
-                self._told[status.host] = _Told(at=self._clock(), beat=status.beat, silence=status.silence)
+                self._reports[status.host] = _Report(at=self._clock(), beat=status.beat, silence=status.silence)
 
     def _silent_since(self, statuses: Sequence[HostStatus]) -> float | None:
         """Since when no rank has printed anything; None where that cannot be said.
@@ -346,7 +242,7 @@ class Stall:
         Who printed last may print on, unseen, where its host does not answer: then nothing is said.
         """
         logs = self._logs()
-        if self._joined_at is None or any(status.host not in self._told for status in statuses):
+        if self._joined_at is None or any(status.host not in self._reports for status in statuses):
             return None
         known = max((log.last for log in logs if log.is_known), default=None)
         if known is None or any(log.last > known + SAME_S for log in logs if not log.is_known):
@@ -355,26 +251,17 @@ class Stall:
 
     def _known_until(self) -> float:
         """Until when it is known what was printed: the oldest word of a host agent that still tells."""
-        told = [told.at for told in self._told.values() if not told.has_ended and self._is_fresh(told)]
-        return min(told, default=self._clock())
+        times = [each.at for each in self._reports.values() if not each.has_ended and self._is_fresh(each)]
+        return min(times, default=self._clock())
 
-    def _is_fresh(self, told: _Told) -> bool:
-        return told.has_ended or self._clock() - told.at <= FRESH_S
+    def _is_fresh(self, report: _Report) -> bool:
+        return report.has_ended or self._clock() - report.at <= FRESH_S
 
     def _logs(self) -> list[_Log]:
         return [
-            _Log(
-                host=host,
-                rank=row.rank,
-                last=told.at - row.silent_s,
-                printed_s=row.age_s - row.silent_s,
-                age_s=row.age_s,
-                has_printed=row.has_printed,
-                line=row.line,
-                is_known=self._is_fresh(told),
-            )
-            for host, told in self._told.items()
-            for row in told.silence
+            _Log(host=host, row=row, reported_at=report.at, is_known=self._is_fresh(report))
+            for host, report in self._reports.items()
+            for row in report.silence
         ]
 
 
@@ -385,10 +272,10 @@ class _Stalled:
         self._logs = logs
         self._now = now
         self._since = since
-        longest_s = max((log.printed_s for log in logs if log.has_printed), default=0.0)
+        longest_s = max((log.printed_s for log in logs if log.row.has_printed), default=0.0)
         # A rank that only said something at its start does not print, and is not the first to fall silent.
-        printing = [log for log in logs if log.has_printed and log.printed_s >= min(longest_s, log.age_s) / 2]
-        self._printing = sorted(printing, key=lambda log: (log.last, log.rank))
+        printing = [log for log in logs if log.row.has_printed and log.printed_s >= min(longest_s, log.row.age_s) / 2]
+        self._printing = sorted(printing, key=lambda log: (log.last, log.row.rank))
 
     @property
     def last(self) -> _Log | None:
@@ -404,19 +291,19 @@ class _Stalled:
 
     def to_json(self) -> dict[str, Any]:
         """The details of an event."""
-        shown = {"last": [self.last] if self.last else [], "first": self.first[:MOST_SILENT]}
-        rows = {name: [{"host": log.host, "rank": log.rank} for log in logs] for name, logs in shown.items()}
+        shown = {"last": [self.last] if self.last else [], "first": self.first[:MOST_NAMED]}
+        rows = {name: [{"host": log.host, "rank": log.row.rank} for log in logs] for name, logs in shown.items()}
         what = f"no rank has printed anything for {format_duration(self._now - self._since)}: {self._order()}"
-        lines = [logs[0].line for logs in self._lines()]
+        lines = [logs[0].row.line for logs in self._lines()]
         return {"what": what, "since": self._time(self._since), **rows, "line": lines[0] if lines else ""}
 
     def evidence(self) -> list[str]:
         """What was seen, line by line."""
         hosts = list(dict.fromkeys(log.host for log in self._logs))
-        rows = [self._row(host) for host in hosts[:MOST_SILENT]]
-        if len(hosts) > MOST_SILENT:
-            rows.append(f"and {len(hosts) - MOST_SILENT} hosts more")
-        said = [f"the last line of {_printers(logs)}: {logs[0].line}" for logs in self._lines()[:MOST_SILENT]]
+        rows = [self._row(host) for host in hosts[:MOST_NAMED]]
+        if len(hosts) > MOST_NAMED:
+            rows.append(f"and {len(hosts) - MOST_NAMED} hosts more")
+        said = [f"the last line of {_printers(logs)}: {logs[0].row.line}" for logs in self._lines()[:MOST_NAMED]]
         return [self._order(), *rows, *said]
 
     def _order(self) -> str:
@@ -432,7 +319,7 @@ class _Stalled:
 
     def _row(self, host: str) -> str:
         logs = [log for log in self._logs if log.host == host]
-        times = [log.last for log in logs if log.has_printed]
+        times = [log.last for log in logs if log.row.has_printed]
         unseen = "" if all(log.is_known for log in logs) else ", as far as known; the host does not answer"
         if not times:
             return f"{_printers(logs)}: nothing printed since the start{unseen}"
@@ -443,7 +330,7 @@ class _Stalled:
         """Those who may be the cause, by what they printed last; first what the fewest did: they stand elsewhere."""
         by_line: dict[str, list[_Log]] = {}
         for log in self.first or self._printing:
-            by_line.setdefault(log.line, []).append(log)
+            by_line.setdefault(log.row.line, []).append(log)
         return sorted((logs for line, logs in by_line.items() if line), key=len)
 
     def _time(self, moment: float) -> str:
@@ -451,99 +338,10 @@ class _Stalled:
 
 
 def _printers(logs: Sequence[_Log]) -> str:
-    """Ranks by host: "rank 0 on pc1 and ranks 2, 3 on pc2"."""
-    by_host: dict[str, list[int]] = {}
-    for log in logs:
-        by_host.setdefault(log.host, []).append(log.rank)
-    words = [f"{_ranks(sorted(ranks))} on {host}" for host, ranks in by_host.items()]
-    words = (
-        [*words[:MOST_SILENT], f"those of {len(words) - MOST_SILENT} hosts more"] if len(words) > MOST_SILENT else words
-    )
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= MOST_SILENT else f"{len(ranks)} ranks"
-
-
-# What host agents say of another supervisor with a higher epoch: what one host alone says is not obeyed. Pure.
-
-
-DOUBT_S = 15.0
-"""The others hear of it within seconds, if it is true."""
-WITNESSES = 2
-
-
-class EpochClaims:
-    """The claims of one attempt's host agents. num_hosts: of the attempt; one host alone needs no second one."""
-
-    def __init__(
-        self, *, num_hosts: int, doubt_s: float = DOUBT_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.believed: int | None = None
-        """The epoch of who is in charge in our place; None: nobody is."""
-        self._needed = min(WITNESSES, num_hosts)
-        self._doubt_s = doubt_s
-        self._clock = clock
-        self._since: dict[str, float] = {}
-        self._told: set[str] = set()
-
-    def note(self, statuses: Sequence[HostStatus], *, epoch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Take in what the hosts say now, beside our own epoch; what is new, as events with their details."""
-        claims = {status.host: status.epoch for status in statuses if status.epoch is not None and status.epoch > epoch}
-        ordered = sorted(claims.values(), reverse=True)
-        self.believed = ordered[self._needed - 1] if len(ordered) >= self._needed else None
-        self._since = {host: self._since.get(host, self._clock()) for host in claims}
-        for host, since in self._since.items():
-            if self.believed is None and self._clock() - since >= self._doubt_s and host not in self._told:
-                self._told.add(host)
-                what = (
-                    f"it alone says that another supervisor (epoch {claims[host]}) is in charge; ignored, "
-                    "because one host alone may be wrong"
-                )
-                yield "doubted", {"host": host, "epoch": claims[host], "what": what}
-
-
-# How often the supervisor looks, and how long it waits.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollIntervals:
-    """How often the supervisor looks, and how long it waits."""
-
-    poll_s: float = 0.3
-    patience_s: float = PATIENCE_S
-    """How long a commit or an order may keep us from looking: a host may die meanwhile."""
-    failure_grace_s: float = 15.0
-    """What is left of a gang that failed may take this long to leave by itself."""
-    break_grace_s: float = 40.0
-    """The same where host agents rest afterwards: they end ranks that do not get on themselves, and sooner."""
-    silence_s: float = 30.0
-    """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
-    ordered_silence_s: float = 30.0
-    """The same, at the most, once the user has ordered the end: a job may wait for a lost host for a day."""
-    abandon_s: float = 120.0
-    """How long silence may last after an order, where no host has ended yet; and for a host agent that does not get
-    on."""
-    notice_s: float = NOTICE_S
-    stall_s: float = STALL_S
-    doubt_s: float = DOUBT_S
-    """After so long it is told that one host alone speaks of another supervisor."""
-    trouble_s: float = 60.0
-    """How long looks may fail before the supervisor gives up."""
-    verify_s: float = VERIFY_S
-    """How long what is left after the end may take to go."""
-    disk_s: float = 60.0
-    """How long a file that cannot be written is tried again."""
-    lock_s: float = 2.0
-    """A look at the lock by somebody else is no reason to refuse."""
-    start: StartLimits = field(default_factory=StartLimits)
+    return listed_ranks((log.host, log.row.rank) for log in sorted(logs, key=lambda log: log.row.rank))
 
 
 Statuses = Sequence[HostStatus]
-Event = tuple[str, dict[str, Any]]
 
 
 class Followed:
@@ -558,8 +356,7 @@ class Followed:
         pace: PollIntervals,
         is_quiet: bool,
     ) -> None:
-        self.presence = Presence(notice_s=pace.notice_s)
-        self.heartbeats = Heartbeats(stall_s=pace.stall_s)
+        self.liveness = Liveness(notice_s=pace.notice_s, stall_s=pace.stall_s)
         self.start = StartFollower(request, cluster, transports, limits=pace.start)
         self.step: int | None = None
         """The last that it was seen to complete."""
@@ -581,7 +378,7 @@ class Followed:
         """Take in what the hosts say now; what is new. ordered: ranks were told to leave: they may be silent, and begin
         nothing any more.
         """
-        events = [*self.presence.note(statuses), *self.heartbeats.note(statuses), *self.start.note(statuses)]
+        events = [*self.liveness.note(statuses), *self.start.note(statuses)]
         if ordered:
             return events
         self.step = max(_completed(statuses), default=self.step)

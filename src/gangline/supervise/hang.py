@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from gangline.errors import RunFailed
 from gangline.launch.backend import HostStatus, LaunchRequest, RankSigns
+from gangline.supervise.liveness import Event, Liveness
 from gangline.transport.ssh_options import NONSENSE, printable, whole
-from gangline.units import format_duration
+from gangline.units import MOST_NAMED, format_duration, listed, listed_ranks, shortened
 
 # Where the ranks of an attempt stand, as their hosts tell of them, and in words. Pure.
 
@@ -26,8 +27,6 @@ FRESH_S = 10.0
 """A host agent tells every second: what one says that has not got on for so long may be old."""
 MOST_FRAMES = 60
 MOST_LETTERS = 200
-MOST = 8
-"""How many ranks or hosts are named."""
 SLACK_S = 6.0
 """What a host agent says may be read late by so much: only what is newer by more is a sign of life."""
 NOT_BEGUN = "importing"
@@ -63,7 +62,7 @@ class ProcessStack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankState:
     """One rank, as it was seen last. Times are by our clock."""
 
     host: str
@@ -114,76 +113,57 @@ class Standing:
         return {"T": "is stopped (SIGSTOP) in", "t": "is stopped by a debugger in"}.get(state, "stands in")
 
 
-class Standings:
+class RankStates:
     """All ranks of an attempt."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_rank: dict[int, Standing] = {}
-        self._beats: dict[str, tuple[int, float]] = {}
-        """The last beat of a host agent, and when it was new."""
+        self._by_rank: dict[int, RankState] = {}
+        self._liveness = Liveness(clock=clock)
         self._silent: dict[str, float] = {}
         """Hosts of which nothing is known now, and since when."""
         self._frozen: set[str] = set()
-        """Those of them that answer, but whose host agent does not get on."""
-        self._hosts: list[str] = []
+        """Those of them that answer, but whose host agent does not respond."""
 
     @property
-    def seen(self) -> list[Standing]:
-        """Ranks of which it is known where they stand now, and which have not ended."""
+    def seen(self) -> list[RankState]:
+        """Ranks whose position is known now, and which have not ended."""
         return [each for each in self._all() if each.host not in self._silent and each.phase != "ended"]
 
     @property
     def is_blind(self) -> bool:
-        """Whether it is not known where some ranks stand."""
+        """Whether the position of some ranks is not known."""
         return bool(self._silent)
 
     def silent(self, seconds: float) -> list[str]:
         """Hosts of which nothing has been known for so long."""
-        now = self._clock()
-        return [host for host in self._hosts if now - self._silent.get(host, now) >= seconds]
+        return [host for host, since in self._silent.items() if self._clock() - since >= seconds]
 
     def is_frozen(self, host: str) -> bool:
-        """Whether the host answers, but its host agent does not get on."""
+        """Whether the host answers, but its host agent does not respond."""
         return host in self._frozen
 
-    def last_of(self, hosts: Sequence[str]) -> list[Standing]:
-        """Where the ranks of some hosts were when they were seen last."""
+    def last_of(self, hosts: Sequence[str]) -> list[RankState]:
+        """The last known positions of the ranks of some hosts."""
         return [each for each in self._all() if each.host in hosts]
 
     def note(self, statuses: Sequence[HostStatus]) -> None:
-        """Take in what the hosts say now."""
+        """Take in the statuses of now."""
         now = self._clock()
-        self._hosts = [status.host for status in statuses]
+        list(self._liveness.note(statuses))  # its events are those of `Followed.liveness`
+        since = {status.host: self._liveness.unknown_since(status, frozen_s=FRESH_S) for status in statuses}
+        self._silent = {host: min(at, self._silent.get(host, at)) for host, at in since.items() if at is not None}
+        self._frozen = {status.host for status in statuses if status.phase != "unreachable"} & self._silent.keys()
         for status in statuses:
-            since = self._unknown_since(status, now)
-            if since is not None:
-                self._silent.setdefault(status.host, since)
+            if status.host in self._silent:
                 continue
-            self._silent.pop(status.host, None)
             if status.phase != "running":
                 self._by_rank = {rank: each for rank, each in self._by_rank.items() if each.host != status.host}
             elif status.signs is not None:
                 for sign in status.signs.ranks:
                     self._by_rank[sign.rank] = _moved(self._by_rank.get(sign.rank), status.host, sign, now)
 
-    def _unknown_since(self, status: HostStatus, now: float) -> float | None:
-        """Since when nothing is known of a host; None: it tells."""
-        self._frozen.discard(status.host)
-        if status.phase == "unreachable":
-            self._beats.pop(status.host, None)
-            return now
-        if status.phase != "running" or status.beat is None:
-            return None
-        beat, at = self._beats.setdefault(status.host, (status.beat, now))
-        if beat != status.beat:
-            self._beats[status.host] = status.beat, now
-        elif now - at >= FRESH_S:
-            self._frozen.add(status.host)
-            return at
-        return None
-
-    def _all(self) -> list[Standing]:
+    def _all(self) -> list[RankState]:
         return [self._by_rank[rank] for rank in sorted(self._by_rank)]
 
 
@@ -199,33 +179,15 @@ def read_stack(said: object) -> ProcessStack | None:
             where=_text(said["where"]),
             is_ours=said["is_ours"] is True,
             frames=tuple(_text(frame) for frame in list(said["stack"])[:MOST_FRAMES]),
-            unheard=tuple(_text(address) for address in list(said["unheard"])[:MOST]),
+            unheard=tuple(_text(address) for address in list(said["unheard"])[:MOST_NAMED]),
         )
     except NONSENSE:
         return None
 
 
-def named(standings: Sequence[Standing]) -> str:
+def named(positions: Sequence[RankState]) -> str:
     """As in: rank 0 on pc1 and ranks 2, 3 on pc2"""
-    by_host: dict[str, list[str]] = {}
-    for each in standings:
-        by_host.setdefault(each.host, []).append(str(each.rank))
-    words = [
-        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shortened(ranks))} on {host}"
-        for host, ranks in by_host.items()
-    ]
-    return listed(words)
-
-
-def listed(words: Sequence[str]) -> str:
-    """As in: a, b and c"""
-    words = shortened(words)
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def shortened(words: Sequence[str]) -> list[str]:
-    """The first few."""
-    return [*words[:MOST], f"{len(words) - MOST} more"] if len(words) > MOST else list(words)
+    return listed_ranks((each.host, each.rank) for each in positions)
 
 
 def seconds(duration_s: float) -> str:
@@ -233,10 +195,10 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.0f} s" if duration_s < 60 else format_duration(duration_s)
 
 
-def _moved(before: Standing | None, host: str, sign: RankSigns, now: float) -> Standing:
+def _moved(before: RankState | None, host: str, sign: RankSigns, now: float) -> RankState:
     """Where a rank stands now, as its host agent says."""
     told_at = now - (sign.same_s or 0.0)
-    here = Standing(
+    here = RankState(
         host=host,
         rank=sign.rank,
         phase=sign.phase or NOT_BEGUN,
@@ -266,22 +228,7 @@ Stacks = Mapping[str, Mapping[int, ProcessStack]]
 
 
 class Hung(RunFailed):
-    """Ranks wait for one that does not come.
-
-    accused: a rank, or only a host; None: nobody in particular. stacks: ranks, where they stand.
-    """
-
-    def __init__(
-        self, what: str, *, seen: str, fix: str, accused: Standing | str | None, stacks: Sequence[Standing]
-    ) -> None:
-        super().__init__(what, seen=seen, fix=fix)
-        self.host = accused.host if isinstance(accused, Standing) else accused
-        self.rank = accused.rank if isinstance(accused, Standing) else None
-        self._stacks = [_evidence(each, each.stack) for each in stacks if each.stack is not None]
-
-    def to_json(self) -> dict[str, Any]:
-        """See `GanglineError.to_json`; and "host", "rank", "stacks"."""
-        return {**super().to_json(), "host": self.host, "rank": self.rank, "stacks": self._stacks}
+    """Ranks wait for one that does not come. Its details: "host" and "rank" of that one, and "stacks" of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,12 +239,12 @@ class HangVerdict:
     """behind: some ranks have done less than others. together: all are equally far. silent: all that are seen wait for
     hosts of which nothing is known."""
     now: float
-    behind: tuple[Standing, ...] = ()
-    seen: tuple[Standing, ...]
+    behind: tuple[RankState, ...] = ()
+    seen: tuple[RankState, ...]
     """All ranks of which it is known where they stand."""
     silent: tuple[str, ...] = ()
     """Hosts of which nothing is known."""
-    unseen: tuple[Standing, ...] = ()
+    unseen: tuple[RankState, ...] = ()
     """Their ranks, as they were seen last."""
     are_frozen: bool = False
     """They answer, but their host agents do not get on."""
@@ -334,8 +281,11 @@ class HangVerdict:
             what,
             seen="\n".join([self.limit, *shortened(places), *_frames(accused or rows)]),
             fix=self._fix(accused),
-            accused=accused[0] if accused else next(iter(self.silent), None),
-            stacks=rows,
+            details={
+                "host": accused[0].host if accused else next(iter(self.silent), None),
+                "rank": accused[0].rank if accused else None,
+                "stacks": [_evidence(each, each.stack) for each in rows if each.stack is not None],
+            },
         )
 
     def _what(self) -> str:
@@ -347,7 +297,7 @@ class HangVerdict:
             return f"all {len(self.seen)} ranks wait in the same exchange; suspect the network between hosts"
         return f"no rank is making progress (0 of {len(self.seen)}): {_places(self.seen, self.now)}"
 
-    def _accused(self) -> list[Standing]:
+    def _accused(self) -> list[RankState]:
         """Who keeps the others. A process that is stopped is a cause, whoever else waits."""
         if self.kind == "silent":
             return []
@@ -360,7 +310,7 @@ class HangVerdict:
         found = stopped or at_disk or foreign or list(self.behind)
         return found or _most_unheard(self.seen) or _elsewhere(self.seen)
 
-    def _fix(self, accused: Sequence[Standing]) -> str:
+    def _fix(self, accused: Sequence[RankState]) -> str:
         if accused:
             return _fix(accused[0])
         if not self.silent:
@@ -381,15 +331,15 @@ def _waited_for(hosts: Sequence[str], *, are_frozen: bool) -> str:
     return f"{who}, and the others wait for {them}"
 
 
-def _places(standings: Sequence[Standing], now: float) -> str:
-    return listed([each.place(now) for each in standings])
+def _places(positions: Sequence[RankState], now: float) -> str:
+    return listed([each.place(now) for each in positions])
 
 
-def _waiting(others: Sequence[Standing]) -> list[str]:
+def _waiting(others: Sequence[RankState]) -> list[str]:
     return [f"{named(others)} {'waits' if len(others) == 1 else 'wait'}"] if others else []
 
 
-def _most_unheard(seen: Sequence[Standing]) -> list[Standing]:
+def _most_unheard(seen: Sequence[RankState]) -> list[RankState]:
     """The ranks of the host that more others do not acknowledge than any other host's, if there is one."""
     places: dict[str, set[str]] = {}
     for each in seen:
@@ -400,7 +350,7 @@ def _most_unheard(seen: Sequence[Standing]) -> list[Standing]:
     return [each for each in seen if len(places[each.host]) == counts[0]]
 
 
-def _elsewhere(seen: Sequence[Standing]) -> list[Standing]:
+def _elsewhere(seen: Sequence[RankState]) -> list[RankState]:
     """The few that stand at another line than most."""
     places = [each.stack.where if each.stack else "" for each in seen]
     most, count = Counter(places).most_common(1)[0]
@@ -409,12 +359,12 @@ def _elsewhere(seen: Sequence[Standing]) -> list[Standing]:
     return [each for each, place in zip(seen, places, strict=True) if place != most]
 
 
-def _row(standing: Standing, now: float) -> str:
-    unheard = standing.stack.unheard if standing.stack else ()
-    return standing.place(now) + (f"; what it sends to {listed(unheard)} is not acknowledged" if unheard else "")
+def _row(position: RankState, now: float) -> str:
+    unheard = position.stack.unheard if position.stack else ()
+    return position.place(now) + (f"; what it sends to {listed(unheard)} is not acknowledged" if unheard else "")
 
 
-def _fix(accused: Standing) -> str:
+def _fix(accused: RankState) -> str:
     stack = accused.stack
     if stack is not None and stack.is_stopped:
         return f"somebody stopped the process; let it continue on {accused.host}: kill -CONT {stack.pid}"
@@ -426,23 +376,23 @@ def _fix(accused: Standing) -> str:
     return f"{where}; the log of that rank: gangline logs"
 
 
-def _frames(standings: Sequence[Standing]) -> list[str]:
+def _frames(positions: Sequence[RankState]) -> list[str]:
     """The stacks of the first few."""
     rows: list[str] = []
-    for each in standings[:3]:
+    for each in positions[:3]:
         frames = each.stack.frames[:SHOWN_FRAMES] if each.stack else ()
         rows += [f"stack of {each.name}, innermost first:"] if frames else []
         rows += [f"  {frame}" for frame in frames]
     return rows
 
 
-def _asked(standing: Standing, stacks: Stacks) -> Standing:
-    return replace(standing, stack=stacks.get(standing.host, {}).get(standing.rank))
+def _asked(position: RankState, stacks: Stacks) -> RankState:
+    return replace(position, stack=stacks.get(position.host, {}).get(position.rank))
 
 
-def _evidence(standing: Standing, stack: ProcessStack) -> dict[str, Any]:
+def _evidence(position: RankState, stack: ProcessStack) -> dict[str, Any]:
     """A rank's stack as plain data."""
-    here = {"host": standing.host, "rank": standing.rank, "phase": standing.phase, "step": standing.step}
+    here = {"host": position.host, "rank": position.rank, "phase": position.phase, "step": position.step}
     process = {"state": stack.state, "wchan": stack.wchan, "unheard": list(stack.unheard)}
     return {**here, **process, "where": stack.where, "stack": list(stack.frames)}
 
@@ -479,7 +429,7 @@ class Hang:
     def __init__(self, request: LaunchRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._is_wanted = all(part.program == "worker" for part in request.hosts)
         self._clock = clock
-        self._standings = Standings(clock=clock)
+        self._positions = RankStates(clock=clock)
         self._steps = _Steps()
         self._found: HangVerdict | None = None
         self._num_suspicions = 0
@@ -491,11 +441,11 @@ class Hang:
         """Its number, as long as it is suspected that ranks hang; stacks that were fetched for another are old."""
         return None if self._found is None else self._num_suspicions
 
-    def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[Event]:
         """Take in what the hosts say now; what is new, as events with their details. joined: the ranks have."""
         if not self._is_wanted:
             return
-        self._standings.note(statuses)
+        self._positions.note(statuses)
         found = self._look() if joined else None
         before, self._found = self._found, found
         if found is None:
@@ -520,11 +470,11 @@ class Hang:
         return self._found.with_stacks(self._stacks).error()
 
     def _look(self) -> HangVerdict | None:
-        now, seen = self._clock(), self._standings.seen
+        now, seen = self._clock(), self._positions.seen
         if not seen:
             return None  # it may be our own link that is cut
-        self._steps.note(seen, now=now, is_blind=self._standings.is_blind)
-        silent = self._standings.silent(SILENT_S)
+        self._steps.note(seen, now=now, is_blind=self._positions.is_blind)
+        silent = self._positions.silent(SILENT_S)
         if silent and self._wait_for_silent(seen, now):
             waited_s = now - max(each.moved_at for each in seen)
             return self._silent(
@@ -532,27 +482,27 @@ class Hang:
             )
         return self._overdue(seen, silent, now)
 
-    def _wait_for_silent(self, seen: Sequence[Standing], now: float) -> bool:
+    def _wait_for_silent(self, seen: Sequence[RankState], now: float) -> bool:
         """Whether all that are seen wait in an exchange, for longer than hosts that compute would let them."""
         if any(each.phase != "exchange" for each in seen):
             return False
         waited_s = now - max(each.moved_at for each in seen)
         return waited_s >= SILENT_S and now - self._steps.since >= self._steps.patience_s
 
-    def _silent(self, hosts: Sequence[str], seen: Sequence[Standing], *, limit: str) -> HangVerdict:
+    def _silent(self, hosts: Sequence[str], seen: Sequence[RankState], *, limit: str) -> HangVerdict:
         """All that are seen wait for these hosts."""
-        are_frozen = all(map(self._standings.is_frozen, hosts))
+        are_frozen = all(map(self._positions.is_frozen, hosts))
         return HangVerdict(
             kind="silent",
             now=self._clock(),
             seen=tuple(seen),
             silent=tuple(hosts),
-            unseen=tuple(self._standings.last_of(hosts)),
+            unseen=tuple(self._positions.last_of(hosts)),
             are_frozen=are_frozen,
             limit=limit,
         )
 
-    def _overdue(self, seen: Sequence[Standing], silent: Sequence[str], now: float) -> HangVerdict | None:
+    def _overdue(self, seen: Sequence[RankState], silent: Sequence[str], now: float) -> HangVerdict | None:
         """What is to be said of a step, or of a pause, that lasts too long."""
         phases = {each.phase for each in seen}
         if phases & PAUSES:
@@ -597,7 +547,7 @@ class _Steps:
         """Exchanges that all had behind them -> seconds."""
         self._is_known = False
 
-    def note(self, seen: Sequence[Standing], *, now: float, is_blind: bool) -> None:
+    def note(self, seen: Sequence[RankState], *, now: float, is_blind: bool) -> None:
         """Take in where the ranks stand. is_blind: there are more of them than are seen."""
         step, left = min(each.step for each in seen), min(each.left for each in seen)
         if self._step is None:
@@ -643,8 +593,7 @@ class _Steps:
 
 
 def _listed_phases(phases: set[str]) -> str:
-    words = {"evaluate": "evaluate", "save": "save"}
-    return listed(sorted({words.get(phase, "load") for phase in phases}))
+    return listed(sorted({"load" if phase in LOADING else phase for phase in phases}))
 
 
 def _read(said: object) -> dict[int, ProcessStack]:

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
 from gangline.errors import GanglineError, RunFailed
 from gangline.inventory.pairs import Pair, say_tries
 from gangline.inventory.probe import Probe, listening
 from gangline.runs.cluster import Cluster, Host
-from gangline.supervise.hang import listed
+from gangline.supervise.background import Background
 from gangline.transport.transport import Transport
-
-# Work that waits for hosts, done beside the supervisor: a host that dies meanwhile does not keep it from looking.
-
-
-Value = TypeVar("Value")
-
-
-class Aside(Generic[Value]):
-    """One piece of work again and again, never twice at a time. Not for several threads."""
-
-    def __init__(self, work: Callable[[], Value], *, patience_s: float) -> None:
-        self._work = work
-        self._patience_s = patience_s
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gangline aside")
-        self._running: Future[Value] | None = None
-        self._begun = 0.0
-
-    def do(self) -> Value | None:
-        """What it comes to, or raises; None if that takes longer than a few seconds: ask again, it goes on."""
-        if self._running is None:
-            self._running, self._begun = self._pool.submit(self._work), time.monotonic()
-        running = self._running
-        wait([running], max(0.0, self._begun + self._patience_s - time.monotonic()))
-        if not running.done():
-            return None
-        self._running = None
-        return running.result()
-
-    def finish(self) -> Iterator[Value]:
-        """What has not ended yet comes to, unless it fails; then the same work once more, however long it takes."""
-        running, self._running = self._running, None
-        if running is not None and running.exception() is None:
-            yield running.result()
-        yield self._work()
-
+from gangline.units import listed
 
 BACK_S = 10.0
 """A host that has answered for so long is back: one that comes and goes would only disturb the others."""
@@ -57,15 +23,15 @@ LOOK_S = 3.0
 PATIENCE_S = 0.2
 
 
-class Away:
-    """The hosts that are away. answers: whether a host answers now; it may take long, and nobody waits for it."""
+class LostHosts:
+    """Hosts that the run has lost. answers: whether a host answers now; it may take long, and nobody waits for it."""
 
     def __init__(self, answers: Callable[[str], bool], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._answers = answers
         self._clock = clock
         self._since: dict[str, float | None] = {}
         """Since when it has answered each time; None: it does not."""
-        self._looks: dict[str, Aside[bool]] = {}
+        self._looks = Background[bool](patience_s=PATIENCE_S)
         self._looked_at: dict[str, float] = {}
 
     @property
@@ -74,41 +40,32 @@ class Away:
         return set(self._since) - set(self.back())
 
     def lose(self, hosts: Iterable[str]) -> None:
-        """These are away now; those that were, and are not among them, have joined again."""
-        names = set(hosts)
-        self._since = {host: self._since.get(host) for host in names}
-        self._looks = {host: look for host, look in self._looks.items() if host in names}
+        """These are lost now; those that were, and are not among them, have joined again."""
+        self._since = {host: self._since.get(host) for host in hosts}
 
     def look(self) -> None:
-        """Look for them, beside whatever else is done."""
+        """Ask them, without waiting for those that do not answer."""
         now = self._clock()
         for host in self._since:
-            if now < self._looked_at.get(host, float("-inf")) + LOOK_S:
-                continue
-            look = self._looks.setdefault(host, Aside(self._ask(host), patience_s=PATIENCE_S))
-            said = look.do()
-            if said is None:
-                continue
-            self._looked_at[host] = now
-            self._since[host] = None if not said else self._since[host] or now
-
-    def _ask(self, host: str) -> Callable[[], bool]:
-        return lambda: self._answers(host)
+            if now >= self._looked_at.get(host, float("-inf")) + LOOK_S:
+                self._looks.start(host, partial(self._answers, host))
+        for host, does_answer in self._looks.results().items():
+            if host in self._since:
+                self._looked_at[host] = now
+                self._since[host] = (self._since[host] or now) if does_answer else None
 
     def back(self) -> list[str]:
-        """Those that have answered for a while."""
+        """The hosts that have answered for a while."""
         now = self._clock()
         return [host for host, since in self._since.items() if since is not None and now - since >= BACK_S]
 
 
-STAGES = ("ended", "prepared", "started", "joined", "step")
-"""ended: nothing of the attempt before runs any more. prepared: the checkpoint and the next attempt lie on every host.
-started: its host agents stand. joined: its ranks. step: they have completed one.
-"""
+class Recovery:
+    """The time from a failure to the first step after it, stage by stage. begun: when the failure was seen, by `clock`.
 
-
-class Returning:
-    """From the moment a failure was seen to the first step after it. begun: that moment, by `clock`."""
+    ended: nothing of the attempt before runs any more. prepared: the checkpoint and the next attempt lie on every host.
+    started: its host agents run. joined: its ranks. step: they have completed one.
+    """
 
     def __init__(self, begun: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -122,14 +79,9 @@ class Returning:
             now = self._clock()
             self._reached[stage], self._last = now - self._last, now
 
-    @property
-    def done(self) -> bool:
-        """Whether it has come back."""
-        return STAGES[-1] in self._reached
-
     def to_json(self) -> dict[str, Any]:
         """Seconds in all, and of each stage."""
-        stages = {stage: round(self._reached[stage], 2) for stage in STAGES if stage in self._reached}
+        stages = {stage: round(seconds, 2) for stage, seconds in self._reached.items()}
         return {"seconds": round(self._last - self._begun, 2), "stages": stages}
 
 
@@ -140,7 +92,6 @@ class Returning:
 OPEN_S = 60.0
 """How long ports may stay open: much longer than it takes."""
 SHOWN_PAIRS = 4
-PARTITION_PATIENCE_S = 0.1
 FRESH_S = 15.0
 """A host that was found to reach the others, or not to, is not asked again before."""
 
@@ -156,13 +107,13 @@ class Partition:
     def to_json(self) -> dict[str, Any]:
         """As `Outcome.error`."""
         fix = "look for a firewall, a bad switch or a bad cable; test every pair: gangline check; then: gangline resume"
-        return {**RunFailed(self.what, seen=self.seen, fix=fix).to_json(), "host": self.hosts[0]}
+        return RunFailed(self.what, seen=self.seen, fix=fix, details={"host": self.hosts[0]}).to_json()
 
 
 def find_cut(
     hosts: Iterable[Host], cluster: Cluster, transports: Mapping[str, Transport], *, port: int
 ) -> Partition | None:
-    """Have these hosts try each other; None if all of them get through, or are one machine, or nobody can be asked.
+    """Have these hosts try each other; None if all of them get through, or are one machine.
 
     port: where ranks meet; tried where it is free, and so are some that the kernel gives.
     """
@@ -214,17 +165,18 @@ def _words(host: str, pairs: Sequence[Pair]) -> str:
 
 
 class CutOff:
-    """Hosts that were found to be cut off, and are asked again until they are not. find: who is now."""
+    """Hosts that were found to be cut off, asked again until they are not. find: the partition of now."""
 
     def __init__(self, hosts: Iterable[str], find: Callable[[], Partition | None]) -> None:
         self._hosts = set(hosts)
-        self._looking = Aside(lambda: [find()], patience_s=PARTITION_PATIENCE_S)
+        self._find = find
+        self._looks = Background[list[Partition | None]](patience_s=PATIENCE_S)
 
     def look(self) -> set[str]:
         """Those that are cut off, as far as is known by now."""
         if self._hosts:
             with suppress(GanglineError, OSError):
-                for found in self._looking.do() or []:
+                for found in self._looks.do(lambda: [self._find()]) or []:
                     self._hosts = set(found.hosts) if found else set()
         return self._hosts
 

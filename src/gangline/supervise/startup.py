@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns
 from gangline.runs.cluster import Cluster
+from gangline.supervise.background import Background
+from gangline.supervise.liveness import Event
 from gangline.transport.transport import AGENT, Transport
+from gangline.units import listed, listed_ranks
 
 # The start board: how far the start has come on each host, who is behind, and when that has lasted too long. Pure.
 
@@ -216,7 +219,7 @@ def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes:
     lagging = [row for row in board.lagging if not row.is_silent]
     said = [f"{whole['joined']} of {whole['ranks']} ranks have joined after {board.seconds:.0f} s"]
     if silent:
-        said.append(f"{_listed([row.host for row in silent])} {'does' if len(silent) == 1 else 'do'} not answer")
+        said.append(f"{listed([row.host for row in silent])} {'does' if len(silent) == 1 else 'do'} not answer")
     if lagging:
         said.append(_behind(board.stage or "joined", lagging, meet=meet))
     said += [
@@ -230,7 +233,7 @@ def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes:
 
 def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
     """What hosts that do answer have not reached."""
-    names = _listed([row.host for row in rows])
+    names = listed([row.host for row in rows])
     does = {
         "ssh": f"no answer yet from {names}",
         "agent": f"the gangline agent on {names} has not started",
@@ -244,11 +247,7 @@ def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
 
 
 def _ranks(rows: Sequence[HostRow]) -> str:
-    parts = []
-    for row in rows:
-        word = "rank" if len(row.behind) == 1 else "ranks"
-        parts.append(f"{word} {', '.join(map(str, row.behind))} on {row.host}")
-    return _listed(parts)
+    return listed_ranks((row.host, rank) for row in rows for rank in row.behind)
 
 
 def _verb(rows: Sequence[HostRow], one: str, many: str) -> str:
@@ -258,10 +257,6 @@ def _verb(rows: Sequence[HostRow], one: str, many: str) -> str:
 def _place(endpoint: str, places: Mapping[str, str]) -> str:
     address, _, port = endpoint.rpartition(":")
     return f"{places[address]} ({address}, port {port})" if address in places else endpoint
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 WRITE_EVERY_S = 1.0
@@ -276,23 +271,6 @@ WORDS = {
     "no route": "there is no route to that network",
     "open": "the port is open, so the program behind it hangs",
 }
-
-
-@dataclass(slots=True, kw_only=True)
-class _Probing:
-    """Probes that run beside the supervisor, which has more to do than wait for them."""
-
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=4))
-    running: dict[str, Future[str]] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
-    begun: float = float("-inf")
-
-    def take(self) -> None:
-        """Take in those that have ended."""
-        for host, future in list(self.running.items()):
-            if future.done():
-                del self.running[host]
-                self.said[host] = future.result()
 
 
 class StartFollower:
@@ -312,7 +290,10 @@ class StartFollower:
         self._transports = transports
         self._meet = request.hosts[0].meet
         self._places = {host.address: host.name for host in cluster.hosts}
-        self._probing = _Probing()
+        self._probes = Background[str]()
+        self._probed_at = float("-inf")
+        self._answers: dict[str, str] = {}
+        """Host -> what the last probe on it found."""
         self._sentence: str | None = None
         self._told: tuple[str | None, tuple[str, ...]] | None = None
         self._written_at = float("-inf")
@@ -323,7 +304,7 @@ class StartFollower:
         """The host where the launchers meet."""
         return next(iter(self.board.rows))
 
-    def note(self, statuses: Sequence[HostStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def note(self, statuses: Sequence[HostStatus]) -> Iterator[Event]:
         """Take in what the hosts say now; what is new, as events with their details."""
         if self.done and self.board.is_final:
             return
@@ -368,15 +349,15 @@ class StartFollower:
 
     def _news(self) -> tuple[str | None, tuple[str, ...]]:
         """What makes a sentence another one, unlike its seconds."""
-        hosts = [f"{row.host} {row.is_silent} {self._probing.said.get(row.host, '')}" for row in self.board.lagging]
+        hosts = [f"{row.host} {row.is_silent} {self._answers.get(row.host, '')}" for row in self.board.lagging]
         return self.board.stage, tuple(hosts)
 
     def _say(self) -> str:
         meet = f"{self.head} at {self._meet[0]}, port {self._meet[1]}" if self._meet else self.head
-        return sentence(self.board, meet=meet, places=self._places, probes=self._probing.said)
+        return sentence(self.board, meet=meet, places=self._places, probes=self._answers)
 
     def _fix(self) -> str:
-        said = " ".join(self._probing.said.values())
+        said = " ".join(self._answers.values())
         waits = any(row.waits_for for row in self.board.lagging)
         if WORDS["timed out"] in said or waits:
             return "let the hosts of the cluster reach each other on all TCP ports; test every pair: gangline check"
@@ -386,19 +367,15 @@ class StartFollower:
 
     def _probe(self) -> None:
         """Ask the hosts that are behind to connect to what they do not reach, every few seconds."""
-        probing = self._probing
-        probing.take()
-        if probing.running or self._clock() - probing.begun < PROBE_EVERY_S:
+        self._answers |= self._probes.results()
+        if self._probes.is_busy or self._clock() - self._probed_at < PROBE_EVERY_S:
             return
-        probing.said = {host: words for host, words in probing.said.items() if host in self._lagging_names()}
-        wanted = {row.host: targets for row in self.board.lagging if (targets := self._targets(row))}
-        if wanted:
-            probing.begun = self._clock()
-        for host, targets in wanted.items():
-            probing.running[host] = probing.pool.submit(self._try, host, targets)
-
-    def _lagging_names(self) -> set[str]:
-        return {row.host for row in self.board.lagging}
+        lagging = {row.host: self._targets(row) for row in self.board.lagging}
+        self._answers = {host: words for host, words in self._answers.items() if host in lagging}
+        for host, targets in lagging.items():
+            if targets:
+                self._probed_at = self._clock()
+                self._probes.start(host, partial(self._try, host, targets))
 
     def _targets(self, row: HostRow) -> list[tuple[str, int]]:
         if row.is_silent:

@@ -7,17 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from gangline.diagnose.signatures import Failure
 from gangline.errors import CheckpointError, GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import Backend, HostRequest, HostStatus, LaunchRequest, Leftover, SupervisorWords
+from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, SupervisorWords
 from gangline.runs.checkpoints import part_folder, step_folder
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -25,50 +25,17 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, commit_record
 from gangline.runs.record_versions import decode_record, load_if_there, load_record, write_record
 from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState, StopOrder, read_order
-from gangline.supervise.attempt_records import LookBack, Records, Troubles, look_back
+from gangline.supervise.attempt_records import LookBack, PollErrors, Records, look_back
+from gangline.supervise.background import Background
 from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory
-from gangline.supervise.clean import clean, clean_rest, end_earlier
-from gangline.supervise.gang_view import EpochClaims, Followed, PollIntervals, Statuses
-from gangline.supervise.lost_hosts import Aside, Partition, find_cut
+from gangline.supervise.clean import end_earlier
+from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
+from gangline.supervise.gang_view import Followed, Statuses
+from gangline.supervise.liveness import EpochClaims
+from gangline.supervise.lost_hosts import Partition, find_cut
 from gangline.transport.transport import Transport
 
-# What the host agents of an attempt are told, and which of them have not heard it yet.
-
-
-Word = TypeVar("Word")
-AT_ONCE = 32
-
-
-class Telling(Generic[Word]):
-    """Tells hosts something, all at once, each of them never two things at a time. Not for several threads.
-
-    tell: tells one host; whether it heard. patience_s: how long we wait for what is under way.
-    """
-
-    def __init__(self, tell: Callable[[str, Word], bool], *, patience_s: float) -> None:
-        self._tell = tell
-        self._patience_s = patience_s
-        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="gangline order")
-        self._running: dict[str, tuple[Word, float, Future[bool]]] = {}
-
-    def tell(self, hosts: Collection[str], word: Word) -> set[str]:
-        """The hosts that have heard it. Ask again for the others; what takes long goes on meanwhile.
-
-        Raises what `tell` raises for one of them.
-        """
-        now = time.monotonic()
-        for host in hosts:
-            if host not in self._running:
-                self._running[host] = word, now, self._pool.submit(self._tell, host, word)
-        fresh = [future for _, begun, future in self._running.values() if begun + self._patience_s > now]
-        wait(fresh, self._patience_s)  # for those that take longer nobody waits again
-        heard = set()
-        for host, (told, _, future) in list(self._running.items()):
-            if future.done():
-                del self._running[host]
-                if future.result() and told == word and host in hosts:
-                    heard.add(host)
-        return heard
+# OrderDelivery to the host agents of an attempt, and the hosts that have not received them yet.
 
 
 AgentOrder = Literal["yield", "break", "stop", "kill"]
@@ -78,81 +45,67 @@ STRENGTH: tuple[AgentOrder, ...] = ("yield", "break", "stop", "kill")
 """A later one takes the place of an earlier one."""
 
 
-class Ordering:
-    """Orders of one attempt. epoch: under which they are given."""
+class OrderDelivery:
+    """The orders of one attempt to its host agents."""
 
-    def __init__(
-        self,
-        request: LaunchRequest,
-        transports: Mapping[str, Transport],
-        *,
-        backend: Backend,
-        epoch: int,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, gang: GangControl, *, patience_s: float) -> None:
         self.given: AgentOrder | None = None
         """The strongest."""
         self.given_at = float("inf")
         """When, by the monotonic clock."""
-        self._request = request
-        self._transports = transports
-        self._backend = backend
-        self._epoch = epoch
-        self._telling = Telling(self._tell_one, patience_s=patience_s)
-        self._untold: set[str] = set()
-        """Hosts that have not heard the last of it."""
+        self._gang = gang
+        self._sending = Background[tuple[AgentOrder | None, bool]](patience_s=patience_s)
+        self._open: set[str] = set()
+        """Hosts that have not received the last of them."""
 
     def give(self, order: AgentOrder) -> None:
-        """Order something of all host agents; what was ordered before counts on if it is stronger."""
+        """Order something of all host agents; a stronger order from before stays."""
         if self.given is None or STRENGTH.index(order) >= STRENGTH.index(self.given):
             self.given = order
         self.given_at = time.monotonic()
-        self._untold = set(self._request.names)
+        self.announce()
 
     def announce(self) -> None:
-        """Have all host agents told who is in charge."""
-        self._untold = set(self._request.names)
+        """Have all host agents informed of the supervisor in charge, and of the order."""
+        self._open = set(self._gang.request.names)
 
-    def tell(self, statuses: Sequence[HostStatus]) -> None:
-        """Tell the host agents that have not heard it, and those that do not answer as soon as they do."""
-        reachable = self._untold - {status.host for status in statuses if status.phase == "unreachable"}
-        if reachable:
-            self._untold -= self._telling.tell(reachable, self.given)
+    def deliver(self, statuses: Sequence[HostStatus]) -> None:
+        """Send the order to the host agents that lack it; to those that do not answer as soon as they do."""
+        reachable = self._open - {status.host for status in statuses if status.phase == "unreachable"}
+        for host in reachable:
+            self._sending.start(host, partial(self._send, host, self.given))
+        for host, (order, is_received) in self._sending.results().items() if reachable else ():
+            if is_received and order == self.given:
+                self._open.discard(host)
 
-    def _tell_one(self, host: str, order: AgentOrder | None) -> bool:
-        """Whether its host agent was told."""
-        part = self._request.on({host})
+    def _send(self, host: str, order: AgentOrder | None) -> tuple[AgentOrder | None, bool]:
+        """The order, and whether the host agent has received it."""
+        part = self._gang.on({host})
         if order is None:
-            return not self._backend.announce(part, self._transports, epoch=self._epoch)
-        now, resting = order in {"break", "kill"}, order in {"yield", "break"}
-        return not self._backend.stop(part, self._transports, now=now, resting=resting, epoch=self._epoch)
+            return order, not part.announce()
+        return order, not part.stop(now=order in {"break", "kill"}, resting=order in {"yield", "break"})
 
 
-# How this supervisor can be started again, told to the host agent beside it.
+# How the host agent beside this supervisor starts it again.
 
 
-KEPT = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
-"""Variables that it needs to find its code, and the ways to other hosts."""
+RESTART_ENV = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
+"""Variables that a supervisor needs to find its code, and the ways to other hosts."""
 
 
-def reviving(request: LaunchRequest, cluster: Cluster, layout: RunLayout) -> LaunchRequest:
-    """The same request; host agents on this computer know how to start the supervisor of the run again.
+def with_restart(request: LaunchRequest, cluster: Cluster, layout: RunLayout) -> LaunchRequest:
+    """The same request; the host agent on this computer knows how to start the supervisor of the run again.
 
     Only one of them: two would start two.
     """
     here = next((host.name for host in cluster.hosts if host.transport == "local" and host.name in request.names), None)
     words = SupervisorWords(
         argv=(sys.executable, "-m", "gangline.supervise", str(layout.folder), str(request.attempt), "--detach"),
-        env={name: os.environ[name] for name in KEPT if name in os.environ},
+        env={name: os.environ[name] for name in RESTART_ENV if name in os.environ},
         folder=str(layout.folder),
     )
-    return dataclasses.replace(
-        request, hosts=tuple(_told(part, words, is_here=part.host == here) for part in request.hosts)
-    )
-
-
-def _told(part: HostRequest, words: SupervisorWords, *, is_here: bool) -> HostRequest:
-    return dataclasses.replace(part, supervisor=words) if is_here else part
+    hosts = [dataclasses.replace(part, supervisor=words) if part.host == here else part for part in request.hosts]
+    return dataclasses.replace(request, hosts=tuple(hosts))
 
 
 # Commit checkpoints: once every host of the attempt has its part, place the record on every host.
@@ -167,20 +120,13 @@ class Committer:
     The record is placed by files and not by a collective among ranks, which may be dying.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        transports: Mapping[str, Transport],
-        *,
-        run_id: str,
-        hosts: Sequence[str],
-        attempt: int,
-    ) -> None:
+    def __init__(self, cluster: Cluster, gang: GangControl) -> None:
+        request = gang.request
         self._folders: dict[str, Path] = {
-            host.name: RunLayout(Path(host.workdir), run_id).checkpoints for host in cluster.hosts if host.name in hosts
+            name: RunLayout(Path(cluster.host(name).workdir), request.run_id).checkpoints for name in request.names
         }
-        self._transports = transports
-        self._attempt = attempt
+        self._transports = gang.transports
+        self._attempt = request.attempt
         self._done: set[bytes] = set()
         """Records that are on every host. A step whose record retention has removed is not committed again."""
 
@@ -254,16 +200,6 @@ class Ended:
     """Hosts that answered us, but were found to be cut off from the others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
-    """What a supervisor calls at every look."""
-
-    beat: Callable[[], None] = lambda: None
-    """Says that it gets on."""
-    makes_way: Callable[[], str | None] = lambda: None
-    """Why the attempt is to end in good order, so that another can take its place; None: it is not."""
-
-
 class Supervisor:
     """Looks after one attempt until nothing of it runs.
 
@@ -272,40 +208,41 @@ class Supervisor:
 
     def __init__(
         self,
-        layout: RunLayout,
+        run: SupervisedRun,
         attempt: int,
         *,
-        backend: Backend,
-        connect: Callable[[Cluster], Mapping[str, Transport]],
-        pace: PollIntervals | None = None,
-        hooks: Hooks | None = None,
+        transports: Mapping[str, Transport] | None = None,
+        makes_way: Callable[[], str | None] = lambda: None,
     ) -> None:
-        hooks = hooks or Hooks()
+        layout, pace = run.layout, run.pace
+        self._run = run
         self._layout = layout
         self.attempt = attempt
-        self._backend = backend
-        self._connect = connect
-        self._pace = pace or PollIntervals()
+        self._pace = pace
         self._cluster = Cluster.of_attempt(layout, attempt)
-        self._transports = connect(self._cluster)
-        self.records = Records(layout, attempt, disk_s=self._pace.disk_s, pause_s=self._pace.poll_s, beat=hooks.beat)
+        self._transports = run.connect(self._cluster) if transports is None else transports
+        self.records = Records(layout, attempt, disk_s=pace.disk_s, pause_s=pace.poll_s, beat=run.beat)
         self.request = load_record(layout.request(attempt), LaunchRequest)
-        committer = Committer(
-            self._cluster, self._transports, run_id=layout.run_id, hosts=self.request.names, attempt=attempt
+        self.gang = GangControl(
+            backend=run.backend,
+            request=self.request,
+            transports=self._transports,
+            epoch=self.records.epoch,
+            verify_s=pace.verify_s,
+            beat=run.beat,
         )
-        self._committing = Aside(committer.sweep, patience_s=self._pace.patience_s)
-        self._comparing = Aside(self._compared, patience_s=self._pace.patience_s)
-        self._claims = EpochClaims(num_hosts=len(self.request.hosts), doubt_s=self._pace.doubt_s)
-        self._makes_way = hooks.makes_way
+        self._sweep = Committer(self._cluster, self.gang).sweep
+        self._committing = Background[list[Commit]](patience_s=pace.patience_s)
+        self._comparing = Background[LookBack](patience_s=pace.patience_s)
+        self._claims = EpochClaims(num_hosts=len(self.request.hosts), doubt_s=pace.doubt_s)
+        self._makes_way = makes_way
         self._made_way: str | None = None
         self.ended: Ended | None = None
         """Once it has; then the run goes on with another attempt, or `close` ends it."""
-        self._ordering = Ordering(
-            self.request, self._transports, backend=backend, epoch=self.epoch, patience_s=self._pace.patience_s
-        )
-        self._troubles = Troubles(self.records, patience_s=self._pace.trouble_s)
+        self._orders = OrderDelivery(self.gang, patience_s=pace.patience_s)
+        self._poll_errors = PollErrors(self.records, patience_s=pace.trouble_s)
         is_quiet = RunState.load(layout).quiet_since is not None
-        self.followed = Followed(self.request, self._cluster, self._transports, pace=self._pace, is_quiet=is_quiet)
+        self.followed = Followed(self.request, self._cluster, self._transports, pace=pace, is_quiet=is_quiet)
         self._user_order: StopOrder | None = None
         """What the user ordered and was passed on."""
         self._failed_at: float | None = None
@@ -324,10 +261,7 @@ class Supervisor:
 
     def begin(self, secrets: Mapping[str, str] | None = None) -> None:
         """`start`, once what attempts before have left is ended; where it raises, the run has ended."""
-        names = self.request.names
-        end_earlier(
-            self._layout, self.attempt, hosts=names, backend=self._backend, connect=self._connect, epoch=self.epoch
-        )
+        end_earlier(self._run, self.attempt, hosts=self.request.names, epoch=self.epoch)
         try:
             self.start(secrets)
         except GanglineError:
@@ -340,14 +274,14 @@ class Supervisor:
 
         secrets: more environment for the ranks of a gang that is started.
         """
-        statuses = self._poll()
+        statuses = self.gang.poll()
         has_begun = self._has_begun(statuses)
         if not has_begun:
             self._require_no_order()
         self.records.set_phase("running", supervisor=ProcessId.current())
         if has_begun:
-            self._ordering.announce()
-            self._ordering.tell(statuses)
+            self._orders.announce()
+            self._orders.deliver(statuses)
             if _is_done(self._layout, self.attempt):
                 self.followed.take_for_joined()
         else:
@@ -362,8 +296,8 @@ class Supervisor:
         self._user_order = read_order(self._layout, attempt=self.attempt)
         if self._user_order is None:
             return
-        self._backend.stop(self.request, self._transports, now=True, epoch=self.epoch)
-        self._conclude("stopped", None, left=self._clean_up(self._poll()))
+        self.gang.stop()
+        self._conclude("stopped", None, left=self._clean_up(self.gang.poll()))
         raise RunFailed(
             f"{self._layout.run_id} was stopped before it began",
             seen=f"an order to {self._user_order} attempt {self.attempt}",
@@ -375,10 +309,10 @@ class Supervisor:
             for status in statuses:
                 if status.phase == "unreachable":
                     raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
-            request = reviving(self.request, self._cluster, self._layout)
-            self._backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
+            request = with_restart(self.request, self._cluster, self._layout)
+            self._run.backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
         except GanglineError as error:
-            self._conclude("failed", error.to_json(), left=self._clean_up(self._poll()))
+            self._conclude("failed", error.to_json(), left=self._clean_up(self.gang.poll()))
             raise
         self.records.event("started", hosts=list(self.request.names))
 
@@ -399,7 +333,7 @@ class Supervisor:
         """Look after the gang until it has ended; outcome.json is written then."""
         while True:
             self.records.beat()
-            with self._troubles.borne():
+            with self._poll_errors.tolerated():
                 ended = self._look_once()
                 if ended is not None:
                     return ended
@@ -408,7 +342,8 @@ class Supervisor:
     def close(self, ended: Ended, *, why: str = "") -> None:
         """The run has ended with this attempt: write that into events and state. why: nothing follows a failure."""
         self._compare(ended.statuses)
-        self._order_rest()
+        if self._rests:  # for an attempt that does not come any more
+            self.gang.end_resting()
         outcome = ended.outcome
         details: dict[str, Any] = {"what": outcome.error["what"]} if outcome.error else {}
         if outcome.result == "stopped" and ended.user_order is None:
@@ -419,29 +354,21 @@ class Supervisor:
         self.records.event(outcome.result, **details)
         self.records.set_phase(outcome.result, error=outcome.error)
 
-    def _order_rest(self) -> None:
-        """Host agents that rest wait for an attempt that does not come any more."""
-        if any(part.stand_by for part in self.request.hosts):
-            clean_rest(self._backend, self.request, self._transports, epoch=self.epoch, beat=self.records.beat)
-
     def _look_once(self) -> Ended | None:
         """Look, and do what follows from it; how it ended, once it has."""
-        statuses = self._poll()
+        statuses = self.gang.poll()
         self._require_charge(statuses)
         self._follow(statuses)
         self._pass_on_order()
         self._make_way()
         self._end_failed(statuses)
-        self._ordering.tell(statuses)
+        self._orders.deliver(statuses)
         self._commit(statuses)
         if not self._is_over(statuses):
             return None
         left = self._clean_up(statuses)
         self._commit(statuses, last=True)
         return self._judge(statuses, left)
-
-    def _poll(self) -> list[HostStatus]:
-        return self._backend.poll(self.request, self._transports)
 
     def _require_charge(self, statuses: Statuses) -> None:
         self.records.require_charge(RunState.load(self._layout).epoch)
@@ -450,7 +377,7 @@ class Supervisor:
         self.records.require_charge(self._claims.believed)
 
     def _follow(self, statuses: Statuses) -> None:
-        events = self.followed.note(statuses, ordered=self._ordering.given is not None)
+        events = self.followed.note(statuses, ordered=self._orders.given is not None)
         start = self.followed.start
         if start.is_due() or any(event in {"joined", "waiting"} for event, _ in events):
             self.records.board(start.to_json())
@@ -464,17 +391,17 @@ class Supervisor:
         if order is None or self._user_order in {order, "kill"}:
             return
         self._user_order = order
-        self._ordering.give(order)
+        self._orders.give(order)
         self.records.event("stopping", order=order)
         self.records.set_phase("stopping")
 
     def _make_way(self) -> None:
         """End in good order, where the next attempt shall have other hosts."""
-        if self._ordering.given is not None or not self.followed.joined:
+        if self._orders.given is not None or not self.followed.joined:
             return
         self._made_way = self._makes_way()
         if self._made_way is not None:
-            self._ordering.give("yield")
+            self._orders.give("yield")
             self.records.event("leaving", what=self._made_way)
 
     def _end_failed(self, statuses: Statuses) -> None:
@@ -483,21 +410,21 @@ class Supervisor:
         self._failing += failing
         if self._user_order == "kill":
             return
-        given = self._ordering.given
+        given = self._orders.given
         if self._failed_at is None:
             self._failure = self._find_failure(statuses)
             if self._failure is None and not any(map(_has_failed, statuses)):
                 return
             self._failed_at = time.monotonic()
-            self._ordering.give(self._order_after_failure())
+            self._orders.give(self._order_after_failure())
             self.records.event("failing", what=(self._cause(statuses) or {}).get("what", ""))
             self.records.set_phase("stopping")
         elif given != "kill" and time.monotonic() > self._failed_at + self._failure_grace_s:
-            self._ordering.give("kill")
+            self._orders.give("kill")
 
     def _find_failure(self, statuses: Statuses) -> GanglineError | None:
         """Why the gang is to be ended though none of it has failed by itself."""
-        if self._ordering.given is not None:
+        if self._orders.given is not None:
             return None
         late = self.followed.start.failure()
         return late or (None if any(map(_has_failed, statuses)) else self.followed.failure())
@@ -519,7 +446,7 @@ class Supervisor:
         if any(status.phase == "unreachable" for status in statuses):
             return  # it takes all hosts, and asking one that is silent takes long
         try:
-            found = self._committing.finish() if last else [self._committing.do() or []]
+            found = self._committing.finish(self._sweep) if last else [self._committing.do(self._sweep) or []]
             for commit in chain.from_iterable(found):
                 self.records.event("committed", step=commit.step, hosts=sorted(commit.parts))
         except Exception as error:  # noqa: BLE001  (a full disk, a lost connection, a lying host: the next tries again)
@@ -532,7 +459,7 @@ class Supervisor:
         if self.request.hosts[0].program == "command" or head in silent:
             return
         try:
-            found = self._comparing.do()
+            found = self._comparing.do(self._compared)
         except Exception as error:  # noqa: BLE001  (figures that are missing or damaged, a host that is gone)
             self.records.complain(f"the plan is not compared with the run: {type(error).__name__}: {error}")
             return
@@ -552,17 +479,17 @@ class Supervisor:
 
     def _is_over(self, statuses: Statuses) -> bool:
         """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
-        hopeless = time.monotonic() > self._ordering.given_at + self._pace.abandon_s
-        given_up = self.followed.heartbeats.stalled if hopeless else set()
+        hopeless = time.monotonic() > self._orders.given_at + self._pace.abandon_s
+        given_up = self.followed.liveness.stalled if hopeless else set()
         phases = {status.phase for status in statuses if status.phase != "running" or status.host not in given_up}
         if "running" in phases:
             return False
         if "unreachable" not in phases:
             return True
         # The ranks that are out of sight cannot go on without the others, and their host agent knows what to do then.
-        silence_s = self.followed.presence.silence_s()
+        silence_s = self.followed.liveness.silence_s()
         if phases == {"unreachable"}:
-            return self._ordering.given is not None and silence_s > self._pace.abandon_s
+            return self._orders.given is not None and silence_s > self._pace.abandon_s
         pace = self._pace
         ordered_s = min(pace.silence_s, pace.ordered_silence_s)
         return silence_s > (pace.silence_s if self._user_order is None else ordered_s)
@@ -571,20 +498,17 @@ class Supervisor:
         """End what is left on the hosts; what is left then, and the hosts where nobody could look."""
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
-        part = self.request.on(set(self.request.names) - silent)
+        part = self.gang.on(set(self.request.names) - silent)
         if lost := {status.host for status in statuses if status.phase == "lost"}:
-            # ends what their host agents have left
-            self._backend.stop(part.on(lost), self._transports, now=True, epoch=self.epoch)
-        verify_s, beat = self._pace.verify_s, self.records.beat
-        found = clean(self._backend, part, self._transports, epoch=self.epoch, verify_s=verify_s, beat=beat)
-        return found + unknown
+            part.on(lost).stop()  # ends what their host agents have left
+        return part.clean() + unknown
 
     def _cause(self, statuses: Statuses) -> dict[str, Any] | None:
         error = self._failure.to_json() if self._failure is not None else None
         error = error or first_cause(
             self.request, statuses, ordered=self._user_order is not None, seen=self._failing, explain=self._of_memory
         )
-        return self.followed.heartbeats.as_evidence(error) if error else None
+        return self.followed.liveness.as_evidence(error) if error else None
 
     def _of_memory(self, failure: Failure) -> RunFailed | None:
         """Whether a rank ended for want of memory, beside what was planned for it."""
@@ -600,12 +524,10 @@ class Supervisor:
             return None
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         hosts = [host for host in self._cluster.hosts if host.name not in silent]
-        port = self.request.port
-        looking = Aside(
-            lambda: [find_cut(hosts, self._cluster, self._transports, port=port)], patience_s=self._pace.poll_s
-        )
+        looking = Background[list[Partition | None]](patience_s=self._pace.poll_s)
+        look = partial(find_cut, hosts, self._cluster, self._transports, port=self.request.port)
         with suppress(GanglineError, OSError):
-            while (found := looking.do()) is None:
+            while (found := looking.do(lambda: [look()])) is None:
                 self.records.beat()
                 time.sleep(self._pace.poll_s)
             return found[0]
@@ -650,20 +572,19 @@ class Supervisor:
             hosts={status.host: HostOutcome(phase=status.phase, returncode=status.returncode) for status in statuses},
             error=error,
             failures=tuple(gather_failures(statuses, seen=self._failing)),
-            left=tuple(f"{each.host}: {each.what}" for each in left if each.kind != "unknown"),
-            unverified=tuple(sorted({each.host for each in left if each.kind == "unknown"})),
         )
+        outcome = with_leftovers(outcome, left)
         self.records.outcome(outcome)
         self.ended = Ended(
             outcome=outcome,
             statuses=tuple(statuses),
             user_order=self._user_order,
-            told_to_stop=self._ordering.given in {"stop", "kill"},
+            told_to_stop=self._orders.given in {"stop", "kill"},
             made_way=self._made_way,
             step=self.followed.step,
             joined=self.followed.joined,
             noticed_at=self._failed_at,
-            silent_s=self.followed.presence.silent(),
+            silent_s=self.followed.liveness.silent(),
             cut=self._cut,
         )
         return self.ended

@@ -6,7 +6,8 @@ from gangline.errors import RunFailed
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest
 from gangline.runs.files import write_json
 from gangline.runs.state import AttemptOutcome, HostOutcome, RunState
-from gangline.supervise.clean import end_between
+from gangline.supervise.clean import end_without_supervisor
+from gangline.supervise.gang_control import SupervisedRun
 from gangline.supervise.lock import supervisor_lock
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
@@ -70,7 +71,7 @@ def connect(cluster):
 
 def test_every_host_agent_is_ended_where_it_rests_and_the_run_is_stopped(layout):
     backend = Resting({"pc1": 2, "pc2": 2, "pc3": 1})
-    end_between(layout, backend=backend, connect=connect)
+    end_without_supervisor(SupervisedRun(layout=layout, backend=backend, connect=connect))
     assert backend.resting == {}
     assert sorted(backend.told) == [("pc1", 2, 5), ("pc2", 2, 5), ("pc3", 1, 5)]
     state = RunState.load(layout)
@@ -80,13 +81,13 @@ def test_every_host_agent_is_ended_where_it_rests_and_the_run_is_stopped(layout)
 
 def test_how_the_attempt_ended_stays_written_down(layout):
     before = (layout.attempt(2) / "outcome.json").read_bytes()
-    end_between(layout, backend=Resting({}), connect=connect)
+    end_without_supervisor(SupervisedRun(layout=layout, backend=Resting({}), connect=connect))
     assert (layout.attempt(2) / "outcome.json").read_bytes() == before
 
 
 def test_a_run_that_somebody_looks_after_is_left_to_them(layout):
     backend = Resting({"pc1": 2})
     with supervisor_lock(layout), pytest.raises(RunFailed, match="is running already"):
-        end_between(layout, backend=backend, connect=connect)
+        end_without_supervisor(SupervisedRun(layout=layout, backend=backend, connect=connect))
     assert backend.told == []
     assert RunState.load(layout).phase == "restarting"

@@ -1,7 +1,7 @@
 """What hosts say of another supervisor."""
 
 from gangline.launch.backend import HostStatus
-from gangline.supervise.gang_view import EpochClaims
+from gangline.supervise.liveness import EpochClaims
 from tests.unit.supervise.test_board import Clock
 
 

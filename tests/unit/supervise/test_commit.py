@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.runs.checkpoints import step_folder
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import Commit
+from gangline.supervise.gang_control import GangControl
 from gangline.supervise.supervisor import Committer
+from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
 from tests.unit.supervise.runs import RUN_ID, cluster_of, save_part
 
@@ -22,7 +25,10 @@ class Lab:
         self.restart(attempt)
 
     def restart(self, attempt=1):
-        self.committer = Committer(self.cluster, self.transports, run_id=RUN_ID, hosts=HOSTS, attempt=attempt)
+        parts = [HostRequest(host=host, folder="/", rank_files="/", argv=(), env={}) for host in HOSTS]
+        request = LaunchRequest(run_id=RUN_ID, attempt=attempt, hosts=tuple(parts))
+        gang = GangControl(backend=FakeBackend(), request=request, transports=self.transports, epoch=1)
+        self.committer = Committer(self.cluster, gang)
 
     def save(self, step, *hosts, attempt=1):
         for host in hosts or HOSTS:

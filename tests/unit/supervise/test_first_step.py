@@ -33,7 +33,9 @@ def test_those_that_are_behind_are_named():
     late = [status("pc1", rank(0, "evaluate")), status("pc2", rank(1, "joined"), rank(2, "joined"))]
     assert told(first_step, [*late, status("pc3", rank(3, "evaluate"))]) == []
     late[1] = status("pc2", rank(1, "evaluate"), rank(2, "data"))
-    assert told(first_step, late) == ["ranks 0 on pc1, 1 on pc2, 3 on pc3 evaluate the model before the first step"]
+    assert told(first_step, late) == [
+        "rank 0 on pc1, rank 1 on pc2 and rank 3 on pc3 evaluate the model before the first step"
+    ]
 
 
 def test_what_lasts_is_told_again_at_longer_and_longer_intervals():

@@ -131,7 +131,7 @@ def test_a_process_that_was_stopped_is_named_with_its_host_and_what_lets_it_go_o
     assert error.what.startswith("rank 2 on pc3 is stopped (SIGSTOP) in `data` of step 6 since 31 s; ")
     assert error.what.endswith("; rank 0 on pc1 and rank 1 on pc2 wait")
     assert error.fix == "somebody stopped the process; let it continue on pc3: kill -CONT 4711"
-    assert (error.host, error.rank) == ("pc3", 2)
+    assert (error.details["host"], error.details["rank"]) == ("pc3", 2)
 
 
 def test_an_endless_loop_is_named_by_function_and_line(gang):
@@ -164,7 +164,7 @@ def test_one_that_left_an_exchange_out_is_found_by_where_it_stands_else(gang):
     assert "all 3 ranks wait in the same exchange; suspect the network between hosts" in details["what"]
     assert (details["host"], details["rank"]) == (None, None)
     error = gang.shows(r1=stack(where="agree (agree.py:62)", is_ours=True))
-    assert (error.host, error.rank) == ("pc2", 1)
+    assert (error.details["host"], error.details["rank"]) == ("pc2", 1)
 
 
 def test_one_of_two_that_does_not_wait_in_our_own_calls_is_the_one():
@@ -173,14 +173,14 @@ def test_one_of_two_that_does_not_wait_in_our_own_calls_is_the_one():
     gang.enter("exchange")
     gang.passes(STEP_S + 2)
     error = gang.shows(r1=stack("R", where="forward (model.py:7)"))
-    assert (error.host, error.rank) == ("pc2", 1)
+    assert (error.details["host"], error.details["rank"]) == ("pc2", 1)
 
 
 def test_a_process_that_was_stopped_within_the_exchange_is_found_by_its_state(gang):
     gang.enter("exchange")
     gang.passes(STEP_S + 2)
     error = gang.shows(r0=stack("T", where=""))
-    assert (error.host, error.rank) == ("pc1", 0)
+    assert (error.details["host"], error.details["rank"]) == ("pc1", 0)
 
 
 def test_where_all_wait_the_host_whose_packets_get_lost_is_the_one(gang):
@@ -188,7 +188,7 @@ def test_where_all_wait_the_host_whose_packets_get_lost_is_the_one(gang):
     gang.passes(STEP_S + 2)
     lost = [stack(unheard=["10.0.0.3"]), stack(unheard=["10.0.0.3"]), stack(unheard=["10.0.0.1", "10.0.0.2"])]
     error = gang.shows(r0=lost[0], r1=lost[1], r2=lost[2])
-    assert (error.host, error.rank) == ("pc3", 2)
+    assert (error.details["host"], error.details["rank"]) == ("pc3", 2)
     assert "what it sends to 10.0.0.1 and 10.0.0.2 is not acknowledged" in error.seen
     assert "the network of pc3" in error.fix
 
@@ -198,7 +198,7 @@ def test_where_all_wait_and_nothing_tells_them_apart_nobody_is_accused(gang):
     gang.passes(STEP_S + 2)
     error = gang.shows()
     assert error.what == "all 3 ranks wait in the same exchange; suspect the network between hosts"
-    assert (error.host, error.rank) == (None, None)
+    assert (error.details["host"], error.details["rank"]) == (None, None)
 
 
 def test_ranks_that_all_stand_elsewhere_are_all_named(gang):
@@ -310,7 +310,7 @@ def test_a_host_that_does_not_answer_while_all_others_wait_is_the_cause(gang):
     assert (name, details["host"], details["rank"]) == ("hanging", "pc3", None)
     error = gang.hang.failure()  # there is nothing to wait for
     assert error.what == "pc3 does not answer, and the others wait for it"
-    assert (error.host, error.rank) == ("pc3", None)
+    assert (error.details["host"], error.details["rank"]) == ("pc3", None)
     assert "stands in `exchange` of step 6" in error.seen
     assert error.seen.endswith("rank 2 on pc3 was last seen in `data` of step 6")
 
@@ -448,7 +448,7 @@ def test_a_rank_without_work_enters_the_exchange_and_waits_there(gang):
     gang.passes(5)
     gang.enter("exchange", 1)
     assert names(gang.passes(30)) == ["hanging"]
-    assert gang.shows().rank == 2
+    assert gang.shows().details["rank"] == 2
 
 
 def local_round(gang, *, inner, exchange_s):

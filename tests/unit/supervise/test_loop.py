@@ -19,10 +19,10 @@ from gangline.runs.record_versions import load_record
 from gangline.runs.state import AttemptOutcome, ProcessId, RunState, write_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.clean import finish_all, unfinished
-from gangline.supervise.gang_view import PollIntervals
+from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import has_supervisor, is_frozen, supervisor_lock
 from gangline.supervise.startup import StartLimits
-from gangline.supervise.supervisor import Hooks, Supervisor
+from gangline.supervise.supervisor import Supervisor
 from tests.fakes.backend import FakeBackend
 from tests.fakes.transport import FakeTransport
 from tests.saved import read_events
@@ -49,7 +49,10 @@ class Lab:
 
     def supervisor(self, grace_s=0.0, **pace):
         pace = PollIntervals(**{"poll_s": 0.005, "failure_grace_s": grace_s, "notice_s": 0.0, "verify_s": 0.3, **pace})
-        return Supervisor(self.layout, 1, backend=self.backend, connect=lambda _cluster: self.transports, pace=pace)
+        return Supervisor(self.supervised(pace=pace), 1)
+
+    def supervised(self, **how):
+        return SupervisedRun(layout=self.layout, backend=self.backend, connect=lambda _: self.transports, **how)
 
     def follow(self, supervisor):
         self.outcome = supervisor.watch()
@@ -501,9 +504,9 @@ def test_after_an_order_hosts_that_stay_silent_are_left_and_ended_later(make):
 
     outcome = lab.run(script, abandon_s=0.05)
     assert (outcome.result, outcome.unverified) == ("stopped", HOSTS)
-    assert finish_all(lab.layout, backend=lab.backend, connect=lambda _: lab.transports) == HOSTS
+    assert finish_all(lab.supervised()) == HOSTS
     lab.backend.silent = set()
-    assert finish_all(lab.layout, backend=lab.backend, connect=lambda _: lab.transports) == ()
+    assert finish_all(lab.supervised()) == ()
     assert {status.phase for status in lab.backend.statuses.values()} == {"ended"}
     assert AttemptOutcome.load(lab.layout.attempt(1) / "outcome.json").unverified == ()
 
@@ -674,13 +677,7 @@ def test_it_shows_that_it_gets_on(make):
         assert is_frozen(lab.layout)
         beat()
         assert not is_frozen(lab.layout)
-        supervisor = Supervisor(
-            lab.layout,
-            1,
-            backend=lab.backend,
-            connect=lambda _: lab.transports,
-            hooks=Hooks(beat=lambda: beats.append(1)),
-        )
+        supervisor = Supervisor(lab.supervised(beat=lambda: beats.append(1)), 1)
         supervisor.begin()
         lab.finish()
         supervisor.watch()

@@ -269,5 +269,5 @@ def test_of_many_ranks_and_hosts_a_few_are_named():
     run.print(*range(320), at=100)
     ((_, details),) = run.until(800)
     assert "16 ranks on pc0" in details["what"]
-    assert "those of 12 hosts more" in details["what"]
+    assert "and 12 more fell silent" in details["what"]
     assert len(run.stall.failure().seen.splitlines()) == 10

@@ -42,7 +42,7 @@ class Lab:
 
     def probed(self):
         wait_until(
-            lambda: all(future.done() for future in self.start._probing.running.values()), "the probes have ended"
+            lambda: all(future.done() for _, future in self.start._probes._running.values()), "the probes have ended"
         )
 
 

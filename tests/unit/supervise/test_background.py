@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from gangline.supervise.lost_hosts import Aside
+from gangline.supervise.background import Background
 
 
 class Work:
@@ -33,35 +33,35 @@ def work():
 
 
 def test_quick_work_gives_its_result_at_once(work):
-    aside = Aside(work, patience_s=20)
-    assert [aside.do(), aside.do()] == [1, 2]
+    background = Background(patience_s=20)
+    assert [background.do(work), background.do(work)] == [1, 2]
 
 
 def test_work_that_hangs_is_left_to_itself_and_not_begun_again(work):
-    aside = Aside(work, patience_s=0.01)
+    background = Background(patience_s=0.01)
     work.gate.clear()
-    assert [aside.do(), aside.do(), aside.do()] == [None, None, None]
+    assert [background.do(work), background.do(work), background.do(work)] == [None, None, None]
     assert work.begun == 1
     work.gate.set()
-    assert list(aside.finish()) == [1, 2]
-    assert list(aside.finish()) == [3]
+    assert list(background.finish(work)) == [1, 2]
+    assert list(background.finish(work)) == [3]
 
 
 def test_work_that_fails_says_so_to_who_asks(work):
-    aside = Aside(work, patience_s=20)
+    background = Background(patience_s=20)
     work.error = OSError("pc2: Connection lost")
     with pytest.raises(OSError, match="pc2"):
-        aside.do()
+        background.do(work)
     work.error = None
-    assert aside.do() == 2
+    assert background.do(work) == 2
 
 
 def test_the_last_of_it_is_done_though_what_went_before_failed(work):
-    aside = Aside(work, patience_s=0.01)
+    background = Background(patience_s=0.01)
     work.gate.clear()
     work.error = OSError("pc2: Connection lost")
-    assert aside.do() is None
+    assert background.do(work) is None
     work.gate.set()
-    aside._running.exception()
+    background._running[""][1].exception()
     work.error = None
-    assert list(aside.finish()) == [2]
+    assert list(background.finish(work)) == [2]
