@@ -17,9 +17,9 @@ from gangline.worker.checkpoint import Saver
 from gangline.worker.model import load_model, trainable
 from gangline.worker.optimizer import make_optimizer, state_tensors
 from gangline.worker.replicas import digest
-from gangline.worker.restore import load_part
 from gangline.worker.trace.line import trace
 from gangline.worker.trace.order import TraceOrder
+from tests.train.parts import load_part
 from tests.train.small import make_job, make_session, make_world, run_loop
 
 
@@ -64,23 +64,21 @@ def as_the_library():
     return found[0] == found[1]
 
 
-def refused(what: str):
-    """What is said where it cannot be made."""
-    model, job = load_model(make_job(optimizer="adamw-8bit")), OptimizerJob(kind="adamw-8bit")
-    if what == "no library":
-        sys.modules["bitsandbytes"] = None
+def without_library():
+    """What is said where bitsandbytes is not installed."""
+    sys.modules["bitsandbytes"] = None
     try:
-        make_optimizer(model.double() if what == "fp64" else model, job)
+        make_optimizer(load_model(make_job(optimizer="adamw-8bit")), OptimizerJob(kind="adamw-8bit"))
     except GanglineError as error:
         return str(error)
     return "it was made"
 
 
-def refused_in_parts():
-    """The same of all weights under fsdp."""
-    job = make_job(precision="fp32", optimizer="adamw-8bit")
+def refused(*, shares, strategy: str, precision: str):
+    """Why a session with moments of 8 bits, where all weights are trained, cannot be built."""
+    job = make_job(precision=precision, optimizer="adamw-8bit")
     try:
-        make_session(job, make_world([5, 5], rank=dist.get_rank(), strategy="fsdp"))
+        make_session(job, make_world(shares, rank=dist.get_rank() if len(shares) > 1 else 0, strategy=strategy))
     except GanglineError as error:
         return str(error)
     return "it was made"

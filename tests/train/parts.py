@@ -6,6 +6,7 @@ from gangline.runs import checkpoints as disk
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import PART_FILE, commit_record, describe_part, digest_of
 from gangline.worker.checkpoint import Saver
+from gangline.worker.restore import load_parts
 from tests.saved import place_commit
 
 DESCRIPTION = {"attempt": 1, "hosts": ["pc1"], "num_ranks": 2, "fingerprints": {"model": "f00d"}}
@@ -13,6 +14,10 @@ DESCRIPTION = {"attempt": 1, "hosts": ["pc1"], "num_ranks": 2, "fingerprints": {
 
 def saver_in(folder, *, description=DESCRIPTION, beat=lambda: None, **job):
     return Saver(folder, host="pc1", job=CheckpointJob(**job), description=description, beat=beat)
+
+
+def load_part(folder, tensors, *, digest):
+    return load_parts([(folder, digest)], tensors)
 
 
 def some_tensors(seed=0):

@@ -39,18 +39,21 @@ def test_steps_have_the_bits_of_the_librarys_own(pool):
     assert pool(1).run(cases_adam8.as_the_library) == [True]
 
 
-@pytest.mark.parametrize(
-    ("what", "words"), [("no library", "pip install bitsandbytes"), ("fp64", "optimizer: {kind: adamw}")]
-)
-def test_where_it_cannot_be_made_is_said_with_what_to_do(zygote, what, words):
-    said = zygote.fork(cases_adam8.refused, what=what).result()
+def test_where_it_cannot_be_made_is_said_with_what_to_do(zygote):
+    said = zygote.fork(cases_adam8.without_library).result()
     assert "optimizer.kind: adamw-8bit" in said
-    assert words in said
+    assert "pip install bitsandbytes" in said
+
+
+def test_a_run_in_fp64_is_refused(pool):
+    said = pool(1).run(cases_adam8.refused, shares=[10], strategy="ddp", precision="fp64")[0]
+    assert "optimizer: adamw-8bit and precision: fp64" in said
+    assert "write `kind: adamw`" in said
 
 
 def test_weights_in_parts_are_refused(pool):
-    for said in pool(2).run(cases_adam8.refused_in_parts):
-        assert "optimizer.kind: adamw-8bit cannot train weights that lie in parts" in said
+    for said in pool(2).run(cases_adam8.refused, shares=[5, 5], strategy="fsdp", precision="fp32"):
+        assert "fsdp with optimizer: adamw-8bit and method: full" in said
 
 
 @pytest.mark.parametrize(("saved", "wanted"), [("adamw", "adamw-8bit"), ("paged-adamw-8bit", "adamw")])

@@ -11,8 +11,17 @@ from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
 from gangline.runs.manifest import PART_FILE
 from gangline.worker import checkpoint
-from gangline.worker.restore import load_part
-from tests.train.parts import DESCRIPTION, commit, like, part_and_digest, same_bits, saved, saver_in, some_tensors
+from tests.train.parts import (
+    DESCRIPTION,
+    commit,
+    like,
+    load_part,
+    part_and_digest,
+    same_bits,
+    saved,
+    saver_in,
+    some_tensors,
+)
 
 pytestmark = pytest.mark.train
 LIMIT_S = 60

@@ -11,8 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from gangline.errors import CheckpointError
 from gangline.worker import restore
-from gangline.worker.restore import load_part
-from tests.train.parts import forge, like, saved, some_tensors
+from tests.train.parts import forge, like, load_part, saved, some_tensors
 
 pytestmark = pytest.mark.train
 

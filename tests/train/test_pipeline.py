@@ -130,7 +130,7 @@ def test_every_rank_reads_its_layers_of_a_model_that_none_has_held(pool, tmp_pat
     ("how", "seen"),
     [
         ({"stages": [2, 1]}, "the model has 2"),
-        ({"stages": [1, 1], "precision": "fp16", "method": "lora"}, "cannot train in fp16"),
+        ({"stages": [1, 1], "precision": "fp16", "method": "lora"}, "pipeline with precision: fp16"),
     ],
     ids=["stages", "fp16"],
 )

@@ -171,9 +171,9 @@ def test_a_disk_that_cannot_take_states_is_told_of_before_there_is_a_model(pool,
 @pytest.mark.parametrize(
     ("words", "seen"),
     [
-        ({"precision": "fp64"}, "precision fp64"),
-        ({"precision": "fp16"}, "precision fp16"),
-        ({"precision": "bf16", "parameters": "compute"}, "pure bf16"),
+        ({"precision": "fp64"}, "zero-2 with precision: fp64"),
+        ({"precision": "fp16"}, "zero-2 with precision: fp16"),
+        ({"precision": "bf16", "parameters": "compute"}, "zero-2 with precision.parameters: compute"),
         ({"precision": "fp32", "method": "qlora"}, "method: qlora"),
         ({"precision": "fp32", "optimizer": "adamw-8bit"}, "adamw-8bit"),
         ({"precision": "fp32", "zero": {"sub_grup_size": 1}}, "zero_optimization.sub_grup_size"),

@@ -348,12 +348,10 @@ class PlanHalf:
 
     def model_violation(self, architecture: Architecture, strategy: PlannedStrategy) -> Violation | None:
         """Why it cannot train such a model; None where it can."""
-        del architecture, strategy
         return None
 
     def layer_violation(self, num_layers: int | None, *, replicas: int | None, num_ranks: int) -> Violation | None:
         """Why so many ranks cannot have so many layers; None where they can. num_layers: None where not known."""
-        del num_layers, replicas, num_ranks
         return None
 
     # -- ways to run a job ----------------------------------------------------------------------------------------
@@ -364,14 +362,12 @@ class PlanHalf:
 
     def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Further ways, weighed where this strategy would be taken, or nothing fits."""
-        del shift
         return iter(())
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share | None:
         """The part of the model that a rank computes; None: all of it."""
-        del architecture, strategy, rank
         return None
 
     def shards(self, strategy: PlannedStrategy) -> int:
@@ -382,39 +378,32 @@ class PlanHalf:
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Whether gradients are there all the time, as buckets that are exchanged."""
-        del strategy
         return False
 
     def lasting_terms(self, step: Step) -> Iterable[Term]:
         """What is there all the time besides weights, gradients and states, on a rank without a GPU."""
-        del step
         return ()
 
     def gathered(self, step: Step, num_bytes: int, source: str) -> tuple[int, str]:
         """Weights of other ranks that are here for a moment: (bytes, where they come from)."""
-        del step
         return num_bytes, source
 
     def backward_terms(self, step: Step) -> Iterable[Term]:
         """What backward of a layer needs besides."""
-        del step
         return ()
 
     def update_terms(self, step: Step) -> Iterable[Term]:
         """What the update needs besides."""
-        del step
         return ()
 
     def further_instants(self, step: Step) -> Iterable[Instant]:
         """Moments that other strategies do not have."""
-        del step
         return ()
 
     # -- traffic and time -----------------------------------------------------------------------------------------
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
         """What ranks exchange in one optimizer step."""
-        del ask
         return iter(())
 
     def ring(self, strategy: PlannedStrategy) -> int:
@@ -423,12 +412,10 @@ class PlanHalf:
 
     def compute_of(self, model: ComputeModel, strategy: PlannedStrategy) -> ComputeModel:
         """How fast a rank computes its part of a micro-batch. model: of a whole one."""
-        del strategy
         return model
 
     def copy_s(self, exchange: Exchange, strategy: PlannedStrategy) -> float:
         """Seconds in which a rank's part comes to the card before an exchange, or leaves it after."""
-        del exchange, strategy
         return 0.0
 
     def in_buckets(self, ask: StepQuery) -> StepQuery:
@@ -447,7 +434,6 @@ class PlanHalf:
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """How these ranks share the work. rows: layers of the ranks of each pipeline."""
-        del job, num_ranks, num_hosts, rows
         return self.meaning
 
     @property

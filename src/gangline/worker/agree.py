@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gangline.worker.process_group import ProcessGroup
-
-_FLAGS = 10
-_PER_RANK = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,35 +55,25 @@ def agree(report: StepReport, world: ProcessGroup) -> StepReport:
     """Sum the reports of all ranks; `times` then has one entry per rank."""
     if world.size == 1:
         return report
-    vector = torch.zeros(_FLAGS + _PER_RANK * world.size, dtype=torch.float64)
-    flags = (report.bad, report.stop, report.save, report.save_failed, report.slow_saves, report.saving, report.look)
-    told = [report.loss_sum, report.norm, *flags, report.micro_batches]
-    vector[:_FLAGS] = torch.tensor(told, dtype=torch.float64)
-    own = report.times[0]
-    start = _FLAGS + _PER_RANK * world.rank
-    vector[start : start + _PER_RANK] = torch.tensor(
-        [own.data_s, own.compute_s, own.wait_s, float(own.memory_bytes)], dtype=torch.float64
-    )
+    width, start = len(_OF_RANK), len(_OF_STEP) + len(_OF_RANK) * world.rank
+    vector = torch.zeros(len(_OF_STEP) + width * world.size, dtype=torch.float64)
+    vector[: len(_OF_STEP)] = torch.tensor([getattr(report, name) for name in _OF_STEP], dtype=torch.float64)
+    own = [float(getattr(report.times[0], name)) for name in _OF_RANK]
+    vector[start : start + width] = torch.tensor(own, dtype=torch.float64)
     dist.all_reduce(vector)
-    values = vector.tolist()
-    times = tuple(
-        RankTimes(data_s=data, compute_s=compute, wait_s=wait, memory_bytes=int(memory))
-        for data, compute, wait, memory in zip(*(iter(values[_FLAGS:]),) * _PER_RANK, strict=True)
-    )
-    bad, stop, save, save_failed, slow_saves, saving, look, micro_batches = (int(value) for value in values[2:_FLAGS])
-    return StepReport(
-        loss_sum=values[0],
-        norm=values[1],
-        bad=bad,
-        stop=stop,
-        save=save,
-        save_failed=save_failed,
-        slow_saves=slow_saves,
-        saving=saving,
-        look=look,
-        micro_batches=micro_batches,
-        times=times,
-    )
+    values = iter(vector.tolist())
+    summed = {name: kind(next(values)) for name, kind in _OF_STEP.items()}
+    times = (RankTimes(**{name: kind(next(values)) for name, kind in _OF_RANK.items()}) for _ in range(world.size))
+    return StepReport(**summed, times=tuple(times))
+
+
+def _numbers_of(record: type) -> dict[str, Any]:
+    """Field -> int or float."""
+    return {each.name: {"int": int, "float": float}[str(each.type)] for each in fields(record) if each.name != "times"}
+
+
+_OF_STEP, _OF_RANK = _numbers_of(StepReport), _numbers_of(RankTimes)
+"""Field of a report, or of one rank's times -> its type."""
 
 
 def gather(value: float, world: ProcessGroup) -> list[float]:
@@ -97,14 +86,14 @@ def gather(value: float, world: ProcessGroup) -> list[float]:
     return vector.tolist()
 
 
-def gather_text(text: str, world: ProcessGroup) -> list[str]:
-    """A text of any length of every rank, by rank; collective."""
+def gather_json(content: Any, world: ProcessGroup) -> list[Any]:
+    """JSON of any length of every rank, by rank; collective."""
     if world.size == 1:
-        return [text]
-    own = text.encode()
+        return [content]
+    own = json.dumps(content).encode()
     lengths = [int(length) for length in gather(float(len(own)), world)]
-    row = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+    row = torch.zeros(max(lengths), dtype=torch.uint8)
     row[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)
     rows = [torch.empty_like(row) for _ in lengths]
     dist.all_gather(rows, row)
-    return [bytes(each[:length].numpy()).decode() for each, length in zip(rows, lengths, strict=True)]
+    return [json.loads(each[:length].numpy().tobytes()) for each, length in zip(rows, lengths, strict=True)]

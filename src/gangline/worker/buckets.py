@@ -5,7 +5,9 @@ Ranks as a table, a row for every host: sums that leave a host once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ def named_buckets(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, tor
         yield {next(names): tensor for tensor in bucket}
 
 
-def pieces(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def split_large(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Views of it that are no larger than what is sent at once: a table may have gigabytes."""
     return tensor.view(-1).split(AT_ONCE_BYTES // tensor.element_size())
 
@@ -56,6 +58,43 @@ def spread(row: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
+def send_to(message: torch.Tensor, receivers: Sequence[int]) -> None:
+    """Send a tensor to some ranks, all at once."""
+    for work in [dist.isend(message, dst=rank) for rank in receivers]:
+        assert work is not None
+        work.wait()
+
+
+def send_json(content: Any, receivers: Sequence[int]) -> None:
+    """Send JSON of any length to some ranks, which `receive_json`."""
+    data = bytearray(json.dumps(content).encode())
+    send_to(torch.tensor([len(data)]), receivers)
+    send_to(torch.frombuffer(data, dtype=torch.uint8), receivers)
+
+
+def receive_json(source: int) -> Any:
+    """The JSON that a rank sends."""
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, src=source)
+    data = torch.zeros(int(length.item()), dtype=torch.uint8)
+    dist.recv(data, src=source)
+    return json.loads(data.numpy().tobytes())
+
+
+def send_tensors(tensors: Iterable[torch.Tensor], receivers: Sequence[int]) -> None:
+    """Send tensors of any device, bucket by bucket, to ranks that `receive_tensors` of the same shapes and formats."""
+    for bucket in in_buckets(tensors):
+        send_to(joined(bucket).cpu(), receivers)
+
+
+def receive_tensors(tensors: Iterable[torch.Tensor], source: int) -> None:
+    """Fill tensors in place with those that a rank sends."""
+    for bucket in in_buckets(tensors):
+        row = torch.empty(sum(tensor.numel() for tensor in bucket), dtype=bucket[0].dtype)
+        dist.recv(row, src=source)
+        spread(row, bucket)
+
+
 @torch.no_grad()
 def sum_gradients(
     parameters: Iterable[torch.nn.Parameter], add_up: Callable[[torch.Tensor], None], *, sent_as: torch.dtype | None
@@ -70,7 +109,7 @@ def sum_gradients(
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradients.append(parameter.grad)
-    for bucket in in_buckets(piece for gradient in gradients for piece in pieces(gradient)):
+    for bucket in in_buckets(part for gradient in gradients for part in split_large(gradient)):
         row = joined(bucket)
         sent = row.to(sent_as) if sent_as is not None and sent_as.itemsize < row.dtype.itemsize else row
         add_up(sent)

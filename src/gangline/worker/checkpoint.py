@@ -46,7 +46,7 @@ from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
 from gangline.units import format_bytes
-from gangline.worker.buckets import in_buckets
+from gangline.worker.buckets import in_buckets, receive_json, send_json
 from gangline.worker.process_group import ProcessGroup
 
 STATE_FILE = "state.json"
@@ -408,21 +408,14 @@ def send(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> None:
     """Give this rank's pieces to the first rank of its host."""
     first = _ranks_here(world)[0]
     pieces = list(own_shards(tensors))
-    text = json.dumps([[p.name, _word(p.tensor.dtype), list(p.tensor.shape), p.offsets, p.shape] for p in pieces])
-    told = bytearray(text.encode())
-    dist.send(torch.tensor([len(told)]), dst=first)
-    dist.send(torch.frombuffer(told, dtype=torch.uint8), dst=first)
+    send_json([[p.name, _word(p.tensor.dtype), list(p.tensor.shape), p.offsets, p.shape] for p in pieces], [first])
     left = iter(pieces)
     for bucket in in_buckets([_like(piece.tensor.dtype, piece.tensor.shape) for piece in pieces]):
         dist.send(torch.cat([next(left).tensor.reshape(-1).cpu() for _ in bucket]), dst=first)
 
 
 def _received(rank: int) -> Iterator[LocalShard]:
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, src=rank)
-    told = torch.zeros(int(length.item()), dtype=torch.uint8)
-    dist.recv(told, src=rank)
-    rows = json.loads(told.numpy().tobytes())
+    rows = receive_json(rank)
     left = iter(rows)
     for bucket in in_buckets([_like(getattr(torch, dtype), shape) for _, dtype, shape, _, _ in rows]):
         row = torch.empty(sum(each.numel() for each in bucket), dtype=bucket[0].dtype)

@@ -21,7 +21,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from gangline.errors import UsageError
 from gangline.runs.job import OptimizerJob, ScheduleJob
 from gangline.worker.model import trainable
 from gangline.worker.quantised import require_library
@@ -31,7 +30,7 @@ def make_optimizer(model: nn.Module, job: OptimizerJob) -> torch.optim.Optimizer
     """The job's kind of AdamW over the trainable weights; no weight decay on vectors (norms, biases).
 
     The state is made at once, so that a checkpoint can be loaded into it and the first step needs no more memory
-    than the others. Raises ModelError and UsageError as `make_adam8` does.
+    than the others. Raises ModelError as `make_adam8` does.
     """
     parameters = list(trainable(model).values())
     if job.kind != "adamw":
@@ -144,12 +143,10 @@ log = logging.getLogger(__name__)
 def make_adam8(groups: Sequence[dict[str, Any]], job: OptimizerJob) -> torch.optim.Optimizer:
     """The library's optimizer with all its states made, each of them a tensor.
 
-    groups: `params` and `weight_decay`. Raises ModelError where bitsandbytes is not there, UsageError for weights in
-    parts or in fp64.
+    groups: `params` and `weight_decay`. Raises ModelError where bitsandbytes is not there.
     """
     parameters = [parameter for group in groups for parameter in group["params"]]
     require_library(f"optimizer.kind: {job.kind}")
-    _refuse(parameters, job.kind)
     optimizer: Any = _counting(_class_of(job.kind, parameters))(
         list(groups), lr=job.learning_rate, betas=(job.beta1, job.beta2), eps=job.epsilon
     )
@@ -192,22 +189,6 @@ def _counting(kind: Any) -> Any:
                 state["step"] = count
 
     return Counting
-
-
-def _refuse(parameters: Sequence[nn.Parameter], kind: str) -> None:
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
-        raise UsageError(
-            f"optimizer.kind: {kind} cannot train weights that lie in parts",
-            seen="every weight is trained under fsdp or hsdp; a block of 256 numbers with one scale would lie on two "
-            "ranks, and on others in another gang",
-            fix="write optimizer: {kind: adamw}, or strategy: ddp, or train adapters (method: lora)",
-        )
-    if any(parameter.dtype is torch.float64 for parameter in parameters):
-        raise UsageError(
-            f"optimizer.kind: {kind} in a run in fp64",
-            seen="moments of 8 bits, and fp32 in between, make fp64 products pointless",
-            fix="write optimizer: {kind: adamw}, or precision: fp32",
-        )
 
 
 def learning_rate(step: int, total: int, *, peak: float, schedule: ScheduleJob) -> float:

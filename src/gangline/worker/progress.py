@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 
 from gangline.runs.checkpoints import find_parts
-from gangline.worker.buckets import named_buckets
+from gangline.worker.buckets import named_buckets, receive_tensors, send_tensors
 from gangline.worker.process_group import ProcessGroup
-from gangline.worker.restore import give, give_lot, lacks_state, load_parts, receive, receive_lot
+from gangline.worker.restore import empty_bucket, give, giver, lacks_state, load_parts, receive, receivers
 from gangline.worker.session import Session
 
 
@@ -49,19 +50,10 @@ class TrainingProgress:
 
     def to_json(self, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
         """The state that is saved beside the tensors."""
-        return {
-            "step": self.step,
-            "skipped": self.skipped,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            # retention compares it: the loss of another step's weights would make the wrong checkpoint the best
-            "evaluation_loss": self.evaluation_loss if self.evaluated_step == self.step else None,
-            "evaluated_step": self.evaluated_step,
-            "best_loss": self.best_loss,
-            "best_step": self.best_step,
-            "bucket_bytes": self.bucket_bytes,
-            "bucket_ranks": self.bucket_ranks,
-            "scaler": scaler.state_dict() if scaler is not None else None,
-        }
+        # retention compares it: the loss of another step's weights would make the wrong checkpoint the best
+        loss = self.evaluation_loss if self.evaluated_step == self.step else None
+        scale = scaler.state_dict() if scaler is not None else None
+        return {**dataclasses.asdict(self), "evaluation_loss": loss, "scaler": scale}
 
 
 def restore(session: Session, checkpoints: Path) -> TrainingProgress:
@@ -77,7 +69,7 @@ def restore(session: Session, checkpoints: Path) -> TrainingProgress:
     remote = strategy.remote_names(tensors)
     load = strategy.state_loader()
     if load is not None:
-        state = _load_lots(load, tensors, checkpoints, world)
+        state = _load_in_buckets(load, tensors, checkpoints, world)
         strategy.loaded()
     elif lacks_state(world):
         state = receive(tensors, world)
@@ -90,20 +82,23 @@ def restore(session: Session, checkpoints: Path) -> TrainingProgress:
     return TrainingProgress(**state)
 
 
-def _load_lots(
+def _load_in_buckets(
     load: Callable[[Mapping[str, torch.Tensor]], None],
     tensors: Mapping[str, torch.Tensor],
     checkpoints: Path,
     world: ProcessGroup,
 ) -> dict[str, Any]:
-    """For parts that are no rows of a tensor: some tensors at a time are there whole, and divided."""
+    """For shards that are no rows of a tensor: one bucket of whole tensors at a time is there, and divided."""
     if lacks_state(world):
         for bucket in named_buckets(tensors):
-            load(receive_lot(bucket, world))
+            received = empty_bucket(bucket)
+            receive_tensors(received.values(), giver(world))
+            load(received)
         return receive({}, world)
 
     def take(bucket: dict[str, torch.Tensor]) -> None:
-        give_lot(bucket, world)
+        if lacking := receivers(world):
+            send_tensors(bucket.values(), lacking)
         load(bucket)
 
     assert world.gang.resume_step is not None

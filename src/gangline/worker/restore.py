@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -28,20 +27,13 @@ from torch.distributed.tensor import DTensor
 from gangline.errors import CheckpointError
 from gangline.runs.manifest import PART_FILE, CheckpointPart, digest_of, verify_part
 from gangline.worker import compat
-from gangline.worker.buckets import in_buckets, joined, named_buckets, spread
+from gangline.worker.buckets import named_buckets, receive_json, receive_tensors, send_json, send_tensors
 from gangline.worker.checkpoint import STATE_FILE
 from gangline.worker.process_group import ProcessGroup
 
 _METADATA_FILE = ".metadata"
 _MAX_SHOWN = 5
 _UNREADABLE = frozenset({errno.EIO, errno.ESTALE})
-
-
-def load_part(
-    folder: Path, tensors: Mapping[str, torch.Tensor], *, digest: str, elsewhere: Collection[str] = ()
-) -> dict[str, Any]:
-    """Fill `tensors` in place from one part; see `load_parts`."""
-    return load_parts([(folder, digest)], tensors, elsewhere=elsewhere)
 
 
 def load_parts(
@@ -74,7 +66,7 @@ def load_parts(
         found.read(tensors)
     else:
         for bucket in named_buckets(tensors):
-            read = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in bucket.items()}
+            read = empty_bucket(bucket)
             found.read(read)
             take(read)
     state: dict[str, Any] = json.loads((found.folder / STATE_FILE).read_bytes())
@@ -370,55 +362,30 @@ def lacks_state(world: ProcessGroup) -> bool:
 
 
 def give(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], world: ProcessGroup) -> None:
-    """Send what this rank has read to all that lack it, if it is the first rank that does not."""
-    giver, receivers = _parties(world)
-    if not receivers or world.rank != giver:
-        return
-    told = json.dumps(dict(state)).encode()
-    for message in (torch.tensor([len(told)]), torch.frombuffer(bytearray(told), dtype=torch.uint8)):
-        _send(message, receivers)
-    for bucket in in_buckets(tensors.values()):
-        _send(joined(bucket).cpu(), receivers)
-
-
-def give_lot(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> None:
-    """Send some whole tensors, as `give` sends all of them."""
-    giver, receivers = _parties(world)
-    if receivers and world.rank == giver:
-        _send(joined(list(tensors.values())), receivers)
-
-
-def receive_lot(like: Mapping[str, torch.Tensor], world: ProcessGroup) -> dict[str, torch.Tensor]:
-    """New tensors of the same names, shapes and format, as `give_lot` sends them."""
-    giver, _ = _parties(world)
-    row = torch.empty(sum(tensor.numel() for tensor in like.values()), dtype=next(iter(like.values())).dtype)
-    dist.recv(row, src=giver)
-    parts = row.split([tensor.numel() for tensor in like.values()])
-    return {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+    """Send what this rank has read to its `receivers`."""
+    if lacking := receivers(world):
+        send_json(dict(state), lacking)
+        send_tensors(tensors.values(), lacking)
 
 
 def receive(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> dict[str, Any]:
-    """Fill `tensors` in place, and give back the state that was saved with them; see `restore.load_part`."""
-    giver, _ = _parties(world)
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.recv(length, src=giver)
-    told = torch.zeros(int(length.item()), dtype=torch.uint8)
-    dist.recv(told, src=giver)
-    for bucket in in_buckets(tensors.values()):
-        row = torch.empty(sum(tensor.numel() for tensor in bucket), dtype=bucket[0].dtype)
-        dist.recv(row, src=giver)
-        spread(row, bucket)
-    state: dict[str, Any] = json.loads(bytes(told.tolist()))
+    """Fill `tensors` in place, and give back the state that was saved with them; see `load_parts`."""
+    state: dict[str, Any] = receive_json(giver(world))
+    receive_tensors(tensors.values(), giver(world))
     return state
 
 
-def _parties(world: ProcessGroup) -> tuple[int, list[int]]:
-    """The rank that sends, and those that get."""
+def giver(world: ProcessGroup) -> int:
+    """The rank that sends the state: the first one that does not lack it."""
+    return next(rank for rank, each in enumerate(world.gang.ranks) if each.host not in world.gang.lacking)
+
+
+def receivers(world: ProcessGroup) -> list[int]:
+    """The ranks that this one sends the state to."""
     lacking = [rank for rank, each in enumerate(world.gang.ranks) if each.host in world.gang.lacking]
-    return next(rank for rank in range(world.size) if rank not in lacking), lacking
+    return lacking if world.rank == giver(world) else []
 
 
-def _send(message: torch.Tensor, receivers: list[int]) -> None:
-    for work in [dist.isend(message, dst=rank) for rank in receivers]:
-        assert work is not None
-        work.wait()
+def empty_bucket(bucket: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """New tensors of the same shapes and formats, in the machine's memory."""
+    return {name: torch.empty(each.shape, dtype=each.dtype) for name, each in bucket.items()}

@@ -22,7 +22,7 @@ from gangline.runs.checkpoints import FIRST_MIN, minutes_between
 from gangline.runs.files import read_json
 from gangline.runs.manifest import PART_FILE, CheckpointPart, verify_part
 from gangline.runs.state import ProcessId
-from gangline.worker.agree import StepReport, gather_text
+from gangline.worker.agree import StepReport, gather_json
 from gangline.worker.balance import SharesMoved
 from gangline.worker.checkpoint import Saver, send, shards_of_host
 from gangline.worker.process_group import AbortHandler
@@ -185,12 +185,12 @@ class CheckpointSchedule:
         """
         saver, job, world = self._out.saver, self._session.job.checkpoint, self._session.world
         failure = saver.failure if saver is not None else None
-        told = gather_text(failure.what if failure is not None and self.failed else "", world)
+        causes = gather_json(failure.what if failure is not None and self.failed else "", world)
         self._known_failure = failure
         if failure is not None:
             log.error("%s", failure)
         hosts = [rank.host for rank in world.gang.ranks]
-        what = "; ".join(f"rank {rank} on {hosts[rank]}: {words}" for rank, words in enumerate(told) if words)
+        what = "; ".join(f"rank {rank} on {hosts[rank]}: {cause}" for rank, cause in enumerate(causes) if cause)
         self._out.event("save-failed", step=self._progress.step, what=what)
         if job.on_failure == "continue":
             return False

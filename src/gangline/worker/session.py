@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gangline.errors import ModelError, RunFailed
+from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.gang import total_steps
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
+from gangline.strategies.base import Asked, Machines, PlanHalf, violations
 from gangline.strategies.table import STRATEGIES, plan_half
 from gangline.worker.batch import SampleOrder, TokenSource
 from gangline.worker.loss import CausalLoss, sees_other_documents
@@ -62,10 +63,32 @@ class Session:
 
 
 def make_strategy(setup: StrategySetup) -> Strategy:
-    """The strategy of the gang; the base, which exchanges nothing, where there are too few ranks for it."""
+    """The strategy of the gang; the base, which exchanges nothing, where there are too few ranks for it.
+
+    Raises UsageError for a job that the strategy does not train on these ranks.
+    """
     half: type[Strategy] = train_half(setup.world.gang.strategy)
+    has_enough = setup.world.size >= half.min_ranks
+    _require_capable(setup, setup.world.gang.half if has_enough else None)
     with connecting():
-        return half(setup) if setup.world.size >= half.min_ranks else Strategy(setup)
+        return half(setup) if has_enough else Strategy(setup)
+
+
+def _require_capable(setup: StrategySetup, half: PlanHalf | None) -> None:
+    """The capabilities of a strategy again: before a start neither the precision nor every GPU was known."""
+    job, gang = setup.job, setup.world.gang
+    asked = Asked(
+        method=job.method.kind,
+        precision=setup.precision.name,
+        parameters="fp32" if setup.precision.parameters is torch.float32 else "compute",
+        optimizer=job.optimizer.kind,
+    )
+    ranks = {host: gang.num_ranks(host) for host in gang.hosts}
+    found = violations(half, asked, Machines(ranks=ranks, sharing=gang.hosts if gang.shares_gpus else ()))
+    if found:
+        first = found[0]
+        what, seen = f"cannot train this job: {first.what}", f"{first.seen}; expected {first.expected}"
+        raise UsageError(what, seen=seen, fix=first.fix)
 
 
 def build_session(

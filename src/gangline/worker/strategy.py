@@ -178,7 +178,6 @@ class Strategy:
 
         The `last` micro-batch of a rank completes the exchange.
         """
-        del last
         with self.precision.autocast(self.device):
             loss: torch.Tensor = self.loss(*batch.tensors)
         (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -204,7 +203,6 @@ class Strategy:
 
     def stepper(self, run: TrainingRun) -> Stepper | None:
         """What moves the run on; None: the worker's synchronous steps."""
-        del run
         return None
 
     def buckets(self) -> GradientBuckets | None:
@@ -252,7 +250,6 @@ class Strategy:
 
     def remote_names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Names in a checkpoint that other ranks hold whole. tensors: those that this rank has. Collective."""
-        del tensors
         return frozenset()
 
     def state_loader(self) -> Callable[[Mapping[str, torch.Tensor]], None] | None:

@@ -34,7 +34,6 @@ class DdpPlan(PlanHalf):
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Always."""
-        del strategy
         return True
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
@@ -58,7 +57,6 @@ class DdpPlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """With the number of ranks."""
-        del job, num_hosts, rows
         return f"each of the {num_ranks} ranks holds the whole model; only the gradients of trained weights travel"
 
 

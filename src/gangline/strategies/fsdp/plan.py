@@ -84,14 +84,12 @@ class FsdpPlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """Who has a copy."""
-        del num_hosts, rows
         among = "the ranks of every host have" if self.shards_per_host else f"the {num_ranks} ranks have"
         off = ", from the machines' memory" if job.offload else ""
         return f"{among} one copy of the model between them; its layers travel for every micro-batch{off}"
 
     def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:
         """There is one copy."""
-        del ask
         return iter(())
 
     def _adapters(self, ask: TrafficQuery) -> Iterator[Exchange]:

@@ -30,7 +30,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard
 
-from gangline.errors import UsageError
 from gangline.runs.formulas import shard_dimension
 from gangline.worker.batch import Batch
 from gangline.worker.buckets import sum_gradients, sum_over
@@ -49,13 +48,8 @@ class Fsdp(Strategy):
     lockstep = True
 
     def __init__(self, setup: StrategySetup) -> None:
-        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
         super().__init__(setup)
-        kind, offload = setup.world.gang.strategy, "parameters" in setup.job.strategy.offload
-        if setup.job.method.kind == "full" and setup.precision.scaled:
-            raise _needs_scale(kind)
-        if setup.world.gang.shares_gpus:
-            raise _shares_gpus(kind)
+        offload = "parameters" in setup.job.strategy.offload
         self._offload = _offload(self.device) if offload else OffloadPolicy()
         self._parts_in = RAM if offload else None
         self._mesh = _mesh(setup.world)
@@ -142,19 +136,3 @@ def _mesh(world: ProcessGroup) -> DeviceMesh:
         ranks = torch.arange(world.size).view(len(world.gang.hosts), -1)
         return DeviceMesh(device, ranks, mesh_dim_names=("replicate", "shard"))
     return DeviceMesh(device, torch.arange(world.size), mesh_dim_names=("shard",))
-
-
-def _shares_gpus(kind: str) -> UsageError:
-    return UsageError(
-        f"strategy: {kind} wants a GPU for every rank",
-        seen="several ranks on one GPU, whose exchanges go over gloo; weights of layers do not",
-        fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
-    )
-
-
-def _needs_scale(kind: str) -> UsageError:
-    return UsageError(
-        f"strategy: {kind} cannot train every weight in fp16",
-        seen="full fine-tuning with products in fp16, which need a loss scale; expected bf16 or fp32",
-        fix="set precision: fp32 (or bf16 where every card can), or train adapters (method: lora)",
-    )

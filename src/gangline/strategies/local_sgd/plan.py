@@ -127,7 +127,6 @@ class LocalSgdPlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """For how long hosts train apart."""
-        del num_ranks, rows
         apart = f"each of the {num_hosts} hosts trains apart" if num_hosts > 1 else "the one host trains by itself"
         return (
             f"{apart} for {job.inner_steps} steps, then changes of weights are averaged ({job.payload}); "

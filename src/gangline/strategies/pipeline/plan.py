@@ -108,7 +108,6 @@ class PipelinePlan(PlanHalf):
 
     def model_violation(self, architecture: Architecture, strategy: PlannedStrategy) -> Violation | None:
         """Models that no rank can begin in the middle of."""
-        del strategy
         if not (why := unstageable(architecture)):
             return None
         return Violation(
@@ -152,7 +151,6 @@ class PipelinePlan(PlanHalf):
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Always."""
-        del strategy
         return True
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
@@ -204,7 +202,6 @@ class PipelinePlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """With the layers of its stages."""
-        del job, num_ranks, num_hosts
         named = f" ({rows_named(rows)})" if rows else ""
         several = f"; gradients travel between the {len(rows)} pipelines" if len(rows) > 1 else ""
         return f"every rank holds some of the layers{named}; activations travel from one to the next{several}"

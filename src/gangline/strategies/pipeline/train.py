@@ -25,7 +25,6 @@ order, so that whoever waits in one of them waits for ranks that are on their wa
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from torch import nn
 from gangline.errors import ModelError, UsageError
 from gangline.runs.formulas import ahead
 from gangline.runs.gang import held_by
-from gangline.worker.agree import gather_text
+from gangline.worker.agree import gather_json
 from gangline.worker.batch import Batch, begin_draws
 from gangline.worker.buckets import in_buckets, joined, spread, sum_gradients
 from gangline.worker.checkpoint import send, shards_of_host
@@ -265,13 +264,8 @@ class Pipeline(Strategy):
     finds_stragglers = False  # a slow stage makes all of them wait: the plan's layers tell which takes how long
 
     def __init__(self, setup: StrategySetup) -> None:
-        """Raises UsageError for a precision that needs a loss scale, and where ranks share a GPU."""
         super().__init__(setup)
         world = setup.world
-        if setup.precision.scaled:
-            raise _needs_scale()
-        if world.gang.shares_gpus:
-            raise _shares_gpus()
         self.shard_group = dist.group.WORLD
         self.spans_hosts = bool(held_by(world.gang))
         self._links = _Links.of(world)
@@ -348,8 +342,8 @@ class Pipeline(Strategy):
 
     def remote_names(self, tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
         """Names of what other ranks have; `tensors`: what this one has. Collective."""
-        told = gather_text(json.dumps(list(tensors)), self.world)
-        return frozenset(name for text in told for name in json.loads(text)) - set(tensors)
+        found = gather_json(list(tensors), self.world)
+        return frozenset(name for names in found for name in names) - set(tensors)
 
     @torch.no_grad()
     def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
@@ -362,9 +356,9 @@ class Pipeline(Strategy):
             return self._of_host(tensors, wanted=wanted)
         listing = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in tensors.items()]
         found: dict[str, torch.Tensor] = {}
-        told = gather_text(json.dumps(listing), self.world)
-        for rank, text in enumerate(told[: len(self.world.gang.rows[0])]):  # the first pipeline has everything
-            theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in json.loads(text)}
+        listings = gather_json(listing, self.world)
+        for rank, rows in enumerate(listings[: len(self.world.gang.rows[0])]):  # the first pipeline has everything
+            theirs = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in rows}
             is_own = rank == self.world.rank
             for bucket in in_buckets(tensors.values() if is_own else theirs.values()):
                 row = joined(bucket).cpu()
@@ -480,22 +474,6 @@ class Pipeline(Strategy):
         return self._stage.after.take()
 
 
-def _needs_scale() -> UsageError:
-    return UsageError(
-        "strategy: pipeline cannot train in fp16",
-        seen="products in fp16, which need a loss scale over all ranks; expected bf16 or fp32",
-        fix="set precision: fp32 (or bf16 where every card can)",
-    )
-
-
-def _shares_gpus() -> UsageError:
-    return UsageError(
-        "strategy: pipeline wants a GPU for every rank",
-        seen="several ranks on one GPU",
-        fix="set slots of every host to the number of its GPUs",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """What some ranks have in common."""
@@ -529,8 +507,8 @@ class SharedWeights:
     ) -> SharedWeights:
         """Collective."""
         ranks_of: dict[str, tuple[int, ...]] = {}
-        for rank, text in enumerate(gather_text(json.dumps(list(trained)), world)):
-            for name in json.loads(text):
+        for rank, names in enumerate(gather_json(list(trained), world)):
+            for name in names:
                 ranks_of[name] = (*ranks_of.get(name, ()), rank)
         timeout = timedelta(seconds=world.gang.collective_timeout_s)
         shared = []

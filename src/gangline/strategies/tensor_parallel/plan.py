@@ -104,7 +104,6 @@ class TensorParallelPlan(PlanHalf):
 
     def share(self, architecture: Architecture, strategy: PlannedStrategy, rank: int) -> Share:
         """Some of the heads and of the width of every layer."""
-        del rank
         return whole_share(sliced(architecture, strategy.shard_size))
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
@@ -178,7 +177,6 @@ class TensorParallelPlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """Inside a host, and across hosts."""
-        del job, num_ranks, rows
         across = "; gradients travel between hosts" if num_hosts > 1 else ""
         return f"the ranks of every host compute each layer together, some columns and rows of it each{across}"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from gangline.errors import ModelError, UsageError
-from gangline.runs.job import Job
 from gangline.strategies.ddp.train import Ddp
 from gangline.worker import compat
 from gangline.worker.batch import Batch
@@ -33,8 +32,6 @@ from gangline.worker.buckets import ACROSS, INSIDE, by_host, sum_gradients, sum_
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.optimizer import gradients_of
-from gangline.worker.precision import Precision
-from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
 
 # One slice of a transformers model: the ranks of a host have the columns and rows of its layers between them.
@@ -63,6 +60,7 @@ NARROW_NORM = "replicated_with_grad_allreduce"
 """For a norm over one head: whole, but used on this rank's heads only."""
 KEPT = {"replicate"}
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
+_Map = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -216,7 +214,7 @@ class _Cutter:
         module.register_forward_hook(lambda _module, _given, made: side.summed(made))
 
     def _around(self) -> None:
-        """Behind the decoder each rank takes some positions; the table's own gradient is told by the first alone."""
+        """Behind the decoder each rank takes some positions; the first alone counts the table's own gradient."""
         side, core, decoder = self._side, self._core, self._core.base_model
         table = core.get_input_embeddings()
 
@@ -224,7 +222,7 @@ class _Cutter:
             made.last_hidden_state = side.entering(made.last_hidden_state)
             return made
 
-        table.register_forward_hook(lambda _module, _given, made: side.told_once(made))
+        table.register_forward_hook(lambda _module, _given, made: side.counted_once(made))
         decoder.register_forward_hook(enter)
         inside = {id(parameter) for parameter in decoder.parameters()}
         behind = {name for name, each in self._model.named_parameters() if id(each) not in inside}
@@ -332,23 +330,26 @@ class TensorParallelGroup:
 
     def entering(self, whole: torch.Tensor) -> torch.Tensor:
         """A whole tensor, of which every rank will use some: its gradient is the sum of theirs."""
-        return _Entering.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _map(whole, _view, back=self.sum_up)
 
     def summed(self, terms: torch.Tensor) -> torch.Tensor:
-        """The sum of what all ranks have: whole."""
-        return _Summed.apply(terms, self)  # type: ignore[no-any-return, no-untyped-call]
+        """The sum of the terms of all ranks: whole."""
+        return _map(terms, self.sum_up, back=lambda gradient: gradient)
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """The columns of all ranks: whole."""
-        return _Gathered.apply(part, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _map(part, self.put_together, back=self._own_columns)
 
     def parted(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's columns of a whole tensor."""
-        return _Parted.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _map(whole, self._own_columns, back=self.put_together)
 
-    def told_once(self, whole: torch.Tensor) -> torch.Tensor:
+    def counted_once(self, whole: torch.Tensor) -> torch.Tensor:
         """A whole tensor whose gradient only the first rank passes on; that of the others is zero."""
-        return _ToldOnce.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _map(whole, _view, back=torch.zeros_like if self.index else lambda gradient: gradient)
+
+    def _own_columns(self, whole: torch.Tensor) -> torch.Tensor:
+        return self.part_of(whole).contiguous()
 
     def part_of(self, whole: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """A view of this rank's part along a dimension that divides evenly."""
@@ -369,60 +370,25 @@ class TensorParallelGroup:
         return torch.cat(parts, dim=-1)
 
 
-class _Entering(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
-        ctx.side = side
-        return whole.view_as(whole)
+class _Mapped(torch.autograd.Function):
+    """A map of a tensor whose gradient is not autograd's: `back` of the gradient of the result."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return ctx.side.sum_up(gradients[0]), None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, terms: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
-        del ctx
-        return side.sum_up(terms)
+    def forward(ctx: Any, given: torch.Tensor, forth: _Map, back: _Map) -> torch.Tensor:  # type: ignore[override]
+        ctx.back = back
+        return forth(given)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        del ctx
-        return gradients[0], None
+        return ctx.back(gradients[0]), None, None
 
 
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
-        ctx.side = side
-        return side.put_together(part)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return ctx.side.part_of(gradients[0]).contiguous(), None
+def _map(given: torch.Tensor, forth: _Map, *, back: _Map) -> torch.Tensor:
+    return _Mapped.apply(given, forth, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Parted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
-        ctx.side = side
-        return side.part_of(whole).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return ctx.side.put_together(gradients[0]), None
-
-
-class _ToldOnce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, side: TensorParallelGroup) -> torch.Tensor:  # type: ignore[override]
-        ctx.is_first = side.index == 0
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0] if ctx.is_first else torch.zeros_like(gradients[0]), None
+def _view(whole: torch.Tensor) -> torch.Tensor:
+    return whole.view_as(whole)
 
 
 class PartedDropout(nn.Module):
@@ -454,9 +420,7 @@ class TensorParallel(Strategy):
     replicated = False
 
     def __init__(self, setup: StrategySetup) -> None:
-        """Raises UsageError for what cannot be trained in slices."""
         super().__init__(setup)
-        _require_possible(setup.job, setup.precision, setup.world)
         self._mesh = by_host(setup.world)
         side = TensorParallelGroup.of(self._mesh, wire=setup.precision.compute)
         self.shard_group = side.group
@@ -551,47 +515,7 @@ class TensorParallel(Strategy):
         sum_gradients(self._whole.values(), lambda row: sum_over(row, self._mesh), sent_as=sent_as)
 
 
-def _require_possible(job: Job, precision: Precision, world: ProcessGroup) -> None:
-    """Raises UsageError for what cannot be trained in slices."""
-    kind, counts = job.method.kind, [world.gang.num_ranks(host) for host in world.gang.hosts]
-    if len(set(counts)) > 1:
-        raise _refused(
-            "wants as many ranks on every host",
-            seen=f"{', '.join(f'{count} on {host}' for host, count in zip(world.gang.hosts, counts, strict=True))}",
-            fix="set slots of every host to the same number, or write strategy: fsdp",
-        )
-    if precision.scaled:
-        raise _refused(
-            "cannot train in fp16",
-            seen="products in fp16, which need a loss scale over all ranks; expected bf16 or fp32",
-            fix="set precision: fp32 (or bf16 where every card can)",
-        )
-    if kind == "qlora":
-        raise _refused(
-            f"cannot split weights of {job.method.bits} bits",
-            seen="method: qlora, whose numbers share their scales; expected weights as they are",
-            fix="write method: lora, or strategy: hsdp (or fsdp)",
-        )
-    if job.optimizer.kind != "adamw":
-        raise _refused(
-            "cannot keep moments of 8 bits",
-            seen=f"optimizer.kind: {job.optimizer.kind}, whose blocks of 256 numbers with one scale would lie on two "
-            "ranks, and on others in another gang",
-            fix="write optimizer: {kind: adamw}, or strategy: ddp",
-        )
-    if world.gang.shares_gpus:
-        raise _refused(
-            "wants a GPU for every rank",
-            seen="several ranks on one GPU",
-            fix="set slots of every host to the number of its GPUs",
-        )
-
-
 def _weight_of(name: str) -> str:
     """The weight that a tensor of a checkpoint belongs to: see `optimizer.state_tensors`."""
     kind, _, rest = name.partition(".")
     return rest if kind == "model" else rest.rpartition(".")[0]
-
-
-def _refused(what: str, *, seen: str, fix: str) -> UsageError:
-    return UsageError(f"strategy: tp {what}", seen=seen, fix=fix)

@@ -110,7 +110,6 @@ class ZeroPlan(PlanHalf):
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """What lies in parts, and what elsewhere."""
-        del num_hosts, rows
         moved = ""
         if job.offload_to is not None:
             moved = f", and of it optimizer on the machines' disks, in {job.offload_to}"
@@ -180,13 +179,11 @@ class Zero3(ZeroPlan):
 
     def gathered(self, step: Step, num_bytes: int, source: str) -> tuple[int, str]:
         """So many numbers are kept, even those of layers that are done."""
-        del source
         live = min(step.share.num_parameters, LIVE_NUMBERS) * BYTES[step.training.compute]
         return max(num_bytes, live), "DeepSpeed's max_live_parameters"
 
     def update_terms(self, step: Step) -> Iterable[Term]:
         """No weights are gathered then."""
-        del step
         return ()
 
     def total_s(self, ask: StepQuery) -> float:

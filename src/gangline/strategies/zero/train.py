@@ -51,37 +51,6 @@ BUCKET_NUMBERS = {1: 500_000_000, 2: 500_000_000, 3: 50_000_000}
 """Gradients that are exchanged at once, at the most, by stage: DeepSpeed's own choice, but where layers are cut."""
 
 
-def require_possible(job: Job, precision: Precision, world: ProcessGroup) -> None:
-    """Raise UsageError, naming what of a job DeepSpeed's ZeRO does not do here."""
-    kind = world.gang.strategy
-    if world.gang.shares_gpus:
-        raise UsageError(
-            f"strategy: {kind} wants a GPU for every rank",
-            seen="several ranks on one GPU, whose exchanges go over gloo; those of DeepSpeed do not",
-            fix="set slots of every host to the number of its GPUs, or write strategy: ddp",
-        )
-    if job.method.kind == "qlora":
-        raise UsageError(
-            f"strategy: {kind} does not train over weights of {job.method.bits} bits",
-            seen="method: qlora; expected full or lora",
-            fix="write strategy: fsdp, which has these in parts, or method: lora",
-        )
-    if job.optimizer.kind != "adamw":
-        raise UsageError(
-            f"strategy: {kind} has moments of 32 bits only",
-            seen=f"optimizer.kind: {job.optimizer.kind}, whose blocks of 256 numbers would lie on two ranks",
-            fix="write optimizer.kind: adamw, whose moments are in parts; or strategy: ddp",
-        )
-    compute_only = job.parameters == "compute" and precision.name == "bf16"
-    if precision.name not in ("fp32", "bf16") or compute_only:
-        seen = "pure bf16 (precision.parameters: compute)" if compute_only else f"precision {precision.name}"
-        raise UsageError(
-            f"strategy: {kind} trains in fp32, or in bf16 over weights of fp32",
-            seen=seen,
-            fix="set precision: fp32 (or bf16 where every device can), or write strategy: ddp",
-        )
-
-
 def load_deepspeed(device: torch.device) -> Any:
     """The package, told which device it is on. Raises UsageError where it is not installed."""
     os.environ["DS_ACCELERATOR"] = device.type
@@ -307,9 +276,8 @@ class Zero(Strategy):
     clips = True
 
     def __init__(self, setup: StrategySetup) -> None:
-        """Raises UsageError for what DeepSpeed does not do of the job, and where it is not installed."""
+        """Raises UsageError where DeepSpeed, or its operator for disks, is not installed."""
         super().__init__(setup)
-        require_possible(setup.job, setup.precision, setup.world)
         self._deepspeed = load_deepspeed(setup.world.device)
         require_operator(self._deepspeed, setup.job)
         self.stage = stage_of(setup.world)
@@ -625,7 +593,6 @@ class ZeroOptimizer:
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Let go of gradients that no update has taken; collective then."""
-        del set_to_none
         if self.holds_gradients:
             self._parts.poison(self._any)
             self.step()
