@@ -295,7 +295,7 @@ def _rank(order: dict[str, Any]) -> int:
     from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
     from gangline.strategies.zero.train import load_deepspeed
     from gangline.worker import session as building
-    from gangline.worker.bench_scaling import MadeUpSet
+    from gangline.worker.bench_scaling import random_samples
     from gangline.worker.process_group import join
 
     read_parts = building.read_parts
@@ -323,7 +323,7 @@ def _rank(order: dict[str, Any]) -> int:
     )
     if order["strategy"] == "zero-3":
         load_deepspeed(world.device)
-    rows = MadeUpSet(NUM_RANKS, length=128, vocabulary=CONFIG["vocab_size"])
+    rows = random_samples(NUM_RANKS, length=128, vocabulary=CONFIG["vocab_size"])
     dist.barrier()
     print("ready", flush=True)
     sys.stdin.readline()

@@ -70,7 +70,7 @@ def measure(folder: Path, *, kind: str, num_rows: int) -> dict[str, float | int 
     data = DataJob(train=source, format=kind, sequence_length=1024)
     began = time.monotonic()
     inputs = prepare_inputs(Job(name="b", model=model, data=data, batch=1, micro_batch=1), folder / "root")
-    counts = inputs.train_counts
+    counts = inputs.counts["train"]
     return {
         "case": f"{kind} {num_rows}",
         "rows": num_rows,
@@ -78,9 +78,9 @@ def measure(folder: Path, *, kind: str, num_rows: int) -> dict[str, float | int 
         "peak_bytes": peak_bytes(),
         "imports_bytes": imports_bytes,
         "file_bytes": (folder / "rows.jsonl").stat().st_size,
-        "tokens": counts.tokens,
-        "samples": counts.samples,
-        "filled": round(counts.tokens / (counts.samples * 1024), 4),
+        "tokens": counts["tokens"],
+        "samples": counts["samples"],
+        "filled": round(counts["tokens"] / (counts["samples"] * 1024), 4),
     }
 
 

@@ -146,6 +146,12 @@ class DoesNotFit(GanglineError):
     exit_code = 6
 
 
+def error_summary(error: BaseException) -> str:
+    """The kind of an error, and the first line of its text that is not empty."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
 def _by_name() -> dict[str, type[GanglineError]]:
     found: dict[str, type[GanglineError]] = {}
     queue: list[type[GanglineError]] = [GanglineError]

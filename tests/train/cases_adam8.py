@@ -115,7 +115,7 @@ def losses(shares, *, method: str, strategy: str, steps: int):
 
 def traced(order: dict, *, kinds):
     """Bytes of the optimizer's states by kind, as a trace counts them."""
-    return [trace(TraceOrder.from_json({**order, "optimizer": {"kind": kind}})).optimizer_bytes for kind in kinds]
+    return [trace(TraceOrder.from_json({**order, "optimizer": {"kind": kind}}))["optimizer_bytes"] for kind in kinds]
 
 
 def paged_on_a_gpu(folder: str):

@@ -14,7 +14,7 @@ from gangline.runs.decode import build
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, SourceJob
 from gangline.worker import bench_scaling
-from gangline.worker.bench_scaling import Busy, MadeUpSet, Warming
+from gangline.worker.bench_scaling import Busy, Warming, random_samples
 from gangline.worker.model import trainable
 from gangline.worker.process_group import ProcessGroup
 from tests.train.cases_calibrate import CONFIG
@@ -82,7 +82,7 @@ def world_sizes(hosts):
 
 def made_up():
     """Lengths of a set, and samples of the first steps of an order that warms up."""
-    rows = MadeUpSet(100, length=8, vocabulary=5)
+    rows = random_samples(100, length=8, vocabulary=5)
     row = rows.sample(99)
     steps = Warming(num_samples=6, batch=6, micro_batch=2, seed=0, warm_steps=2, warm_batch=4)
     return {

@@ -76,18 +76,18 @@ def extrapolated(order: dict, *, layers: int) -> list:
     parsed = TraceOrder.from_json(order)
     result = trace(parsed)
     whole = at_one_depth(order, layers=layers)
-    return [[result.peak_bytes, max(whole.values())], *([result.instants[name], whole[name]] for name in whole)]
+    return [[result["peak_bytes"], max(whole.values())], *([result["instants"][name], whole[name]] for name in whole)]
 
 
 def large(order: dict) -> dict:
     """A trace of a large model, and by how much this process grew for it, in bytes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = trace(TraceOrder.from_json(order)).to_json()
+    result = trace(TraceOrder.from_json(order))
     return {**result, "grown_bytes": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024}
 
 
 def counted(order: dict) -> dict:
-    return count(TraceOrder.from_json(order)).to_json()
+    return count(TraceOrder.from_json(order))
 
 
 def answered(text: str, argv: list[str]) -> list:
@@ -122,7 +122,7 @@ def fused(config: dict, *, order: dict) -> list[bool]:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     tried = loss.CausalLoss(model, compute=torch.float32).fused
-    return [tried, trace(TraceOrder.from_json({**order, "config": config})).fused_loss]
+    return [tried, trace(TraceOrder.from_json({**order, "config": config}))["fused_loss"]]
 
 
 def depths(config: dict) -> list:

@@ -31,7 +31,12 @@ def test_a_size_for_which_there_is_no_time_is_left_out(pool):
 
 def test_a_size_that_does_not_fit_is_left_out(zygote):
     ranks = zygote.gang(2, cases_bench.measured, {"sizes": [4 << 10, 1 << 20], "seconds": 30.0, "free": 3 << 20})
-    assert ranks.results()[0][1] == {"kind": "skipped", "num_bytes": 1 << 20, "why": "too little free memory"}
+    assert ranks.results()[0][1] == {
+        "kind": "skipped",
+        "rank": 0,
+        "num_bytes": 1 << 20,
+        "why": "too little free memory",
+    }
 
 
 def test_a_rank_that_waits_for_nobody_ends_itself(zygote):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gangline import app
 from gangline.cli.output import Terminal, is_live, raise_failure
-from gangline.demo.story import DemoContext, play
+from gangline.demo.story import DemoContext, run_demo
 from gangline.report.follow import Update, View
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
 
@@ -15,7 +15,7 @@ from gangline.report.live import speaks_braille, summary, terminal_width, watch_
 def command() -> None:
     """Train, stop, resume, evaluate, tune, export and ask a small model: no GPU, no network, about two minutes."""
     home = app.default_home()
-    play(DemoContext(home=home, folder=home / "demo", console=Terminal(), follow=_follow))
+    run_demo(DemoContext(home=home, folder=home / "demo", console=Terminal(), follow=_follow))
 
 
 def _follow(view: View, *, from_start: bool, on_update: Callable[[Update], None]) -> None:

@@ -206,7 +206,7 @@ class Traced:
 
     option: Option
     answer: dict[str, Any]
-    """See `worker.trace.line.TraceResult`."""
+    """See `worker.trace.line.trace`."""
 
     @property
     def peak_bytes(self) -> int:

@@ -1,6 +1,6 @@
-"""The demo: the commands of a first day, one after the other, each shown before it is done.
+"""The demo: the commands of a first day, one after the other, each shown before it runs.
 
-Every step is the function behind the command that is shown; the only thing made for the demo is the text.
+Every step is the function behind the command that is shown; only the text is made for the demo.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,54 +32,35 @@ from gangline.runs.state import ProcessId, RunState
 from gangline.serve.run_model import chat_with_folder, export_model, find_saved
 from gangline.units import format_bytes, format_duration
 
-# Text that every Python has: the documentation strings of its standard library.
-
-
 _SHORTEST = 60
 # Tests and generated tables have no prose.
 _PASSED_OVER = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "pydoc_data", "turtledemo"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentedName:
-    """One documented name."""
-
-    name: str
-    """Such as textwrap.wrap."""
-    text: str
-
-
-def standard_library(*, limit_bytes: int) -> list[DocumentedName]:
-    """Documentation strings of public modules, classes and functions, until there are `limit_bytes` of text."""
+def standard_library(*, limit_bytes: int) -> list[tuple[str, str]]:
+    """Name (such as textwrap.wrap) and documentation string of public modules, classes and functions of the standard
+    library, until there are `limit_bytes` of text.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    entries, size = [], 0
+    entries: list[tuple[str, str]] = []
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if _PASSED_OVER.isdisjoint(parts) and not any(part.startswith("_") for part in parts):
-            for entry in _documented(path, ".".join(parts)):
-                entries.append(entry)
-                size += len(entry.text)
-        if size >= limit_bytes:
+            with suppress(OSError, SyntaxError, UnicodeDecodeError):
+                entries += _documented(ast.parse(path.read_text(encoding="utf-8")), ".".join(parts))
+        if sum(len(text) for _, text in entries) >= limit_bytes:
             break
     return entries
 
 
-def _documented(path: Path, module: str) -> Iterator[DocumentedName]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return
-    yield from _entries(tree, module)
-
-
-def _entries(node: ast.AST, name: str) -> Iterator[DocumentedName]:
+def _documented(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
         if len(text) >= _SHORTEST:
-            yield DocumentedName(name=name, text=text)
+            yield name, text
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not child.name.startswith("_"):
-            yield from _entries(child, f"{name}.{child.name}")
+            yield from _documented(child, f"{name}.{child.name}")
 
 
 def first_sentence(text: str) -> str:
@@ -87,17 +69,15 @@ def first_sentence(text: str) -> str:
     return paragraph.split(". ", 1)[0].rstrip(".") + "."
 
 
-def write_corpus(folder: Path, entries: Iterable[DocumentedName], *, every: int = 12) -> None:
+def write_corpus(folder: Path, entries: Sequence[tuple[str, str]], *, every: int = 12) -> None:
     """Write pages.jsonl, held_out.jsonl (every twelfth page) and questions.jsonl (prompt, completion)."""
     folder.mkdir(parents=True, exist_ok=True)
-    entries = list(entries)
-    pages = [{"text": f"{entry.name}\n\n{entry.text}"} for entry in entries]
+    pages = [{"text": f"{name}\n\n{text}"} for name, text in entries]
     _write_lines(folder / "pages.jsonl", (page for index, page in enumerate(pages) if index % every))
     _write_lines(folder / "held_out.jsonl", pages[::every])
+    answers = ((name, first_sentence(text)) for name, text in entries)
     questions = (
-        {"prompt": f"What does {entry.name} do?\n", "completion": first_sentence(entry.text)}
-        for entry in entries
-        if len(first_sentence(entry.text)) < 200
+        {"prompt": f"What does {name} do?\n", "completion": answer} for name, answer in answers if len(answer) < 200
     )
     _write_lines(folder / "questions.jsonl", questions)
 
@@ -107,8 +87,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-# The files of the demo: what a user would write.
-
+# The files that a user would write.
 
 CLUSTER = """\
 # Three hosts on this one computer. Each has a work folder and ranks of its own, as three machines would.
@@ -171,13 +150,13 @@ class Follow(Protocol):
     """Shows a run to its end."""
 
     def __call__(self, view: View, *, from_start: bool, on_update: Callable[[Update], None]) -> None:
-        """`from_start=False`: what happened before is not shown again; `on_update` sees every update."""
+        """`from_start=False`: earlier lines are not shown again; `on_update` sees every update."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoContext:
-    """Where the demo plays and who watches."""
+    """The folders of the demo, and its screen."""
 
     home: Path
     folder: Path
@@ -185,143 +164,149 @@ class DemoContext:
     follow: Follow
 
 
-def play(stage: DemoContext) -> None:
-    """Tell the whole story. Raises GanglineError if any part of it fails."""
+def run_demo(context: DemoContext) -> None:
+    """Run all steps. Raises GanglineError if any of them fails."""
     started = time.monotonic()
-    _write(stage)
-    first = _train_and_stop(stage)
-    _resume(stage, first)
-    _export(stage, first.run_id, to=stage.folder / "pretrained")
-    second = _tune(stage)
-    adapter = stage.folder / "adapter"
-    _export(stage, second.run_id, to=adapter)
-    _ask(stage, adapter)
-    _farewell(stage, first, second, duration_s=time.monotonic() - started)
+    _write(context)
+    first = _train_and_stop(context)
+    _resume(context, first)
+    _export(context, first.run_id, to=context.folder / "pretrained")
+    second = _tune(context)
+    adapter = context.folder / "adapter"
+    _export(context, second.run_id, to=adapter)
+    _ask(context, adapter)
+    _finish(context, first, second, duration_s=time.monotonic() - started)
 
 
-def _write(stage: DemoContext) -> None:
+def _write(context: DemoContext) -> None:
     """A fresh folder with corpus, tokenizer, an untrained model, a cluster and two jobs."""
-    shutil.rmtree(stage.folder, ignore_errors=True)
+    shutil.rmtree(context.folder, ignore_errors=True)
     entries = standard_library(limit_bytes=CORPUS_BYTES)
-    write_corpus(stage.folder / "corpus", entries)
-    write_files(stage.folder)
-    size = sum(path.stat().st_size for path in (stage.folder / "corpus").iterdir())
+    write_corpus(context.folder / "corpus", entries)
+    write_files(context.folder)
+    size = sum(path.stat().st_size for path in (context.folder / "corpus").iterdir())
     _head(
-        stage, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}"
+        context, 1, f"a corpus: {len(entries)} documentation strings of Python's standard library, {format_bytes(size)}"
     )
-    stage.console.progress("training a tokenizer")
-    here = Host(name="local", workdir=str(stage.home), python=sys.executable)
-    with app.reach(app.load_cluster(None, stage.home), app.REAL) as transports:
-        argv = ("scratch", str(stage.folder / "corpus" / "pages.jsonl"), "--to", str(stage.folder / "model"))
+    context.console.progress("training a tokenizer")
+    here = Host(name="local", workdir=str(context.home), python=sys.executable)
+    with app.reach(app.load_cluster(None, context.home), app.REAL) as transports:
+        argv = ("scratch", str(context.folder / "corpus" / "pages.jsonl"), "--to", str(context.folder / "model"))
         size_words = ("--vocabulary", "1024", "--hidden", "128", "--context", "256")
         record = ask_worker(here, transports["local"], (*argv, *size_words), on_progress=lambda _record: None)
-    stage.console.report(
-        f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {stage.folder}"
+    context.console.report(
+        f"a tokenizer of {record['vocabulary']} tokens and an untrained Llama of 4 layers in {context.folder}"
     )
 
 
-def _train_and_stop(stage: DemoContext) -> RunLayout:
-    files = f"{stage.folder}/pretrain.yaml --cluster {stage.folder}/cluster.yaml"
-    _head(stage, 2, "train on three hosts with shares 3:2:1, and stop half-way", f"gangline train {files}")
-    layout = app.train(_start(stage, "pretrain.yaml"), console=stage.console)
-    stopped = False
+def _train_and_stop(context: DemoContext) -> RunLayout:
+    files = f"{context.folder}/pretrain.yaml --cluster {context.folder}/cluster.yaml"
+    _head(context, 2, "train on three hosts with shares 3:2:1, and stop half-way", f"gangline train {files}")
+    layout = app.train(_start(context, "pretrain.yaml"), console=context.console)
 
-    def stop_half_way(update: Update) -> None:
-        nonlocal stopped
-        steps = [record["step"] for record in update.records if record.get("kind") == "step"]
-        if not stopped and max(steps, default=0) >= STOP_STEP:
-            stopped = True
-            stage.console.report(f"$ gangline stop {layout.run_id}")
-            with app.opened(layout.run_id, home=stage.home) as run:
-                app.stop(run)
+    def stop() -> None:
+        context.console.report(f"$ gangline stop {layout.run_id}")
+        with app.opened(layout.run_id, home=context.home) as run:
+            app.stop(run)
 
-    _follow(stage, layout, on_update=stop_half_way)
+    _follow(context, layout, on_update=_once_at(STOP_STEP, stop))
     _require(layout, "stopped")
     return layout
 
 
-def _resume(stage: DemoContext, layout: RunLayout) -> None:
-    _head(stage, 3, "go on from the checkpoint of the stop; then pull a plug", f"gangline resume {layout.run_id}")
-    app.resume(layout.run_id, home=stage.home, console=stage.console)
-    killed = False
+def _once_at(step: int, action: Callable[[], None]) -> Callable[[Update], None]:
+    """Act once, on the first update that has this step or a later one."""
+    acted = False
 
-    def kill_a_rank(update: Update) -> None:
-        nonlocal killed
+    def on_update(update: Update) -> None:
+        nonlocal acted
         steps = [record["step"] for record in update.records if record.get("kind") == "step"]
-        if not killed and max(steps, default=0) >= KILL_STEP:
-            killed = True
-            _kill_rank(stage, layout, host="pc2")
+        if not acted and max(steps, default=0) >= step:
+            acted = True
+            action()
 
-    _follow(stage, layout, from_start=False, on_update=kill_a_rank)
+    return on_update
+
+
+def _resume(context: DemoContext, layout: RunLayout) -> None:
+    _head(context, 3, "go on from the checkpoint of the stop; then pull a plug", f"gangline resume {layout.run_id}")
+    app.resume(layout.run_id, home=context.home, console=context.console)
+    kill = _once_at(KILL_STEP, lambda: _kill_rank(context, layout, host="pc2"))
+    _follow(context, layout, from_start=False, on_update=kill)
     _require(layout, "finished")
 
 
-def _kill_rank(stage: DemoContext, layout: RunLayout, *, host: str) -> None:
-    """What a crash does; nobody is asked to put it right."""
-    with app.opened(layout.run_id, home=stage.home) as run:
+def _kill_rank(context: DemoContext, layout: RunLayout, *, host: str) -> None:
+    """Kill a rank as a crash would; the run recovers by itself."""
+    with app.opened(layout.run_id, home=context.home) as run:
         workdir = Path(run.cluster.host(host).workdir)
     attempt = RunLayout(workdir, layout.run_id).attempt(RunState.load(layout).attempt)
     for file in sorted(attempt.glob("rank-*.pid")):
         process = ProcessId.of(int(read_json(file)["pid"]))
         if process is not None and process.is_alive:
-            stage.console.report(f"$ kill -9 {process.pid}   # the rank on {host}; nobody resumes by hand")
+            context.console.report(f"$ kill -9 {process.pid}   # the rank on {host}; nobody resumes by hand")
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _tune(stage: DemoContext) -> RunLayout:
-    files = f"{stage.folder}/tune.yaml --cluster {stage.folder}/cluster.yaml"
-    _head(stage, 4, "tune it with LoRA on questions and answers", f"gangline train {files}")
-    layout = app.train(_start(stage, "tune.yaml"), console=stage.console)
-    _follow(stage, layout)
+def _tune(context: DemoContext) -> RunLayout:
+    files = f"{context.folder}/tune.yaml --cluster {context.folder}/cluster.yaml"
+    _head(context, 4, "tune it with LoRA on questions and answers", f"gangline train {files}")
+    layout = app.train(_start(context, "tune.yaml"), console=context.console)
+    _follow(context, layout)
     _require(layout, "finished")
     return layout
 
 
-def _export(stage: DemoContext, run_id: str, *, to: Path) -> None:
-    stage.console.report(f"$ gangline export {run_id} --to {to}")
-    with app.opened(run_id, home=stage.home) as run:
+def _export(context: DemoContext, run_id: str, *, to: Path) -> None:
+    context.console.report(f"$ gangline export {run_id} --to {to}")
+    with app.opened(run_id, home=context.home) as run:
         saved = find_saved(run_id, run.cluster, run.transports)
-        record = export_model(saved, run.layout, to=to, on_text=stage.console.progress)
-    stage.console.report(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
+        record = export_model(saved, run.layout, to=to, on_text=context.console.progress)
+    context.console.report(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
 
 
-def _ask(stage: DemoContext, adapter: Path) -> None:
+def _ask(context: DemoContext, adapter: Path) -> None:
     command = f"gangline chat {adapter} --prompt {QUESTION.strip()!r}"
-    _head(stage, 5, "ask it (a minute of training on two cores makes sentences, not sense)", command)
+    _head(context, 5, "ask it (a minute of training on two cores makes sentences, not sense)", command)
     words = ("--plain", f"--prompt={QUESTION}", "--max-tokens", "48", "--temperature", "0.7")
     code = chat_with_folder(adapter, words)
     if code != 0:
         raise RunFailed("the model did not answer", seen=f"exit code {code}", fix=f"try it by hand: {command}")
 
 
-def _farewell(stage: DemoContext, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
-    _head(stage, 6, f"done in {format_duration(duration_s)}; everything is still there")
+def _finish(context: DemoContext, first: RunLayout, second: RunLayout, *, duration_s: float) -> None:
+    _head(context, 6, f"done in {format_duration(duration_s)}; everything is still there")
     if shutil.which("gangline") is None:
-        stage.console.report(f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline")
+        context.console.report(
+            f"  export PATH={Path(sys.executable).parent}:$PATH   # so that the shell finds gangline"
+        )
     for command, meaning in (
         ("gangline ps", "both runs"),
         (f"gangline chat {second.run_id}", "talk to the tuned model"),
         (f"gangline logs {first.run_id} --rank 1", "what the second host wrote"),
-        (f"gangline train {stage.folder}/tune.yaml steps=60 method.rank=4", "the same on this computer alone, longer"),
-        (f"tensorboard --logdir {stage.home}/hosts/pc1/runs", "the curves in a browser"),
-        (f"rm -r {stage.home}", "remove all of it"),
+        (
+            f"gangline train {context.folder}/tune.yaml steps=60 method.rank=4",
+            "the same on this computer alone, longer",
+        ),
+        (f"tensorboard --logdir {context.home}/hosts/pc1/runs", "the curves in a browser"),
+        (f"rm -r {context.home}", "remove all of it"),
     ):
-        stage.console.report(f"  {command}   # {meaning}")
+        context.console.report(f"  {command}   # {meaning}")
 
 
-def _start(stage: DemoContext, job: str) -> app.StartOptions:
-    return app.StartOptions(home=stage.home, job=stage.folder / job, cluster=stage.folder / "cluster.yaml")
+def _start(context: DemoContext, job: str) -> app.StartOptions:
+    return app.StartOptions(home=context.home, job=context.folder / job, cluster=context.folder / "cluster.yaml")
 
 
 def _follow(
-    stage: DemoContext,
+    context: DemoContext,
     layout: RunLayout,
     *,
     from_start: bool = True,
     on_update: Callable[[Update], None] = lambda _update: None,
 ) -> None:
-    with app.opened(layout.run_id, home=stage.home) as run:
-        stage.follow(run.view(), from_start=from_start, on_update=on_update)
+    with app.opened(layout.run_id, home=context.home) as run:
+        context.follow(run.view(), from_start=from_start, on_update=on_update)
 
 
 def _require(layout: RunLayout, phase: str) -> None:
@@ -332,8 +317,8 @@ def _require(layout: RunLayout, phase: str) -> None:
         )
 
 
-def _head(stage: DemoContext, number: int, title: str, command: str = "") -> None:
-    stage.console.report("")
-    stage.console.report(f"[{number}/6] {title}")
+def _head(context: DemoContext, number: int, title: str, command: str = "") -> None:
+    context.console.report("")
+    context.console.report(f"[{number}/6] {title}")
     if command:
-        stage.console.report(f"$ {command}")
+        context.console.report(f"$ {command}")

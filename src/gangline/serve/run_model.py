@@ -13,7 +13,6 @@ from gangline.provision.ask import ask_worker
 from gangline.provision.checkpoint_sources import (
     CheckpointHost,
     Places,
-    Survey,
     at_step,
     bring_parts,
     rejected_error,
@@ -57,7 +56,8 @@ def find_saved(
     choice = choose(surveys) if step is None else at_step(surveys, step)
     if choice.step is None:
         silent = [name for name in places if name not in surveys]
-        raise _nothing_saved(run_id, choice, committed=_committed(surveys), silent=silent, step=step)
+        committed = sorted({entry["step"] for survey in surveys.values() for entry in survey if entry["record"]})
+        raise _nothing_saved(run_id, choice, committed=committed, silent=silent, step=step)
     # the head's copy if it has one: that is where the model and the caches are warm
     source = next((source for source in choice.sources if source.host == cluster.head.name), choice.sources[0])
     place = places[source.host]
@@ -113,14 +113,14 @@ def export_model(
 
 
 class _Ticking:
-    """Whoever asked for a model hears how its parts are getting on."""
+    """The reports of the parts on their way, as one line that changes."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self.report = self.progress = on_text
 
 
 def name_base(folder: Path, base: str) -> None:
-    """Write where the base model of an adapter is on this computer: the host where it was written has it elsewhere."""
+    """Write the path of an adapter's base model on this computer: the host that exported it has another one."""
     for name, key in (("adapter_config.json", "base_model_name_or_path"), ("gangline.json", "base_model")):
         path = folder / name
         if path.exists() and (said := read_json(path))[key] != base:
@@ -132,7 +132,7 @@ def _name(saved: SavedPart, merged: bool) -> str:
 
 
 def _written(saved: SavedPart, to: Path | None, merged: bool) -> Path:
-    """Where its host writes it; a path of the user's is one of this computer."""
+    """The folder on the host of the checkpoint; a path of the user is one of this computer."""
     if saved.place.host.transport != "local":
         return saved.run_folder / "export" / _name(saved, merged)
     return (to or saved.run_folder / "export" / _name(saved, merged)).absolute()
@@ -159,10 +159,6 @@ def chat_with_saved(saved: SavedPart, options: Sequence[str]) -> int:
 def _with_code(host: Host) -> tuple[str, ...]:
     """Words that let the host's Python find gangline, where it is not installed in it."""
     return ("env", *(f"{name}={value}" for name, value in host.code_env.items())) if host.code_env else ()
-
-
-def _committed(surveys: Mapping[str, Survey]) -> list[int]:
-    return sorted({entry["step"] for survey in surveys.values() for entry in survey if entry["record"]})
 
 
 def _nothing_saved(

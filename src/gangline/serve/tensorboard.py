@@ -1,7 +1,8 @@
-"""TensorBoard of a run: it runs where the figures are, on loopback only, and is brought here through ssh."""
+"""TensorBoard of a run: it runs on the host of the event files, on loopback only, and ssh forwards its port."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -33,8 +34,8 @@ POLL_S = 0.3
 def show_tensorboard(
     host: Host, transport: Transport, folder: Path, *, on_ready: Callable[[str], None], wait: Callable[[], None]
 ) -> None:
-    """Show the event files in `folder` of a host until `wait` returns; `on_ready` gets the address to open, and who
-    else can: TensorBoard knows no password, so that all it has is an address that nobody can guess.
+    """Show the event files in `folder` of a host until `wait` returns; `on_ready` gets the address to open, with a
+    warning: TensorBoard knows no password, so only an address that nobody can guess protects it.
 
     Raises RunFailed where it does not start. It ends with this command, however that ends.
     """
@@ -46,7 +47,7 @@ def show_tensorboard(
         interactive(host, argv)
         return
     program = _Program(transport, argv, {**host.code_env, PATH_VARIABLE: path})
-    program.thread.start()
+    program.start()
     with forward(host, port) as near:
         _await(near, program, host)
         on_ready(_said(near, path, host))
@@ -58,16 +59,17 @@ def _said(port: int, path: str, host: Host) -> str:
     return f"http://{LOOPBACK}:{port}{path}/  ({warning})"
 
 
-class _Program:
+class _Program(threading.Thread):
     """A command on a host that stays until its transport is closed."""
 
     def __init__(self, transport: Transport, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        super().__init__(daemon=True)
         self.result: CommandResult | GanglineError | None = None
-        self._how = (transport, argv, env)
-        self.thread = threading.Thread(target=self._run, daemon=True)
+        self._command = (transport, argv, env)
 
-    def _run(self) -> None:
-        transport, argv, env = self._how
+    def run(self) -> None:
+        """Run the command to its end, and keep its result."""
+        transport, argv, env = self._command
         try:
             self.result = transport.run(argv, env=env, timeout_s=SHOWN_S)
         except GanglineError as error:
@@ -86,14 +88,12 @@ def _await(port: int, program: _Program, host: Host) -> None:
 
 
 def _answers(port: int) -> bool:
-    page = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
-    try:
-        page.request("GET", "/")
-        page.getresponse()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        page.close()
+    with contextlib.closing(http.client.HTTPConnection(LOOPBACK, port, timeout=5)) as page:
+        try:
+            page.request("GET", "/")
+            page.getresponse()
+        except (OSError, http.client.HTTPException):
+            return False
     return True
 
 

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -43,7 +42,7 @@ from gangline.runs.job import Job, ModelJob, ScheduleJob
 from gangline.worker.agree import StepReport, gather
 from gangline.worker.batch import Indices, SampleOrder
 from gangline.worker.bench_collective import read_order, report, settle, timed
-from gangline.worker.data.tokens import Sample
+from gangline.worker.data.tokens import RepeatedSamples, Sample
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, load_model, trainable
@@ -57,30 +56,17 @@ from gangline.worker.run_io import RunIO
 from gangline.worker.session import Session, assemble, make_strategy
 from gangline.worker.strategy import Strategy, StrategySetup
 
-# What a measurement trains on: samples of random tokens, all of full length, in steps the first of which are short.
-
-
 POOL = 64
-"""Unlike samples; more would only take memory."""
+"""Different samples; more would only take memory."""
 
 
-class MadeUpSet:
-    """A set of `num_samples` rows of `length` tokens each."""
-
-    def __init__(self, num_samples: int, *, length: int, vocabulary: int, seed: int = 0) -> None:
-        draw = np.random.default_rng(seed)
-        positions = np.arange(length)
-        texts = [draw.integers(0, vocabulary, length + 1) for _ in range(min(num_samples, POOL))]
-        self._rows = [Sample(input_ids=text[:-1], targets=text[1:], position_ids=positions) for text in texts]
-        self.label_counts: npt.NDArray[np.int64] = np.full(num_samples, length)
-        self.lengths: npt.NDArray[np.int64] = np.full(num_samples, length)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def sample(self, index: int) -> Sample:
-        """One row."""
-        return self._rows[index % len(self._rows)]
+def random_samples(num_samples: int, *, length: int, vocabulary: int, seed: int = 0) -> RepeatedSamples:
+    """Samples of `length` random tokens, trained on every token."""
+    draw = np.random.default_rng(seed)
+    positions = np.arange(length)
+    texts = [draw.integers(0, vocabulary, length + 1) for _ in range(min(num_samples, POOL))]
+    samples = [Sample(input_ids=text[:-1], targets=text[1:], position_ids=positions) for text in texts]
+    return RepeatedSamples(samples, num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +154,7 @@ def build(order: dict[str, Any], world: ProcessGroup, folder: Path) -> Rig:
         model = load_model(job, device=world.device, compute=precision.compute, drawn=drawn)
         loss = CausalLoss(model, compute=precision.compute)
     vocabulary = int(base_of(model).config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
-    rows = MadeUpSet(job.batch, length=job.data.sequence_length, vocabulary=vocabulary)
+    rows = random_samples(job.batch, length=job.data.sequence_length, vocabulary=vocabulary)
     groups = {
         host: dist.new_group([rank for rank, each in enumerate(world.gang.ranks) if each.host == host])
         for host in world.gang.hosts

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +25,9 @@ from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
 from gangline.worker.data.model_folder import weights_folder
-from gangline.worker.model import base_of, load_config, load_tokenizer, trainable
-from gangline.worker.restore import Blocks
+from gangline.worker.model import base_of, load_config, load_tokenizer, model_of, trainable
 from gangline.worker.trained import (
     Checkpoint,
-    Trained,
     adapted_layers,
     check_weight,
     check_weights,
@@ -38,25 +35,204 @@ from gangline.worker.trained import (
     hush_libraries,
     load_trained,
     merge_adapter,
-    misfit,
     open_checkpoint,
+    open_saved,
     refuse_shared,
 )
 from gangline.worker.weights import Files, meta_model, read_whole
 
+FILE_BYTES = 2 << 30
+"""The limit of one file, unless a single tensor is larger."""
+NOTE_FILE = "gangline.json"
+"""The origin of the folder: run, step, base model, and the form of its prompts."""
+_EXACT = 1e-4
+_SEQUENCES, _LENGTH = 2, 32
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The files that were written, and how far they are from the model in memory."""
+
+    folder: str
+    files: tuple[str, ...]
+    max_logit_difference: float | None
+    """Largest difference of a logit, over the largest logit; None: the model was never loaded, every tensor was
+    compared."""
+    tolerance: float
+    """The limit of the difference: 1e-4, or four rounding steps of the dtype where weights were rounded to it."""
+    dtype: str
+
+
+def export_main(argv: list[str]) -> int:
+    """Read the command line, export, and report in JSON lines on stdout."""
+    parser = argparse.ArgumentParser(prog="gangline.worker export")
+    parser.add_argument("run", type=Path, help="the run directory")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a part of a committed checkpoint")
+    parser.add_argument("--to", type=Path, required=True, help="the folder to make")
+    parser.add_argument(
+        "--merged", action="store_true", help="merge the adapter into the model and write the whole model"
+    )
+    options = parser.parse_args(argv)
+    hush_libraries()
+
+    def say(text: str) -> None:
+        _write_line({"kind": "progress", "text": text})
+
+    done = export(options.run, options.checkpoint, options.to, merged=options.merged, say=say)
+    _write_line({"kind": "result", **asdict(done)})
+    return 0
+
+
+def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = lambda _text: None) -> Export:
+    """Write the model of a checkpoint to the new folder `to`, load it again and compare.
+
+    say: gets a line for each step. Raises UsageError, ModelError, CheckpointError; RunFailed when the files do not hold
+    the trained model, and then `to` does not exist.
+    """
+    _refuse_existing(to)
+    checkpoint = open_checkpoint(run, part)
+    _refuse_useless(checkpoint, merged=merged)
+    method = checkpoint.job.method
+    if method.kind == "qlora":
+        say(f"over the base model's own weights: in training they were rounded to {method.bits} bits")
+    if checkpoint.in_parts:
+        say("writing tensor by tensor, and reading again what was written")
+        if _export_by_tensor(checkpoint, to, merged=merged):
+            return _exported(checkpoint, to, difference=None, tolerance=0.0)
+        say("the base model cannot be read tensor by tensor: it is loaded whole")
+    say("loading the trained model")
+    model = load_trained(checkpoint)
+    check_weights(model)
+    logits = probe(model)
+    whole = merged or method.kind == "full"
+    tolerance = max(_EXACT, 4 * torch.finfo(checkpoint.stored).eps) if whole else _EXACT
+    with _staged(to) as folder:
+        say("writing")
+        digests = (write_model if whole else write_adapter)(model, checkpoint, folder)
+        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
+        model.to("meta")
+        say("loading what was written, and comparing")
+        difference = verify(folder, checkpoint, digests, logits, tolerance=tolerance)
+    return _exported(checkpoint, to, difference=difference, tolerance=tolerance)
+
+
+def _exported(checkpoint: Checkpoint, to: Path, *, difference: float | None, tolerance: float) -> Export:
+    return Export(
+        folder=str(to),
+        files=tuple(sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file())),
+        max_logit_difference=difference,
+        tolerance=tolerance,
+        dtype=str(checkpoint.stored).removeprefix("torch."),
+    )
+
+
+def write_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
+    """Write the adapter in peft's format; the digest of every tensor by name."""
+    from peft import get_peft_model_state_dict
+
+    config, base = model.peft_config["default"], checkpoint.job.model
+    config.base_model_name_or_path, config.revision = base.path, base.revision
+    digests = _digests(get_peft_model_state_dict(model, save_embedding_layers=False))
+    # the embeddings are not trained; "auto" would ask the hub whether they were
+    model.save_pretrained(folder, save_embedding_layers=False)
+    # peft's model card is a form with nothing filled in
+    (folder / "README.md").unlink(missing_ok=True)
+    return digests
+
+
+def write_model(model: Any, checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
+    """Write a whole model in the dtype in which its base is stored, with the tokenizer; the digest of every tensor."""
+    base = model.to(checkpoint.stored) if checkpoint.job.method.kind == "full" else merge_adapter(model)
+    digests = _digests(base.state_dict())
+    base.save_pretrained(folder)
+    load_tokenizer(checkpoint.job.model).save_pretrained(folder)
+    return digests
+
+
+def verify(
+    folder: Path, checkpoint: Checkpoint, digests: Mapping[str, str], expected: torch.Tensor, *, tolerance: float
+) -> float:
+    """Load `folder` as a stranger would, and compare; the difference of the logits. Raises RunFailed."""
+    model, tensors = _reload(folder, checkpoint)
+    _require_same(digests, _digests(tensors))
+    difference = float((probe(model) - expected).abs().max() / expected.abs().max())
+    # written so that NaN fails, too
+    if not difference <= tolerance:
+        raise _wrong(
+            f"expected logits within {tolerance:.1e} of the trained model's (relative to the largest, "
+            f"{checkpoint.stored}); seen {difference:.1e}"
+        )
+    return difference
+
+
+@torch.no_grad()
+def probe(model: Any) -> torch.Tensor:
+    """Logits [sequence, position, word] in fp32 on fixed tokens, the same in every process."""
+    config = model.config.get_text_config()
+    length = min(_LENGTH, getattr(config, "max_position_embeddings", _LENGTH))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (_SEQUENCES, length), generator=generator)
+    model.eval()
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits.float()
+
+
+def _reload(folder: Path, checkpoint: Checkpoint) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    from peft import PeftModel, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    source = checkpoint.job.model
+    try:
+        if (folder / "adapter_config.json").is_file():
+            base = AutoModelForCausalLM.from_pretrained(
+                source.path,
+                revision=source.revision or "main",
+                dtype=checkpoint.stored,
+                trust_remote_code=source.trust_remote_code,
+            )
+            model = PeftModel.from_pretrained(base, folder)
+            return model, get_peft_model_state_dict(model, save_embedding_layers=False)
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
+    except Exception as error:  # whatever a broken file raises, the export is not usable
+        raise _wrong(f"it cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
+    return model, model.state_dict()
+
+
+def _require_same(expected: Mapping[str, str], seen: Mapping[str, str]) -> None:
+    differing = sorted(name for name in expected.keys() | seen.keys() if expected.get(name) != seen.get(name))
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise _wrong(f"these tensors are not what was written: {', '.join(differing[:3])}{more}")
+
+
+def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    return {name: digest_of_tensor(tensor) for name, tensor in tensors.items()}
+
+
 # An export that never holds the model: tensor by tensor from the parts of a checkpoint into safetensors files.
 #
-# For checkpoints in parts, whose model may fit no host. At the most one file's worth of tensors is in memory, and the
-# tensor that is on its way. What was written is read again and compared, tensor by tensor, and its names are held
-# against those that transformers looks for; logits, which take a whole model, are not computed.
+# It is for checkpoints in parts, whose model may fit no host. Memory holds the tensors of one file, and the tensor that
+# is on its way. The files are read again and compared, tensor by tensor, and their names are compared with those that
+# transformers looks for; logits, which take a whole model, are not computed.
 
 
-FILE_BYTES = 2 << 30
-"""Of one file at the most, unless a single tensor is larger."""
-
-
-class Wrong(Exception):
-    """What was written is not what was to be."""
+def _export_by_tensor(checkpoint: Checkpoint, to: Path, *, merged: bool) -> bool:
+    """Whether the checkpoint could be exported so: False where its base can only be loaded whole."""
+    full = checkpoint.job.method.kind == "full"
+    found = None if full else _with_adapter(checkpoint)
+    if not full and (found is None or (merged and not _is_mergeable(*found))):
+        return False
+    with _staged(to) as folder:
+        if found is None:
+            write_full(checkpoint, folder)
+        elif merged:
+            write_merged(*found, checkpoint, folder)
+        else:
+            _require_same(write_adapter(found[0], checkpoint, folder), _stored_digests(folder))
+        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
+    return True
 
 
 class _Writer:
@@ -100,8 +276,8 @@ class _Writer:
         self._waiting = {}
 
 
-def write_full(checkpoint: Checkpoint, folder: Path) -> int:
-    """A model of which every weight was trained; the number of tensors. Raises CheckpointError, ModelError, Wrong."""
+def write_full(checkpoint: Checkpoint, folder: Path) -> None:
+    """A model of which every weight was trained. Raises CheckpointError, ModelError, RunFailed."""
     from transformers.core_model_loading import revert_weight_conversion
 
     model = _skeleton(checkpoint)
@@ -110,25 +286,19 @@ def write_full(checkpoint: Checkpoint, folder: Path) -> int:
         stored = value.to(checkpoint.stored) if value.is_floating_point() else value
         for key, tensor in revert_weight_conversion(model, {name: stored}).items():
             writer.add(key, tensor)
-    writer.finish()
-    _write_surroundings(model, checkpoint, folder)
-    _compare(folder, writer.digests)
-    _require_loadable(folder, checkpoint)
-    return len(writer.digests)
+    _complete(writer, model, checkpoint, folder)
 
 
-def write_merged(checkpoint: Checkpoint, folder: Path) -> int | None:
-    """The base model with the adapter folded in; None where the base cannot be read by parts, or its adapters are none
-    of matrices. Raises as `write_full` does.
-    """
-    found = _with_adapter(checkpoint)
-    if found is None:
-        return None
-    model, files = found
+def _is_mergeable(model: nn.Module, files: Files) -> bool:
+    """Whether all adapted weights are matrices that lie in the files as they are."""
+    names = {f"{name}.weight" for name, _ in adapted_layers(base_of(model))}
+    return names <= files.rows.keys() and not any(files.rows[name].by_expert for name in names)
+
+
+def write_merged(model: nn.Module, files: Files, checkpoint: Checkpoint, folder: Path) -> None:
+    """The base model with the adapter merged into it. Raises as `write_full` does."""
     core = base_of(model)
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(core)}
-    if not layers.keys() <= files.rows.keys() or any(files.rows[name].by_expert for name in layers):
-        return None
     for name, layer in layers.items():
         refuse_shared(model, name, layer.get_base_layer().weight)
     buffers = dict(core.named_buffers())
@@ -138,52 +308,33 @@ def write_merged(checkpoint: Checkpoint, folder: Path) -> int | None:
         for key, value in read_whole(files, name):
             merged = _merged(layers[name], value) if name in layers else value
             writer.add(key, merged.to(dtype))
+    _complete(writer, _skeleton(checkpoint), checkpoint, folder)
+
+
+def _complete(writer: _Writer, model: Any, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the rest of a model's folder, and read all of it again."""
     writer.finish()
-    _write_surroundings(_skeleton(checkpoint), checkpoint, folder)
-    _compare(folder, writer.digests)
-    _require_loadable(folder, checkpoint)
-    return len(writer.digests)
-
-
-def write_adapter_alone(checkpoint: Checkpoint, folder: Path) -> int | None:
-    """The adapter in peft's format; None where its base cannot be read by parts. Raises as `write_full` does."""
-    from peft import get_peft_model_state_dict
-
-    found = _with_adapter(checkpoint)
-    if found is None:
-        return None
-    model: Any = found[0]
-    config = model.peft_config["default"]
-    config.base_model_name_or_path, config.revision = checkpoint.job.model.path, checkpoint.job.model.revision
-    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    model.save_pretrained(folder, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)
-    _compare(folder, {name: digest_of_tensor(tensor) for name, tensor in tensors.items()})
-    return len(tensors)
+    _write_surroundings(model, checkpoint, folder)
+    _require_same(writer.digests, _stored_digests(folder))
+    written = replace(checkpoint.job, model=replace(checkpoint.job.model, path=str(folder), start="pretrained"))
+    if Files.covering(folder, _skeleton(replace(checkpoint, job=written))) is None:
+        raise _wrong("transformers would look for tensors of other names")
 
 
 def _skeleton(checkpoint: Checkpoint) -> Any:
     """The model without weights; buffers are there."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     job = checkpoint.job
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(
-            load_config(job.model), trust_remote_code=job.model.trust_remote_code, dtype=checkpoint.stored
-        )
+        model = model_of(load_config(job.model), job.model, dtype=checkpoint.stored)
     model.tie_weights()
     return model
 
 
 def _full_weights(checkpoint: Checkpoint, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Everything that a folder of this model holds, one after the other."""
-    blocks = Blocks(checkpoint.parts)
-    blocks.open_all()
-    saved = {name: each for name, each in blocks.empty().items() if name.startswith("model.")}
-    wanted = {f"model.{name}": each for name, each in model.named_parameters()}
-    if problem := misfit(wanted, saved, checkpoint):
-        raise problem
+    blocks, saved = open_saved(checkpoint, {f"model.{name}": each for name, each in model.named_parameters()})
     for name, empty in saved.items():
         value = torch.empty_like(empty, device="cpu")
         blocks.read({name: value})
@@ -220,12 +371,7 @@ def _with_adapter(checkpoint: Checkpoint) -> tuple[nn.Module, Files] | None:
         return None
     model, files = found
     wanted = {f"model.{name}": each.detach() for name, each in trainable(model).items()}
-    blocks = Blocks(checkpoint.parts)
-    blocks.open_all()
-    saved = {name: each for name, each in blocks.empty().items() if name.startswith("model.")}
-    if problem := misfit(wanted, saved, checkpoint):
-        raise problem
-    blocks.read(wanted)
+    open_saved(checkpoint, wanted)[0].read(wanted)
     check_weights(model)
     return model, files
 
@@ -253,242 +399,18 @@ def _write_surroundings(model: Any, checkpoint: Checkpoint, folder: Path) -> Non
     load_tokenizer(checkpoint.job.model).save_pretrained(folder)
 
 
-def _compare(folder: Path, expected: Mapping[str, str]) -> None:
-    """Read everything again, a tensor at a time."""
+def _stored_digests(folder: Path) -> dict[str, str]:
+    """The digest of every tensor in the files of a folder, read one at a time. Raises RunFailed."""
     from safetensors import SafetensorError, safe_open
 
-    left = dict(expected)
-    differing: list[str] = []
+    found: dict[str, str] = {}
     try:
         for path in sorted(folder.glob("*.safetensors")):
             with safe_open(path, framework="pt") as stream:
-                names = list(stream.keys())
-                differing += [
-                    name for name in names if left.pop(name, None) != digest_of_tensor(stream.get_tensor(name))
-                ]
+                found |= {name: digest_of_tensor(stream.get_tensor(name)) for name in stream.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise Wrong(f"it cannot be read again: {type(error).__name__}: {str(error)[:300]}") from error
-    if differing or left:
-        raise Wrong(f"these tensors are not what was written: {', '.join(sorted([*differing, *left])[:3])}")
-
-
-def _require_loadable(folder: Path, checkpoint: Checkpoint) -> None:
-    written = replace(checkpoint.job, model=replace(checkpoint.job.model, path=str(folder), start="pretrained"))
-    if Files.covering(folder, _skeleton(replace(checkpoint, job=written))) is None:
-        raise Wrong("transformers would look for tensors of other names")
-
-
-NOTE_FILE = "gangline.json"
-"""Where the folder came from: run, step, base model, and the form of its prompts."""
-
-_EXACT = 1e-4
-_SEQUENCES, _LENGTH = 2, 32
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """What was written, and how far it is from the model in memory."""
-
-    folder: str
-    files: tuple[str, ...]
-    max_logit_difference: float | None
-    """Largest difference of a logit, over the largest logit; None: the model was never loaded, every tensor was
-    compared."""
-    tolerance: float
-    """What the difference may be: 1e-4, or four rounding steps of the dtype where weights were rounded to it."""
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What the written folder has to give back."""
-
-    logits: torch.Tensor
-    tensors: dict[str, str]
-    """Digest of every written tensor by name."""
-    tolerance: float
-    dtype: torch.dtype
-
-
-def export_main(argv: list[str]) -> int:
-    """Read the command line, export, and tell of it in JSON lines on stdout."""
-    parser = argparse.ArgumentParser(prog="gangline.worker export")
-    parser.add_argument("run", type=Path, help="the run directory")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a part of a committed checkpoint")
-    parser.add_argument("--to", type=Path, required=True, help="the folder to make")
-    parser.add_argument(
-        "--merged", action="store_true", help="merge the adapter into the model and write the whole model"
-    )
-    words = parser.parse_args(argv)
-    hush_libraries()
-    done = export(words.run, words.checkpoint, words.to, merged=words.merged, say=_say)
-    _write_line({"kind": "result", **asdict(done)})
-    return 0
-
-
-def export(run: Path, part: Path, to: Path, *, merged: bool = False, say: Say = lambda _text: None) -> Export:
-    """Write the model of a checkpoint to the new folder `to`, load it again and compare.
-
-    say: told of each step. Raises UsageError, ModelError, CheckpointError; RunFailed when what was written is not
-    the trained model, and then `to` does not exist.
-    """
-    _refuse_existing(to)
-    checkpoint = open_checkpoint(run, part)
-    _refuse_useless(checkpoint, merged=merged)
-    if checkpoint.in_parts and (done := _export_by_tensor(checkpoint, to, merged=merged, say=say)) is not None:
-        return done
-    say("loading the trained model")
-    trained = load_trained(run, part)
-    check_weights(trained.model)
-    if trained.job.method.kind == "qlora":
-        say(f"over the base model's own weights: in training they were rounded to {trained.job.method.bits} bits")
-    lora = trained.job.method.kind != "full" and not merged
-    with _staged(to) as folder:
-        say("writing")
-        expected = write_adapter(trained, folder) if lora else write_model(trained, folder)
-        write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
-        trained.model.to("meta")
-        say("loading what was written, and comparing")
-        difference = verify(folder, expected, trained)
-    return Export(
-        folder=str(to),
-        files=_files_of(to),
-        max_logit_difference=difference,
-        tolerance=expected.tolerance,
-        dtype=str(expected.dtype).removeprefix("torch."),
-    )
-
-
-def _export_by_tensor(checkpoint: Checkpoint, to: Path, *, merged: bool, say: Say) -> Export | None:
-    """The same of a checkpoint in parts, by a process that never holds the model; None where its base can only be
-    loaded whole.
-    """
-    if checkpoint.job.method.kind == "qlora":
-        say(f"over the base model's own weights: in training they were rounded to {checkpoint.job.method.bits} bits")
-    say("writing tensor by tensor, and reading again what was written")
-    try:
-        with _staged(to) as folder:
-            write = (
-                write_full if checkpoint.job.method.kind == "full" else write_merged if merged else write_adapter_alone
-            )
-            if write(checkpoint, folder) is None:
-                raise _LoadedWholeOnly
-            write_json(folder / NOTE_FILE, _note(checkpoint, merged=merged))
-    except _LoadedWholeOnly:
-        say("the base model cannot be read tensor by tensor: it is loaded whole")
-        return None
-    except Wrong as error:
-        raise _wrong(str(error)) from error
-    dtype = str(checkpoint.stored).removeprefix("torch.")
-    return Export(folder=str(to), files=_files_of(to), max_logit_difference=None, tolerance=0.0, dtype=dtype)
-
-
-class _LoadedWholeOnly(Exception):
-    """The folder that was begun is to go."""
-
-
-def _files_of(to: Path) -> tuple[str, ...]:
-    return tuple(sorted(path.relative_to(to).as_posix() for path in to.rglob("*") if path.is_file()))
-
-
-def write_adapter(trained: Trained, folder: Path) -> Expected:
-    """Write the adapter in peft's format."""
-    from peft import get_peft_model_state_dict
-
-    model = trained.model
-    config = model.peft_config["default"]
-    config.base_model_name_or_path = trained.job.model.path
-    config.revision = trained.job.model.revision
-    expected = Expected(
-        logits=probe(model),
-        tensors=_digests(get_peft_model_state_dict(model, save_embedding_layers=False)),
-        tolerance=_EXACT,
-        dtype=trained.stored,
-    )
-    # The embeddings are not trained; "auto" would ask the hub whether they were.
-    model.save_pretrained(folder, save_embedding_layers=False)
-    # peft's model card is a form with nothing filled in.
-    (folder / "README.md").unlink(missing_ok=True)
-    return expected
-
-
-def write_model(trained: Trained, folder: Path) -> Expected:
-    """Write a whole model in the dtype in which its base is stored, with the tokenizer."""
-    logits = probe(trained.model)
-    lora = trained.job.method.kind != "full"
-    rounded = trained.stored is not torch.float32
-    base = merge_adapter(trained.model) if lora else trained.model.to(trained.stored)
-    expected = Expected(
-        logits=logits,
-        tensors=_digests(base.state_dict()),
-        tolerance=max(_EXACT, 4 * torch.finfo(trained.stored).eps) if rounded else _EXACT,
-        dtype=trained.stored,
-    )
-    base.save_pretrained(folder)
-    load_tokenizer(trained.job.model).save_pretrained(folder)
-    return expected
-
-
-def verify(folder: Path, expected: Expected, trained: Trained) -> float:
-    """Load `folder` as a stranger would, and compare; the difference of the logits. Raises RunFailed."""
-    model, tensors = _reload(folder, trained)
-    _compare_tensors(expected.tensors, tensors)
-    logits = probe(model)
-    difference = float((logits - expected.logits).abs().max() / expected.logits.abs().max())
-    # Written so that NaN fails, too.
-    if not difference <= expected.tolerance:
-        raise _wrong(
-            f"expected logits within {expected.tolerance:.1e} of the trained model's (relative to the largest, "
-            f"{expected.dtype}); seen {difference:.1e}"
-        )
-    return difference
-
-
-@torch.no_grad()
-def probe(model: Any) -> torch.Tensor:
-    """Logits [sequence, position, word] in fp32 on fixed tokens, the same in every process."""
-    config = model.config.get_text_config()
-    length = min(_LENGTH, getattr(config, "max_position_embeddings", _LENGTH))
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (_SEQUENCES, length), generator=generator)
-    model.eval()
-    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
-    return logits.float()
-
-
-def _reload(folder: Path, trained: Trained) -> tuple[Any, Mapping[str, torch.Tensor]]:
-    from peft import PeftModel, get_peft_model_state_dict
-    from transformers import AutoModelForCausalLM
-
-    trust = trained.job.model.trust_remote_code
-    try:
-        if (folder / "adapter_config.json").is_file():
-            base = AutoModelForCausalLM.from_pretrained(
-                trained.job.model.path,
-                revision=trained.job.model.revision or "main",
-                dtype=trained.stored,
-                trust_remote_code=trust,
-            )
-            model = PeftModel.from_pretrained(base, folder)
-            return model, get_peft_model_state_dict(model, save_embedding_layers=False)
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust)
-    except Exception as error:  # whatever a broken file raises, the export is not usable
-        raise _wrong(f"it cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
-    return model, model.state_dict()
-
-
-def _compare_tensors(expected: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
-    seen = _digests(tensors)
-    differing = sorted(name for name in expected.keys() | seen.keys() if expected.get(name) != seen.get(name))
-    if differing:
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise _wrong(f"these tensors are not what was written: {', '.join(differing[:3])}{more}")
-
-
-def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    return {name: digest_of_tensor(tensor) for name, tensor in tensors.items()}
+        raise _wrong(f"it cannot be read again: {type(error).__name__}: {str(error)[:300]}") from error
+    return found
 
 
 def _note(checkpoint: Checkpoint, *, merged: bool) -> dict[str, Any]:
@@ -520,21 +442,13 @@ def _staged(to: Path) -> Iterator[Path]:
     try:
         yield folder
         for path in [*folder.rglob("*"), folder]:
-            _sync(path)
+            sync_folder(path)
         _refuse_existing(to)
         folder.rename(to)
         sync_folder(to.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse_existing(to: Path) -> None:
@@ -566,10 +480,6 @@ def _wrong(seen: str) -> RunFailed:
         seen=seen,
         fix="export again; if it comes back, check the disk, and whether the base model's folder was changed",
     )
-
-
-def _say(text: str) -> None:
-    _write_line({"kind": "progress", "text": text})
 
 
 def _write_line(value: Mapping[str, Any]) -> None:

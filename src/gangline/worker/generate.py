@@ -20,13 +20,13 @@ from typing import Any, TextIO
 import torch
 from transformers import TextStreamer
 
-from gangline.errors import ModelError, UsageError
+from gangline.errors import ModelError, UsageError, error_summary
 from gangline.formats import FORMATS
 from gangline.runs.files import read_json
 from gangline.runs.job import ModelJob
 from gangline.worker.export import NOTE_FILE
 from gangline.worker.model import load_tokenizer
-from gangline.worker.trained import hush_libraries, load_trained
+from gangline.worker.trained import hush_libraries, load_trained, open_checkpoint
 
 Message = dict[str, str]
 
@@ -52,7 +52,7 @@ _DEFAULT = Sampling()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """A model ready to answer, and how it wants to be spoken to."""
+    """A model ready to answer, and the form of its prompts."""
 
     model: Any
     tokenizer: Any
@@ -65,27 +65,32 @@ class Speaker:
         Ctrl-C ends the answer and raises Interrupted with what was said. Raises UsageError for a prompt that leaves
         no room for an answer.
         """
-        tokens = self._fit(messages, sampling.max_tokens)
+        limit = self._limit()
+        tokens = self._fit(messages, sampling.max_tokens, limit)
+        room = sampling.max_tokens if limit is None else max(1, min(sampling.max_tokens, limit - tokens.shape[1]))
+        pad_token = self.tokenizer.pad_token_id
         streamer = WordStreamer(self.tokenizer, write)
-        mask = torch.ones_like(tokens)
+        # the None values take back proposals of a model's generation_config.json
+        drawing: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        if sampling.temperature > 0:
+            drawing = {"do_sample": True, "temperature": sampling.temperature}
         try:
             with torch.inference_mode():
                 self.model.generate(
                     input_ids=tokens,
-                    attention_mask=mask,
+                    attention_mask=torch.ones_like(tokens),
                     streamer=streamer,
-                    max_new_tokens=self._room(tokens, sampling.max_tokens),
-                    pad_token_id=_pad_token(self.tokenizer),
-                    **_drawing(sampling.temperature),
+                    max_new_tokens=room,
+                    pad_token_id=self.tokenizer.eos_token_id if pad_token is None else pad_token,
+                    **drawing,
                 )
         except KeyboardInterrupt:
             streamer.end()
             raise Interrupted(streamer.text) from None
         return streamer.text
 
-    def _fit(self, messages: Sequence[Message], max_tokens: int) -> torch.Tensor:
+    def _fit(self, messages: Sequence[Message], max_tokens: int, limit: int | None) -> torch.Tensor:
         """The tokens of the conversation; the oldest turns are left out while the answer would have no room."""
-        limit = self._limit()
         start = 0
         while True:
             tokens = self._tokens(messages[start:])
@@ -119,10 +124,6 @@ class Speaker:
 
     def _limit(self) -> int | None:
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-
-    def _room(self, tokens: torch.Tensor, max_tokens: int) -> int:
-        limit = self._limit()
-        return max_tokens if limit is None else max(1, min(max_tokens, limit - tokens.shape[1]))
 
 
 class Interrupted(Exception):
@@ -217,9 +218,11 @@ def open_folder(folder: Path, *, adapter: Path | None = None, plain: bool = Fals
 
 def open_run(run: Path, part: Path, *, plain: bool = False) -> Speaker:
     """The model of a checkpoint that was not exported. Raises UsageError, ModelError, CheckpointError."""
-    trained = load_trained(run, part, packed=True)
-    tokenizer = load_tokenizer(trained.job.model)
-    return _speaker(trained.model, tokenizer, data_format=trained.job.data.format, plain=plain)
+    checkpoint = open_checkpoint(run, part)
+    job = checkpoint.job
+    return _speaker(
+        load_trained(checkpoint, packed=True), load_tokenizer(job.model), data_format=job.data.format, plain=plain
+    )
 
 
 def _speaker(model: Any, tokenizer: Any, *, data_format: str, plain: bool) -> Speaker:
@@ -249,10 +252,9 @@ def _loading(model: str, adapter: Path | None) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         place = f"{model} with the adapter {adapter}" if adapter else model
-        first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
             f"no model can be loaded from {place}",
-            seen=f"expected a folder that `gangline export` or transformers wrote; {first_line}",
+            seen=f"expected a folder that `gangline export` or transformers wrote; {error_summary(error)}",
             fix="check the path; an adapter needs its base model where it was trained, or name both: "
             "the base folder and --adapter",
         ) from error
@@ -279,17 +281,6 @@ def _writer(stream: TextIO) -> Callable[[str], None]:
         stream.flush()
 
     return write
-
-
-def _drawing(temperature: float) -> dict[str, Any]:
-    """Arguments of `generate`; the None values take back what a model's generation_config.json proposes."""
-    if temperature > 0:
-        return {"do_sample": True, "temperature": temperature}
-    return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-
-
-def _pad_token(tokenizer: Any) -> int | None:
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

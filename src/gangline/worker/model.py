@@ -18,17 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gangline.errors import ModelError
+from gangline.errors import ModelError, error_summary
 from gangline.runs.job import Job, MethodJob, ModelJob
 from gangline.worker import compat
+from gangline.worker.data.model_folder import weight_files
 from gangline.worker.quantised import quantise
-
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 
 
 def load_tokenizer(model: ModelJob) -> Any:
@@ -41,7 +35,7 @@ def load_tokenizer(model: ModelJob) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model.path: no tokenizer can be loaded from {model.path}",
-            seen=f"expected tokenizer.json or the tokenizer's own files; {_first_line(error)}",
+            seen=f"expected tokenizer.json or the tokenizer's own files; {error_summary(error)}",
             fix="copy the tokenizer files into the model folder, or name a model that has them",
         ) from error
 
@@ -85,7 +79,7 @@ def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:
 
 
 def weights_dtype(job: Job, compute: torch.dtype) -> torch.dtype:
-    """Of the base model: frozen weights have `compute`."""
+    """The dtype of the base model's weights: frozen ones have `compute`."""
     return _trained(job, compute) if job.method.kind == "full" else compute
 
 
@@ -93,19 +87,30 @@ def _trained(job: Job, compute: torch.dtype) -> torch.dtype:
     return compute if job.parameters == "compute" or compute is torch.float64 else torch.float32
 
 
-def load_config(model: ModelJob) -> Any:
-    """The model's configuration. Raises ModelError."""
+def load_config(model: ModelJob, *, for_training: bool = False) -> Any:
+    """The model's configuration; for training, without a cache of keys and values. Raises ModelError."""
     from transformers import AutoConfig
 
     _refuse_remote_code(model)
     try:
-        return AutoConfig.from_pretrained(model.path, **_source(model))
+        config = AutoConfig.from_pretrained(model.path, **_source(model))
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model.path: {model.path} has no configuration that transformers can read",
-            seen=f"expected a folder with config.json, or the name of a model on the hub; {_first_line(error)}",
+            seen=f"expected a folder with config.json, or the name of a model on the hub; {error_summary(error)}",
             fix="check the path; a hub model needs a network connection or an earlier download",
         ) from error
+    if for_training:
+        config.use_cache = False
+    return config
+
+
+def model_of(config: Any, model: ModelJob, *, dtype: torch.dtype) -> Any:
+    """A model of this configuration with fresh weights, drawn with torch's present seed."""
+    from transformers import AutoModelForCausalLM
+
+    options = {"dtype": dtype, "trust_remote_code": model.trust_remote_code, **_attention(model)}
+    return AutoModelForCausalLM.from_config(config, **options)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -134,31 +139,28 @@ def layers_of(core: nn.Module) -> nn.ModuleList:
 def _load_base(job: Job, *, dtype: torch.dtype, drawn: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    config = load_config(job.model)
-    config.use_cache = False
-    options: dict[str, Any] = {"dtype": dtype}
-    if job.model.attention != "auto":
-        options["attn_implementation"] = job.model.attention
+    config = load_config(job.model, for_training=True)
     if job.model.start == "random":
         torch.manual_seed(job.seed)
-        options["dtype"] = drawn
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=job.model.trust_remote_code, **options)
+        model = model_of(config, job.model, dtype=drawn)
         for parameter in model.parameters():  # not buffers: the frequencies of positions need all their bits
             parameter.data = parameter.data.to(dtype)
         return model
-    _require_weights(job.model)
+    if Path(job.model.path).is_dir():
+        weight_files(Path(job.model.path))
+    options = {"dtype": dtype, **_source(job.model), **_attention(job.model)}
     try:
-        return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **_source(job.model), **options)
+        return AutoModelForCausalLM.from_pretrained(job.model.path, config=config, **options)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"model.path: the weights in {job.model.path} are a pickle that holds more than tensors",
-            seen=f"expected plain tensors; {_first_line(error)}; nothing in it was executed",
+            seen=f"expected plain tensors; {error_summary(error)}; nothing in it was executed",
             fix="do not use this file; get the model as safetensors from a source that you trust",
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"model.path: the weights in {job.model.path} cannot be loaded",
-            seen=f"expected weights that fit config.json; {_first_line(error)}",
+            seen=f"expected weights that fit config.json; {error_summary(error)}",
             fix="copy the model folder again and compare its files with the source",
         ) from error
 
@@ -184,7 +186,7 @@ def _attach_lora(model: Any, method: MethodJob, *, trained: torch.dtype, seed: i
         if "lora_dropout" in str(error):
             raise ModelError(
                 "method.dropout: adapters of experts take none",
-                seen=f"dropout {method.dropout:g} with targets that hold experts in one tensor; {_first_line(error)}",
+                seen=f"dropout {method.dropout:g} with targets that hold experts in one tensor; {error_summary(error)}",
                 fix="set method.dropout: 0, or name targets outside the experts, such as those of attention",
             ) from error
         names = sorted({name.rsplit(".", 1)[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
@@ -202,6 +204,10 @@ def _source(model: ModelJob) -> dict[str, Any]:
     return {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
 
 
+def _attention(model: ModelJob) -> dict[str, str]:
+    return {} if model.attention == "auto" else {"attn_implementation": model.attention}
+
+
 def _refuse_remote_code(model: ModelJob) -> None:
     config = Path(model.path) / "config.json"
     if model.trust_remote_code or not config.is_file():
@@ -212,7 +218,10 @@ def _refuse_remote_code(model: ModelJob) -> None:
         raise ModelError(
             f"model.path: {config} is not JSON", seen=f"{error}", fix="copy the model folder again"
         ) from error
-    if data.get("auto_map") and not _is_known(data.get("model_type")):
+    from transformers import CONFIG_MAPPING
+
+    # a family that transformers knows uses the library's own code and passes an old auto_map over
+    if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING:
         raise ModelError(
             f"model.path: {model.path} wants to run its own code",
             seen=f"config.json says model_type {data.get('model_type')!r}, which transformers does not know, and has "
@@ -222,34 +231,14 @@ def _refuse_remote_code(model: ModelJob) -> None:
         )
 
 
-def _is_known(model_type: object) -> bool:
-    """Whether transformers has this family: it then uses its own code and passes an old auto_map over."""
-    from transformers import CONFIG_MAPPING
-
-    return model_type in CONFIG_MAPPING
-
-
-def _require_weights(model: ModelJob) -> None:
-    folder = Path(model.path)
-    if folder.is_dir() and not any((folder / name).exists() for name in WEIGHT_FILES):
-        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        raise ModelError(
-            f"model.path: {folder} has no weights",
-            seen=f"expected {WEIGHT_FILES[0]} (or an index of parts, or pytorch_model.bin); it holds {names}",
-            fix="copy the weights there, or set model.start: random to train from fresh ones",
-        )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
-
-
 RAM = torch.device("cpu")
 
 
 def keep_inputs_in_ram(model: nn.Module) -> None:
-    """Of every layer that recomputes. Raises ModelError for a model that has none in transformers' way."""
+    """Keep the inputs of every layer that recomputes in the machine's memory.
+
+    Raises ModelError for a model whose layers do not recompute in transformers' way.
+    """
     found = [module for module in model.modules() if compat.RECOMPUTE.is_in(module)]
     if not found:
         raise ModelError(
@@ -276,6 +265,6 @@ def to_ram(tensor: torch.Tensor) -> tuple[torch.device, torch.Tensor]:
 
 
 def from_ram(moved: tuple[torch.device, torch.Tensor]) -> torch.Tensor:
-    """What `to_ram` was given."""
+    """The tensor that `to_ram` got, on its own device."""
     device, kept = moved
     return kept.to(device, non_blocking=True)

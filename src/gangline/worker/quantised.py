@@ -18,7 +18,7 @@ fp16, which bf16 and fp32 weights may not fit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,37 +28,13 @@ from gangline.errors import ModelError
 from gangline.runs.job import MethodJob
 
 
-class QuantisedFormat(Protocol):
-    """How a weight is packed."""
-
-    bits: int
-
-    def require(self) -> None:
-        """Raise ModelError where this Python cannot do it."""
-        ...
-
-    def empty(
-        self, rows: int, columns: int, device: torch.device
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Room for a weight: `weight` and `scales`, which strategies may divide by rows; and what they may not."""
-        ...
-
-    def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A weight [out, in] as all of these tensors, on the device that it is on."""
-        ...
-
-    def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """The weight [out, in] that these numbers and scales stand for, in the format of the layer's products."""
-        ...
-
-
 class QuantisedLinear(nn.Module):
     """A linear layer over a weight of few bits. It is empty at first: `pack` makes what is put into it."""
 
     weight: nn.Parameter
     scales: nn.Parameter
 
-    def __init__(self, like: nn.Linear, *, stored_as: QuantisedFormat, compute: torch.dtype) -> None:
+    def __init__(self, like: nn.Linear, *, stored_as: Nf4 | Int8, compute: torch.dtype) -> None:
         """like: whose shape and bias it has, and on whose device it is. compute: of products."""
         super().__init__()
         self.in_features, self.out_features = like.in_features, like.out_features
@@ -110,7 +86,7 @@ class _Product(torch.autograd.Function):
         return gradients[0].to(weight.dtype) @ weight, None, None, None
 
 
-def put_empty(
+def replace_linears(
     core: nn.Module, layers: nn.ModuleList, method: MethodJob, *, compute: torch.dtype
 ) -> list[tuple[QuantisedLinear, nn.Linear]]:
     """Put an empty layer of few bits in the place of every linear inside `layers`: what came for what.
@@ -120,30 +96,29 @@ def put_empty(
     """
     stored_as = FORMATS[method.bits]
     stored_as.require()
-    _refuse_experts(layers)
-    total = _numbers(layers)
+    total = sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
+    experts = sum(each.numel() for each in layers.parameters() if each.ndim > 2)
+    if experts:
+        raise ModelError(
+            "method: qlora cannot quantise the experts of this model",
+            seen=f"they are tensors of three dimensions, {100 * experts / total:.0f} % of the weights of all layers, "
+            "which it cannot quantise",
+            fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
+        )
     found = []
     for parent, key, linear in list(_linears(core, layers)):
         made = QuantisedLinear(linear, stored_as=stored_as, compute=compute)
         setattr(parent, key, made)
         found.append((made, linear))
-    taken = sum(linear.weight.numel() for _, linear in found)
-    if taken < total / 2:
-        raise _few(taken / total)
+    share = sum(linear.weight.numel() for _, linear in found) / total
+    if share < 0.5:
+        raise ModelError(
+            "method: qlora finds too few linears in this model",
+            seen=f"{100 * share:.0f} % of the weights of its layers are in an nn.Linear; the others would stay as they "
+            "are",
+            fix="write method: lora, with a strategy that divides the model if no device holds it",
+        )
     return found
-
-
-def _numbers(layers: nn.ModuleList) -> int:
-    """In all weights of the base model's layers."""
-    return sum(each.numel() for name, each in layers.named_parameters() if ".lora_" not in name)
-
-
-def _few(share: float) -> ModelError:
-    return ModelError(
-        "method: qlora finds too few linears in this model",
-        seen=f"{100 * share:.0f} % of the weights of its layers are in an nn.Linear; the others would stay as they are",
-        fix="write method: lora, with a strategy that divides the model if no device holds it",
-    )
 
 
 @torch.no_grad()
@@ -157,15 +132,16 @@ def quantise(
 ) -> None:
     """Turn the linears of a model that is loaded into those of few bits on `device`, one after the other.
 
-    On the meta device they stay empty. Raises ModelError as `put_empty` does.
+    On the meta device they stay empty. Raises ModelError as `replace_linears` does.
     """
-    for made, linear in put_empty(core, layers, method, compute=compute):
+    for made, linear in replace_linears(core, layers, method, compute=compute):
         if torch.device(device).type == "meta":
             continue
         packed = made.pack(linear.weight.to(device))
         linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
         for name, tensor in packed.items():
-            _put(made, name, tensor)
+            is_parameter = isinstance(getattr(made, name), nn.Parameter)
+            setattr(made, name, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
 
 
 def num_weights(model: nn.Module) -> int:
@@ -176,12 +152,6 @@ def num_weights(model: nn.Module) -> int:
     # DeepSpeed's zero-3 leaves none of a weight in its place
     found = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
     return found - inside + stand_for
-
-
-def _put(layer: QuantisedLinear, name: str, tensor: torch.Tensor) -> None:
-    """Give a layer one of its tensors, on whatever device that is."""
-    is_parameter = isinstance(getattr(layer, name), nn.Parameter)
-    setattr(layer, name, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
 
 
 def _linears(core: nn.Module, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
@@ -221,18 +191,6 @@ def multiplies(kind: type[nn.Module]) -> bool:
     return True
 
 
-def _refuse_experts(layers: nn.ModuleList) -> None:
-    total = sum(parameter.numel() for parameter in layers.parameters())
-    experts = sum(parameter.numel() for parameter in layers.parameters() if parameter.ndim > 2)
-    if experts:
-        raise ModelError(
-            "method: qlora cannot quantise the experts of this model",
-            seen=f"they are tensors of three dimensions, {100 * experts / total:.0f} % of the weights of all layers, "
-            "which it cannot quantise",
-            fix="write method: lora, with strategy: fsdp or hsdp if no device holds the model",
-        )
-
-
 BLOCK = 64
 """Weights with one scale between them."""
 SCALES_BLOCK = 256
@@ -242,18 +200,21 @@ PIECE = 1 << 20
 
 
 class Nf4:
-    """See `worker.quantised.Format`."""
+    """Four bits: packed and unpacked by bitsandbytes."""
 
     bits = 4
 
     def require(self) -> None:
-        """Bitsandbytes is what packs and unpacks."""
+        """Raise ModelError where bitsandbytes is missing."""
         require_library("method: qlora")
 
     def empty(
         self, rows: int, columns: int, device: torch.device
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Two numbers a byte, a byte for each scale; and the scales' own scales, their mean, and what 8 bits mean."""
+        """Memory for a weight: `weight` and `scales`, which strategies may shard by rows; and tensors to be kept whole.
+
+        Two numbers a byte, a byte for each scale; and the scales' own scales, their mean, and the values of 8 bits.
+        """
         count = rows * columns
         num_scales = -(-count // BLOCK)
         parameters = {
@@ -268,7 +229,7 @@ class Nf4:
         }
 
     def pack(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A weight [out, in] as these tensors."""
+        """A weight [out, in] as all of these tensors, on the device that it is on."""
         from bitsandbytes.functional import quantize_4bit, quantize_blockwise
 
         numbers, largest = [], []
@@ -288,7 +249,7 @@ class Nf4:
         }
 
     def unpack(self, layer: QuantisedLinear, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """The weight [out, in], in the format of products."""
+        """The weight [out, in] of these numbers and scales, in the dtype of the layer's products."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         outer = QuantState(
@@ -327,7 +288,7 @@ all in one go, and without a copy.
 
 
 class Int8:
-    """See `worker.quantised.Format`."""
+    """Eight bits in rows of one scale each, with the methods of `Nf4`; torch alone packs and unpacks them."""
 
     bits = 8
 
@@ -365,5 +326,5 @@ class Int8:
         return weight
 
 
-FORMATS: dict[int, QuantisedFormat] = {4: Nf4(), 8: Int8()}
+FORMATS: dict[int, Nf4 | Int8] = {4: Nf4(), 8: Int8()}
 """By the bits of a number, scales left out."""

@@ -23,7 +23,7 @@ from gangline.worker.optimizer import state_tensors
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, connecting
 from gangline.worker.strategy import Strategy, StrategySetup
-from gangline.worker.weights import Files, is_tied, materialise, meta_model, read_parts
+from gangline.worker.weights import Files, is_tied, materialize, meta_model, read_parts
 
 # The torch half of a strategy, imported when a rank asks for it by the kind that its gang names.
 
@@ -133,7 +133,7 @@ def _prepare(strategy: Strategy, model: nn.Module) -> CausalLoss:
     """The loss of a model on the meta device; with memory on this rank's, unless `wrap` divides it first."""
     loss = strategy.make_loss(model, is_meta=True)
     if strategy.layout == "split" or not strategy.meta_init:
-        materialise(loss, strategy.device)
+        materialize(loss, strategy.device)
     return loss
 
 

@@ -1,7 +1,4 @@
-"""The model of a run at one checkpoint, in memory: what `export` writes and `generate` talks with.
-
-The digest of a tensor: equality without holding two of them.
-"""
+"""The model of a run at one checkpoint, in memory, for `export` and `generate`: loaded, merged, and looked over."""
 
 from __future__ import annotations
 
@@ -15,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from gangline.errors import CheckpointError, RunFailed, UsageError
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit
 from gangline.worker.model import base_of, load_config, load_model, trainable
-from gangline.worker.restore import read_parts
+from gangline.worker.restore import Blocks, read_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One of a run's checkpoints, and what it is of."""
+    """A checkpoint, and the run that it belongs to."""
 
     job: Job
     run_id: str
@@ -40,27 +36,8 @@ class Checkpoint:
     """Whether each of them holds a part of the state only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A run's model with the weights of one of its checkpoints."""
-
-    checkpoint: Checkpoint
-    model: Any
-    """A peft model for LoRA and QLoRA; in evaluation mode."""
-
-    @property
-    def job(self) -> Job:
-        """The run's."""
-        return self.checkpoint.job
-
-    @property
-    def stored(self) -> torch.dtype:
-        """See `Checkpoint.stored`."""
-        return self.checkpoint.stored
-
-
 def open_checkpoint(run: Path, part: Path) -> Checkpoint:
-    """What there is to know of a checkpoint before its tensors are read.
+    """A checkpoint before its tensors are read.
 
     run: the run directory. part: the folder `checkpoints/step-<k>/part-<host>`, of that run or of a copy of it; of a
     step in parts any of them, and the others lie beside it. Raises UsageError, ModelError, CheckpointError.
@@ -79,22 +56,24 @@ def open_checkpoint(run: Path, part: Path) -> Checkpoint:
     )
 
 
-def load_trained(run: Path, part: Path, *, packed: bool = False) -> Trained:
-    """Load the base model and the weights of a checkpoint; see `open_checkpoint`.
+def load_trained(checkpoint: Checkpoint, *, packed: bool = False) -> Any:
+    """The model of a checkpoint, in evaluation mode: a peft model for LoRA and QLoRA.
 
     packed: frozen weights are quantised where they were in training (QLoRA); otherwise they are those of the base.
     """
-    checkpoint = open_checkpoint(run, part)
     job = checkpoint.job
     method = job.method if packed or job.method.kind == "full" else dataclasses.replace(job.method, kind="lora")
     loaded = dataclasses.replace(job, method=method, activation_checkpointing=False)
     model = load_model(loaded, compute=checkpoint.stored)
-    _fill(model, read_parts(checkpoint.parts, prefix="model."), checkpoint)
+    wanted, saved = trainable(model), read_parts(checkpoint.parts, prefix="model.")
+    require_fit(wanted, saved, checkpoint)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(saved[name])
     model.eval()
-    base = base_of(model)
-    # Training turns the cache off; what is written and used from here on has the model's own setting.
-    base.config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
-    return Trained(checkpoint=checkpoint, model=model)
+    # training turns the cache off; from here on the model has its own setting
+    base_of(model).config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
+    return model
 
 
 def hush_libraries() -> None:
@@ -155,41 +134,37 @@ def _is_shard(part: Path) -> bool:
         return False
 
 
-def _fill(model: nn.Module, saved: dict[str, torch.Tensor], checkpoint: Checkpoint) -> None:
-    wanted = trainable(model)
-    if problem := misfit(wanted, saved, checkpoint):
-        raise problem
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(saved[name])
-
-
-def misfit(
-    wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], checkpoint: Checkpoint
-) -> CheckpointError | None:
-    """Why the tensors of a checkpoint are not those that the model of its run trains, if they are not."""
+def require_fit(wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError where the tensors of a checkpoint are not those that the model of its run trains."""
     strangers = sorted(set(wanted) ^ set(saved))
     strangers += [name for name in wanted if name in saved and wanted[name].shape != saved[name].shape]
-    if not strangers:
-        return None
-    return CheckpointError(
-        f"{checkpoint.parts[0][0]} does not fit the model of this run",
-        seen=f"expected the same trainable tensors in both; they differ in {', '.join(strangers[:5])}"
-        + (f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""),
-        fix="use the run directory that the checkpoint came from; its model folder may have changed since",
-    )
+    if strangers:
+        more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
+        raise CheckpointError(
+            f"{checkpoint.parts[0][0]} does not fit the model of this run",
+            seen=f"expected the same trainable tensors in both; they differ in {', '.join(strangers[:5])}{more}",
+            fix="use the run directory that the checkpoint came from; its model folder may have changed since",
+        )
+
+
+def open_saved(checkpoint: Checkpoint, wanted: Mapping[str, torch.Tensor]) -> tuple[Blocks, dict[str, torch.Tensor]]:
+    """The blocks of all parts, and every saved weight on the meta device. Raises CheckpointError as `require_fit`."""
+    blocks = Blocks(checkpoint.parts)
+    blocks.open_all()
+    saved = {name: each for name, each in blocks.empty().items() if name.startswith("model.")}
+    require_fit(wanted, saved, checkpoint)
+    return blocks, saved
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> str:
-    """Of shape and values. Not of bytes: some models load a few layers in fp32 whatever the dtype of the others."""
+    """A digest of shape and values, so that tensors are compared one at a time.
+
+    Not of bytes: some models load a few layers in fp32 whatever the dtype of the others.
+    """
     digest = hashlib.blake2b(f"{list(tensor.shape)}".encode(), digest_size=16)
     value = tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
     digest.update(memoryview(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
-
-
-# Adapters folded into the weights that they adapt, in the precision in which those are stored. Is the result worth
-# exporting?
 
 
 @torch.no_grad()
@@ -227,7 +202,7 @@ def refuse_shared(model: Any, name: str, weight: torch.Tensor) -> None:
 
 
 def check_weights(model: Any) -> None:
-    """Raises RunFailed for weights that nobody can want: NaN, an empty tensor, an adapter that does nothing."""
+    """Raises RunFailed for useless weights: NaN, an empty tensor, an adapter that does nothing."""
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     for name, value in trained.items():
         check_weight(name, value)
@@ -237,7 +212,7 @@ def check_weights(model: Any) -> None:
 
 
 def check_weight(name: str, value: torch.Tensor) -> None:
-    """The same for one of them."""
+    """Raises RunFailed for a useless weight."""
     if value.numel() == 0:
         raise _useless(f"{name} is empty")
     if not torch.isfinite(value).all():

@@ -1,8 +1,8 @@
-"""A model that no process ever holds: built without weights, divided among ranks, and then read by parts.
+"""A model that no process ever holds: built on the meta device, sharded over the ranks, and then read shard by shard.
 
-`meta_model` makes the model with its weights on the meta device; the strategy divides it; `read_parts` has every rank
-read its rows of each tensor from the safetensors files. So a rank needs memory for its part and one tensor's worth.
-What is to have 4 or 8 bits (QLoRA) is read whole, a tensor at a time, and quantised before the next one is read.
+`meta_model` builds the model with its weights on the meta device; the strategy shards it; in `read_parts` every rank
+reads its rows of each tensor from the safetensors files. So a rank needs memory for its shards and one tensor.
+Weights of 4 or 8 bits (QLoRA) are read whole, a tensor at a time, and quantised before the next one is read.
 
 That takes files whose names are those of the model, or of experts that it keeps in one tensor (transformers joins
 those when it loads them). Everything else is loaded whole by every rank, as for other strategies: see `Files.of`.
@@ -27,11 +27,11 @@ from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker import compat
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
-from gangline.worker.model import base_of, finish_model, layers_of, load_config, weights_dtype
-from gangline.worker.quantised import QuantisedLinear, put_empty
+from gangline.worker.model import base_of, finish_model, layers_of, load_config, model_of, weights_dtype
+from gangline.worker.quantised import QuantisedLinear, replace_linears
 
 _WRAPPED = re.compile(r"\.base_layer(?=\.)")
-"""What peft puts into the name of a weight that it wraps; twice where it wraps two of a module."""
+"""The part that peft adds to the name of a weight that it wraps; twice where it wraps two of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class TensorRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """This rank's part of a weight that is cut without regard to its rows: some of its numbers, one after another."""
+class FlatShard:
+    """This rank's shard of a flattened weight: some of its numbers, one after another, without regard to its rows."""
 
     shape: torch.Size
-    """Of the whole."""
+    """The shape of the whole weight."""
     start: int
     size: int
-    put: Callable[[torch.Tensor], None]
-    """Takes the numbers, in one row, in whatever format the files have."""
+    store: Callable[[torch.Tensor], None]
+    """Takes the numbers, in one row, in the dtype of the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The safetensors files of a model folder, and what of the model lies where."""
+    """The safetensors files of a model folder, and the place of every tensor of the model in them."""
 
     folder: Path
     file_of: Mapping[str, str]
@@ -67,9 +67,15 @@ class Files:
 
     @staticmethod
     def of(job: Job, model: nn.Module) -> Files | None:
-        """The files of a model on the meta device; None where it cannot be read by parts."""
+        """The files of a model on the meta device; None where it cannot be read by shards.
+
+        That is a model that keeps some weights in fp32, whatever the dtype of the others.
+        """
         core: Any = base_of(model)
-        return None if _keeps_some_in_fp32(core) else Files.covering(weights_folder(job.model), core)
+        in_fp32 = {*compat.KEEP_IN_FP32.of(core), *compat.KEEP_IN_FP32_STRICT.of(core)}
+        if any(in_fp32 & set(name.split(".")) for name, _ in core.named_parameters()):
+            return None
+        return Files.covering(weights_folder(job.model), core)
 
     @staticmethod
     def covering(folder: Path, core: nn.Module) -> Files | None:
@@ -79,7 +85,8 @@ class Files:
         if file_of is None:
             return None
         rows: dict[str, TensorRows] = {}
-        for name in _wanted(core):
+        saved = core.state_dict().keys()
+        for name in (_plain(name) for name, _ in _tensors(core) if name in saved):
             found = TensorRows(((name,),)) if name in file_of else _experts(core, name, file_of)
             if found is None:
                 return None
@@ -87,45 +94,37 @@ class Files:
         return Files(folder, file_of, rows)
 
 
-Target: TypeAlias = torch.Tensor | QuantisedLinear | Stretch
-"""What is read into."""
+Target: TypeAlias = torch.Tensor | QuantisedLinear | FlatShard
+"""A destination of `read_parts`."""
 
 
 def meta_model(
     job: Job, *, compute: torch.dtype, prepare: Callable[[nn.Module], None] = lambda _model: None
 ) -> tuple[nn.Module, Files] | None:
-    """The model of a job in training mode with weights that take no memory, and its files; adapters are drawn as ever.
+    """The model of a job in training mode on the meta device, and its files; adapters have their usual values.
 
-    prepare: what is done to the model before it is known what has to be read. None where it cannot be read by parts,
-    and `prepare` is to be done to another one. Raises ModelError.
+    prepare: changes the model before its tensors are looked up in the files. None where the model cannot be read by
+    shards, and `prepare` has to be called with another one. Raises ModelError.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     if job.model.start == "random":
         return None
-    config = load_config(job.model)
-    config.use_cache = False
-    options: dict[str, Any] = {} if job.model.attention == "auto" else {"attn_implementation": job.model.attention}
     full = job.method.kind == "full"
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(
-            config,
-            trust_remote_code=job.model.trust_remote_code,
-            dtype=weights_dtype(job, compute),
-            **options,
-        )
+        config = load_config(job.model, for_training=True)
+        model = model_of(config, job.model, dtype=weights_dtype(job, compute))
     if not full:
-        _fill_in(model, _shadow)  # peft puts adapters where the weights are
+        _replace_placeholders(model, _placeholder)  # peft puts adapters where the weights are
     model.tie_weights()  # which was lost on the way to the meta device
     model = finish_model(model, job, compute=compute)
     if not full:
-        _fill_in(base_of(model), _meta)
+        _replace_placeholders(base_of(model), _meta)
     prepare(model)
     files = Files.of(job, model)
     if job.method.kind == "qlora":
         core = base_of(model)
-        put_empty(core, layers_of(core), job.method, compute=compute)
+        replace_linears(core, layers_of(core), job.method, compute=compute)
     return None if files is None else (model, files)
 
 
@@ -137,24 +136,24 @@ def is_tied(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def materialise(module: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
-    """Give what is on the meta device memory on this one: after division, that is a rank's part. Ties stay ties.
+def materialize(module: nn.Module, device: torch.device, *, parts: torch.device | None = None) -> None:
+    """Give tensors on the meta device memory on this one: after sharding, that of a rank's shards. Ties stay ties.
 
-    parts: where parts go, if not there.
+    parts: the device of shards, if it is another one.
     """
     if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
-        _fill_in(module, lambda tensor: torch.empty_like(tensor, device=device))
+        _replace_placeholders(module, lambda tensor: torch.empty_like(tensor, device=device))
 
-    def placed(tensor: torch.Tensor) -> torch.Tensor:
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
         where = parts if parts is not None and isinstance(tensor, DTensor) else device
         return torch.empty_like(tensor, device=where) if tensor.is_meta else tensor.to(where)
 
-    compat.APPLY.of(module)(placed)
+    compat.APPLY.of(module)(empty)
 
 
-def shade(module: nn.Module) -> None:
-    """Let what is on the meta device be on the CPU, without memory, for what would not have it elsewhere."""
-    _fill_in(module, _shadow)
+def use_placeholders(module: nn.Module) -> None:
+    """Replace weights on the meta device by placeholders on the CPU, which take no memory, for DeepSpeed."""
+    _replace_placeholders(module, _placeholder)
 
 
 @torch.no_grad()
@@ -162,12 +161,12 @@ def read_parts(
     model: nn.Module,
     files: Files,
     *,
-    targets: Mapping[str, torch.Tensor | Stretch],
+    targets: Mapping[str, torch.Tensor | FlatShard],
 ) -> None:
-    """Read this rank's part of every weight that was on the meta device, and the buffers that are saved with them.
+    """Read this rank's shard of every weight that was on the meta device, and the buffers that are saved with them.
 
-    targets: what is read in place of a parameter, by its name: see `Strategy.read_targets`. Raises ModelError for files
-    that cannot be read, or hold tensors of other shapes.
+    targets: destinations that stand in for parameters, by name: see `Strategy.read_targets`. Raises ModelError for
+    files that cannot be read, or hold tensors of other shapes.
     """
     from safetensors import safe_open
 
@@ -199,9 +198,9 @@ def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> No
     if isinstance(target, QuantisedLinear):
         _pack(target, stream.get_tensor(name))
         return
-    if isinstance(target, Stretch):
+    if isinstance(target, FlatShard):
         if target.size:
-            target.put(_numbers(name, target, files, file, stream))
+            target.store(_numbers(name, target, files, file, stream))
         return
     local, dim, start = _local(target)
     if not rows.by_expert:
@@ -216,8 +215,8 @@ def _read(name: str, target: Target, files: Files, file: str, stream: Any) -> No
         local[index].copy_(row.narrow(dim - 1, start, local.shape[dim]) if dim else row)
 
 
-def _numbers(name: str, target: Stretch, files: Files, file: str, stream: Any) -> torch.Tensor:
-    """Those of a stretch, out of the rows in which it begins and ends."""
+def _numbers(name: str, target: FlatShard, files: Files, file: str, stream: Any) -> torch.Tensor:
+    """The numbers of a flat shard, out of the rows in which it begins and ends."""
     rows, width = files.rows[name], math.prod(target.shape[1:])
     first, last = target.start // width, -(-(target.start + target.size) // width)
     if rows.by_expert:
@@ -228,13 +227,13 @@ def _numbers(name: str, target: Stretch, files: Files, file: str, stream: Any) -
 
 
 def _row(rows: TensorRows, index: int, files: Files, file: str, stream: Any) -> torch.Tensor:
-    """What belongs to one expert."""
+    """The weight of one expert."""
     parts = [_get(key, files, file, stream) for key in rows.keys[index]]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _pack(layer: QuantisedLinear, weight: torch.Tensor) -> None:
-    """Quantise a weight where the layer is, and keep what is this rank's of it."""
+    """Quantise a weight on the layer's device, and keep this rank's shard of it."""
     tensors = dict(layer.named_parameters()) | dict(layer.named_buffers())
     device = next(layer.buffers(), layer.scales).device  # buffers stay on the card where weights are kept off it
     for name, packed in layer.pack(weight.to(device)).items():
@@ -263,9 +262,9 @@ def _get(key: str, files: Files, file: str, stream: Any) -> torch.Tensor:
 
 
 def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """This rank's part of a tensor, the dimension along which it is cut, and where it begins there.
+    """This rank's shard of a tensor, the dimension along which it is sharded, and its start there.
 
-    Parts are those of `torch.chunk`.
+    Shards are those of `torch.chunk`.
     """
     if not isinstance(tensor, DTensor):
         return tensor, 0, 0
@@ -277,7 +276,7 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with the files into one error for people."""
+    """Turn errors of the files into one ModelError."""
     from safetensors import SafetensorError
 
     try:
@@ -301,18 +300,6 @@ def _keys(folder: Path) -> dict[str, str] | None:
         return None
     with safe_open(folder / ONE_WEIGHTS_FILE, framework="pt") as stream:
         return dict.fromkeys(stream.keys(), ONE_WEIGHTS_FILE)
-
-
-def _keeps_some_in_fp32(core: Any) -> bool:
-    """Whether some weights are to be wider than the others. Buffers are as they were made, whatever the weights are."""
-    kept = {*compat.KEEP_IN_FP32.of(core), *compat.KEEP_IN_FP32_STRICT.of(core)}
-    return any(kept & set(name.split(".")) for name, _ in core.named_parameters())
-
-
-def _wanted(core: nn.Module) -> list[str]:
-    """Names of what a folder has to have: weights, and the buffers that are saved with them."""
-    saved = core.state_dict().keys()
-    return [_plain(name) for name, _ in _tensors(core) if name in saved]
 
 
 def _tensors(core: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -353,23 +340,23 @@ def _count(pattern: str, file_of: Mapping[str, str]) -> int:
     return sum(compiled.fullmatch(key) is not None for key in file_of)
 
 
-def _fill_in(core: nn.Module, make: Any) -> None:
-    """Replace every weight that is not there yet by another such; tied ones stay tied."""
+def _replace_placeholders(core: nn.Module, make: Any) -> None:
+    """Replace every weight that has no values yet by another such; tied ones stay tied."""
     made: dict[int, nn.Parameter] = {}
     for module in core.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if is_empty(parameter):
+            if is_placeholder(parameter):
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
                 setattr(module, name, made[id(parameter)])
 
 
-def is_empty(parameter: torch.Tensor) -> bool:
-    """Whether it stands for a weight that is not there yet."""
+def is_placeholder(parameter: torch.Tensor) -> bool:
+    """Whether it stands for a weight that has no values yet."""
     return parameter.is_meta or (parameter.numel() > 1 and not any(parameter.stride()))
 
 
-def _shadow(parameter: torch.Tensor) -> torch.Tensor:
+def _placeholder(parameter: torch.Tensor) -> torch.Tensor:
     """The same shape on the CPU, made of one number."""
     return torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
 

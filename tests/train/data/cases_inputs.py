@@ -25,7 +25,7 @@ def prepare(job: str, root: str, *, death: str = "never") -> str:
     if death == "manifest":
         writer.write_json = die
     inputs = prepare_inputs(Job.load(Path(job)), Path(root), progress=progress)
-    return "reused" if inputs.train_counts.reused else "made"
+    return "reused" if inputs.counts["train"]["reused"] else "made"
 
 
 def die(*_arguments: object) -> None:

@@ -42,7 +42,7 @@ class TestOneHash:
         first = prepare_inputs(make_job(write_rows(rows_of(20), "a.jsonl")), tmp_path)
         again = prepare_inputs(make_job(write_rows(rows_of(20), "b.jsonl")), tmp_path)
         assert first.train == again.train
-        assert (first.train_counts.reused, again.train_counts.reused) == (False, True)
+        assert (first.counts["train"]["reused"], again.counts["train"]["reused"]) == (False, True)
         assert first.model == again.model
 
     @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class TestOneHash:
             stream.truncate(4)
         with pytest.raises(DataError, match=r"tokens\.bin has 4 bytes"):
             TokenSet.open(folder)
-        assert not prepare_inputs(job, tmp_path).train_counts.reused
+        assert not prepare_inputs(job, tmp_path).counts["train"]["reused"]
         verify(folder)
 
     @pytest.mark.parametrize("name", ["tokens.bin", "sample_rows.bin", "lengths.bin"])
@@ -91,9 +91,9 @@ class TestOneHash:
         path = tmp_path / "data" / prepare_inputs(job, tmp_path).train / name
         before = path.read_bytes()
         path.write_bytes(bytes([before[0] ^ 1]) + before[1:])
-        assert not prepare_inputs(job, tmp_path).train_counts.reused
+        assert not prepare_inputs(job, tmp_path).counts["train"]["reused"]
         assert path.read_bytes() == before
-        assert prepare_inputs(job, tmp_path).train_counts.reused
+        assert prepare_inputs(job, tmp_path).counts["train"]["reused"]
 
     def test_a_flipped_byte_is_found_by_verify(self, make_job, write_rows, tmp_path):
         folder = tmp_path / "data" / prepare_inputs(make_job(write_rows(rows_of(20))), tmp_path).train
@@ -141,7 +141,7 @@ class TestSplit:
         evaluation = texts_of(tmp_path / "data" / inputs.evaluation, tokenizer)
         assert sorted(train + evaluation) == sorted(row["text"] + "</s>" for row in rows)
         assert 0.15 < len(evaluation) / 400 < 0.35
-        assert inputs.evaluation_counts.source_rows == len(evaluation)
+        assert inputs.counts["evaluation"]["source_rows"] == len(evaluation)
 
     def test_a_row_stays_on_its_side_whatever_is_around_it(self, make_job, write_rows, tmp_path, model):
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -168,21 +168,21 @@ class TestSplit:
     def test_one_text_file_is_cut_into_passages(self, make_job, tmp_path):
         (tmp_path / "book.txt").write_text("".join(f"{index} dogs pull the sled\n" for index in range(20_000)))
         inputs = prepare_inputs(make_job(tmp_path / "book.txt", evaluation_fraction=0.2), tmp_path)
-        total = inputs.train_counts.source_rows + inputs.evaluation_counts.source_rows
+        total = inputs.counts["train"]["source_rows"] + inputs.counts["evaluation"]["source_rows"]
         assert total > 40
-        assert 0 < inputs.evaluation_counts.source_rows < total / 2
+        assert 0 < inputs.counts["evaluation"]["source_rows"] < total / 2
 
     def test_a_file_of_its_own(self, make_job, write_rows, tmp_path):
         evaluation = SourceJob(files=(str(write_rows(rows_of(7, seed=5), "e.jsonl")),))
         inputs = prepare_inputs(make_job(write_rows(rows_of(20)), evaluation=evaluation), tmp_path)
-        assert inputs.train_counts.source_rows == 20
-        assert inputs.evaluation_counts.source_rows == 7
+        assert inputs.counts["train"]["source_rows"] == 20
+        assert inputs.counts["evaluation"]["source_rows"] == 7
 
     def test_bad_rows_are_counted_once(self, make_job, write_rows, tmp_path):
         rows = write_rows([*rows_of(100), {"nothing": 1}, {"text": 3}])
         inputs = prepare_inputs(make_job(rows, evaluation_fraction=0.5, skip_bad_rows=True), tmp_path)
-        assert inputs.train_counts.skipped_rows == 2
-        assert inputs.evaluation_counts.skipped_rows == 0
+        assert inputs.counts["train"]["skipped_rows"] == 2
+        assert inputs.counts["evaluation"]["skipped_rows"] == 0
 
 
 class TestWrongInput:
@@ -320,7 +320,7 @@ class TestProcesses:
         assert self.start(zygote, job, tmp_path, death).wait(timeout_s=ONE_S) == -signal.SIGKILL
         assert [path.suffix for path in (tmp_path / "data").iterdir() if path.is_dir()] == [".tmp"]
         inputs = prepare_inputs(job, tmp_path)
-        assert not inputs.train_counts.reused
+        assert not inputs.counts["train"]["reused"]
         assert len(verify(tmp_path / "data" / inputs.train)) > 0
         assert not list((tmp_path / "data").glob("*.tmp"))
 
@@ -388,7 +388,7 @@ class TestRealData:
             targets = tokens.sample(index).targets
             learned += tokenizer.decode(targets[targets != NO_TARGET]).split("</s>")[:-1]
         assert sorted(learned) == answers
-        assert inputs.train_counts.truncated_rows == 0
+        assert inputs.counts["train"]["truncated_rows"] == 0
         assert tokens.num_tokens / (len(tokens) * 2048) > 0.98
 
     def test_wikitext_is_a_stream_of_full_samples(self, make_job, tmp_path, real_data):

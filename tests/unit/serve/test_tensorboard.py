@@ -23,7 +23,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> tuple[str, FakeTransport]:
     )
     said: list[str] = []
     monkeypatch.setattr(tensorboard, "forward", lambda _host, _port: contextlib.nullcontext(4711))
-    monkeypatch.setattr(tensorboard, "_await", lambda _port, program, _host: program.thread.join())
+    monkeypatch.setattr(tensorboard, "_await", lambda _port, program, _host: program.join())
     show_tensorboard(HOST, transport, Path("/w/tb"), on_ready=said.append, wait=lambda: None)
     return said[0], transport
 

@@ -37,7 +37,7 @@ from gangline.worker.loss import CausalLoss
 from gangline.worker.model import RAM, base_of, layers_of, trainable
 from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing, gather_shards
-from gangline.worker.weights import materialise
+from gangline.worker.weights import materialize
 
 
 class Fsdp(Strategy):
@@ -65,7 +65,7 @@ class Fsdp(Strategy):
         self.shard_group = None if self.replicated else self._mesh.get_group("shard")
         self.spans_hosts = not self.replicated and self._mesh.ndim == 1 and len(self.world.gang.hosts) > 1
         self._divided = self._shard(reshard=self.world.gang.reshard)
-        materialise(loss, self.device, parts=self._parts_in)
+        materialize(loss, self.device, parts=self._parts_in)
         for method in ("look", "logits"):  # these pass through the model as `forward` does
             register_fsdp_forward_method(loss, method)
 

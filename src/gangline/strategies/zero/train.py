@@ -39,7 +39,7 @@ from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.precision import Precision
 from gangline.worker.process_group import ProcessGroup
 from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing
-from gangline.worker.weights import Stretch, is_empty, shade
+from gangline.worker.weights import FlatShard, is_placeholder, use_placeholders
 
 # A DeepSpeed engine over our process group, on our device, with our numbers; nothing of it is read from elsewhere.
 #
@@ -94,7 +94,7 @@ def divide(deepspeed: Any, loss: nn.Module, config: dict[str, Any], world: Proce
     def divide_all(init: Any, param_list: Iterable[nn.Parameter]) -> None:
         for parameter in param_list:
             dtype = torch.bfloat16 if config["bf16"]["enabled"] else parameter.dtype
-            if is_empty(parameter):  # nothing is written, so on the CPU it takes no memory now, either
+            if is_placeholder(parameter):  # nothing is written, so on the CPU it takes no memory now, either
                 parameter.data = torch.empty(parameter.shape, dtype=dtype, device=init.local_device)
             else:
                 parameter.data = parameter.data.to(init.local_device, dtype)
@@ -295,11 +295,11 @@ class Zero(Strategy):
         """Start the engine. Raises UsageError where a disk has no room, or DeepSpeed refuses its keys."""
         super().wrap(loss)
         job, world, precision, deepspeed = self.job, self.world, self.precision, self._deepspeed
-        shade(loss)
+        use_placeholders(loss)
         self._trained = trainable(loss.model)
         require_room(job, world, num_trained=sum(each.numel() for each in self._trained.values()))
         self._shapes = {name: parameter.shape for name, parameter in self._trained.items()}
-        there = {name: parameter.data for name, parameter in self._trained.items() if not is_empty(parameter)}
+        there = {name: parameter.data for name, parameter in self._trained.items() if not is_placeholder(parameter)}
         first = there if precision.mixed else {}
         inner = adamw(list(self._trained.values()), job.optimizer)
         config = configuration(job, precision, world, loss)
@@ -314,9 +314,9 @@ class Zero(Strategy):
             self._parts.put(self._trained[name], "", weight.float())
         self._parts.spread()
 
-    def read_targets(self) -> dict[str, Stretch]:
+    def read_targets(self) -> dict[str, FlatShard]:
         """This rank's part of every weight, under 3."""
-        return {name: self._parts.stretch(each) for name, each in self.loss.model.named_parameters()}
+        return {name: self._parts.flat_shard(each) for name, each in self.loss.model.named_parameters()}
 
     def loaded(self) -> None:
         """What is computed with follows from what has been read."""
@@ -481,7 +481,7 @@ class Parts:
         size = parameter.ds_tensor.numel()
         self._put_part(parameter, key, value.reshape(-1)[self._rank * size : (self._rank + 1) * size])
 
-    def stretch(self, parameter: nn.Parameter) -> Stretch:
+    def flat_shard(self, parameter: nn.Parameter) -> FlatShard:
         """Which numbers of a weight are this rank's, under 3, and what takes them."""
         kept: torch.Tensor = parameter.ds_tensor
         start = self._rank * kept.numel()
@@ -493,7 +493,7 @@ class Parts:
             else:
                 kept[:size].copy_(mine)
 
-        return Stretch(parameter.ds_shape, start, size, put)
+        return FlatShard(parameter.ds_shape, start, size, put)
 
     def _put_part(self, parameter: nn.Parameter, key: str, mine: torch.Tensor) -> None:
         part = torch.zeros(parameter.ds_tensor.numel(), dtype=torch.float32)  # padded at the end

@@ -1,10 +1,10 @@
-"""Find a token set by its hash, or make it: once, whoever asks, however many ask at the same time.
+"""The token sets of a job: plan them with their content hashes, find each by its hash, or make it once.
 
-Documents into rows no longer than a sample, by the job's rule for longer ones (`data.overlong`).
+A document longer than a sample follows the job's rule (`data.overlong`):
 
 split      a text goes on in the next row, and no label is lost; other rows are truncated (an answer cut in the
            middle of a conversation would be learned without its question)
-truncate   what is beyond the sample's end is left out, and counted
+truncate   tokens beyond the sample's end are left out, and counted
 fail       the row cannot be used
 """
 
@@ -31,9 +31,6 @@ from gangline.worker.data.row_formats import Format, TokenSpan
 from gangline.worker.data.rows import BadRow, BadRows, ReadPosition, SourceRow, file_kind, read_files
 from gangline.worker.data.tokenise import Encoded, Encoder
 from gangline.worker.data.tokens import FORMAT_VERSION, SetWriter, TokenSet, verify
-
-# Which token sets a job needs, and the content hash of each.
-
 
 TOKENISER_VERSION = 2
 """Raise it when the same rows would become other tokens or other samples: every cached set is then made anew."""
@@ -194,7 +191,7 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tooling:
-    """What turns rows into tokens; loaded only if a set must be made."""
+    """The parts that turn rows into tokens; loaded only if a set must be made."""
 
     encoder: Encoder
     format: Format
@@ -236,34 +233,39 @@ def ensure_set(
 
 
 def sweep(root: Path) -> None:
-    """Remove what killed processes left half-written; what someone is writing now stays."""
+    """Remove half-written sets of killed processes; a set that another process is writing stays."""
     for temporary in (root / "data").glob("*.tmp"):
-        descriptor = os.open(temporary.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the writer may have published it while we looked
-            shutil.rmtree(temporary, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(descriptor)
+        with _lock_file(temporary.with_suffix(".lock")) as lock:
+            if _take(lock):
+                # the writer may have published it while we looked
+                shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def _locked(path: Path, *, beat: Callable[[], None]) -> Iterator[None]:
-    # flock: the kernel drops it when its holder dies, however it dies
+    with _lock_file(path) as lock:
+        while not _take(lock):
+            beat()
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                beat()
-                time.sleep(_LOCK_POLL_S)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int) -> bool:
+    """Whether the lock was free. flock: the kernel drops it when its holder dies, however it dies."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tick: Tick) -> None:
@@ -290,7 +292,17 @@ def _build(request: SetRequest, folder: Path, tooling: Tooling, *, hub: Hub, tic
         _refuse_bad(request, tally)
         _refuse_empty(request, tally, writer)
         request.refuse_changes()
-        writer.publish(_manifest(request, tally, fitter), packing=data.packing)
+        manifest = {
+            "hash": request.content_hash,
+            "format": data.format,
+            "counts": {
+                "source_rows": tally.rows,
+                "skipped_rows": tally.bad.count,
+                "truncated_rows": fitter.num_truncated,
+            },
+            "bad_rows": tally.bad.examples,
+        }
+        writer.publish(manifest, packing=data.packing)
 
 
 def _documents(
@@ -359,20 +371,6 @@ def _refuse_empty(request: SetRequest, tally: _Tally, writer: SetWriter) -> None
         seen=f"{tally.rows} rows with words, {tally.bad.count} that cannot be used{examples}",
         fix="name files with rows" + ("; with few rows, name an evaluation file instead" if request.side else ""),
     )
-
-
-def _manifest(request: SetRequest, tally: _Tally, fitter: Fitter) -> dict[str, Any]:
-    counts = {
-        "source_rows": tally.rows,
-        "skipped_rows": tally.bad.count,
-        "truncated_rows": fitter.num_truncated,
-    }
-    return {
-        "hash": request.content_hash,
-        "format": request.data.format,
-        "counts": counts,
-        "bad_rows": tally.bad.examples,
-    }
 
 
 class Fitter:

@@ -1,8 +1,7 @@
-"""What the data needs to know of a model without loading it: its limits, its tokenizer files, its fingerprint.
+"""A model folder without loading the model: its limits, its tokenizer files, its fingerprint; and data sets of the hub.
 
-Rows of a data set on the hub, streamed; the only part that may need a network.
-
-Hashes of files, remembered by path, size and time of change, so that a second start need not read them again.
+Only the hub may need a network. Hashes of files are remembered by path, size and time of change, so that a second start
+need not read the files again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gangline.errors import DataError, ModelError
+from gangline.errors import DataError, ModelError, error_summary
 from gangline.runs.files import file_digest, read_json, write_json
 from gangline.runs.job import ModelJob, SourceJob
 from gangline.worker.data.rows import SourceRow
@@ -63,14 +62,7 @@ class ModelFolder:
         """
         if self.commit:
             return self.commit
-        patterns = WEIGHT_FILES if weights else ()
-        files = sorted({path for pattern in patterns for path in self.path.glob(pattern)})
-        if weights and not files:
-            raise ModelError(
-                f"model.path: {self.path} has no weights",
-                seen=f"expected model.safetensors or pytorch_model.bin; it holds {_names(self.path)}",
-                fix="copy the weights there, or set model.start: random to train from fresh ones",
-            )
+        files = weight_files(self.path) if weights else []
         return combine({path.name: cache.digest(path) for path in [self.path / "config.json", *files]})
 
     def _limit(self, keys: tuple[str, ...]) -> int | None:
@@ -80,6 +72,18 @@ class ModelFolder:
                 if isinstance(config.get(key), int):
                     return int(config[key])
         return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder; raises ModelError where there are none."""
+    files = sorted({path for pattern in WEIGHT_FILES for path in folder.glob(pattern)})
+    if files:
+        return files
+    raise ModelError(
+        f"model.path: {folder} has no weights",
+        seen=f"expected model.safetensors (or an index of parts, or pytorch_model.bin); it holds {_names(folder)}",
+        fix="copy the weights there, or set model.start: random to train from fresh ones",
+    )
 
 
 def open_model_folder(model: ModelJob) -> ModelFolder:
@@ -131,10 +135,10 @@ def _download(model: ModelJob, patterns: list[str]) -> Path:
 
     try:
         return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns))
-    except Exception as error:  # as in hub.py: the errors of the HTTP client change with its versions
+    except Exception as error:  # as in `_reachable`: the errors of the HTTP client change with its versions
         raise ModelError(
             f"model.path: {model.path} is neither a folder nor a model that the hub gives",
-            seen=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else ''}",
+            seen=error_summary(error),
             fix="check the name and the network (HF_TOKEN for a gated model), or name a folder on the head",
         ) from error
 
@@ -200,10 +204,9 @@ def _reachable(source: SourceJob) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the hub's HTTP client, and so its errors, changed with its versions: httpx, httpx2
-        text = str(error).strip()
         raise DataError(
             f"hub data set {source.hub} (split {source.split}): cannot be read",
-            seen=f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}",
+            seen=error_summary(error),
             fix="check the name, the split and the network (HF_TOKEN for a gated one), "
             "or download it and name its files in data.train.files",
         ) from error

@@ -1,4 +1,4 @@
-"""What a run reads, made ready before any process group exists: token sets by content hash, the model's fingerprint.
+"""The inputs of a run, made before any process group exists: token sets by content hash, the model's fingerprint.
 
 `python -m gangline.worker inputs <job.json> <root>` writes JSON lines on stdout: {"kind": "progress", "done_bytes",
 "total_bytes", "rows"} at most twice a second, and last {"kind": "result", "train", "evaluation", "model", "counts"}.
@@ -19,7 +19,7 @@ from typing import Any
 from gangline.errors import UsageError
 from gangline.formats import FORMATS
 from gangline.runs.job import Job
-from gangline.worker.data.build import SetRequest, Tooling, ensure_set, plan_sets, sweep
+from gangline.worker.data.build import Tooling, ensure_set, plan_sets, sweep
 from gangline.worker.data.model_folder import (
     DigestCache,
     Hub,
@@ -29,7 +29,6 @@ from gangline.worker.data.model_folder import (
     open_model_folder,
 )
 from gangline.worker.data.row_formats import Format
-from gangline.worker.data.tokens import TokenSet
 
 PROGRESS_INTERVAL_S = 0.5
 
@@ -38,47 +37,21 @@ RowProgress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetCounts:
-    """The size of one token set, and what was left out of it."""
-
-    samples: int
-    rows: int
-    """Tokenised rows: a text that was split is several."""
-    source_rows: int
-    tokens: int
-    label_tokens: int
-    """Positions with a target."""
-    skipped_rows: int
-    truncated_rows: int
-    bad_rows: tuple[str, ...]
-    """The first rows that were skipped: file, line, reason."""
-    reused: bool
-    """It was there already."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedInputs:
-    """What a run reads: content hashes of its token sets, the fingerprint of its model."""
+    """The inputs of a run: content hashes of its token sets, the fingerprint of its model."""
 
     train: str
     evaluation: str | None
     model: str
-    train_counts: SetCounts
-    evaluation_counts: SetCounts | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data: the last line of `inputs_main`."""
-        counts = {
-            "train": dataclasses.asdict(self.train_counts),
-            "evaluation": self.evaluation_counts and dataclasses.asdict(self.evaluation_counts),
-        }
-        return {"train": self.train, "evaluation": self.evaluation, "model": self.model, "counts": counts}
+    counts: dict[str, Any]
+    """The counts of each set's manifest (see `tokens`), by purpose (evaluation: None without a set); with `bad_rows`,
+    the first rows that were skipped (file, line, reason), and `reused`, whether the set was there already."""
 
 
 def prepare_inputs(
     job: Job, root: Path, *, progress: RowProgress | None = None, hub: Hub | None = None
 ) -> PreparedInputs:
-    """Tokenise what is not there yet below `root`/data, and fingerprint the model.
+    """Make the token sets that are not yet below `root`/data, and fingerprint the model.
 
     Raises DataError or ModelError; a set that could not be finished leaves nothing behind.
     """
@@ -99,12 +72,15 @@ def prepare_inputs(
     cache.save()
     tooling = functools.cache(lambda: _load_tooling(job, folder))
     meter.total_bytes = sum(request.num_bytes for request in requests)
-    found = []
+    hashes: dict[str, str] = {}
+    counts: dict[str, Any] = {"evaluation": None}
     for request in requests:
         tokens, reused = ensure_set(request, root, tooling=tooling, hub=hub, tick=meter.tick)
         meter.next_source(request.num_bytes)
-        found.append((request, _counts(tokens, reused=reused)))
-    return _inputs(found, model)
+        manifest = tokens.manifest
+        hashes[request.purpose] = request.content_hash
+        counts[request.purpose] = {**manifest["counts"], "bad_rows": manifest["bad_rows"], "reused": reused}
+    return PreparedInputs(train=hashes["train"], evaluation=hashes.get("evaluation"), model=model, counts=counts)
 
 
 def inputs_main(argv: list[str]) -> int:
@@ -116,7 +92,7 @@ def inputs_main(argv: list[str]) -> int:
         _write({"kind": "progress", "done_bytes": done_bytes, "total_bytes": total_bytes, "rows": rows})
 
     inputs = prepare_inputs(Job.load(Path(argv[0])), Path(argv[1]), progress=progress)
-    _write({"kind": "result", **inputs.to_json()})
+    _write({"kind": "result", **dataclasses.asdict(inputs)})
     return 0
 
 
@@ -138,22 +114,6 @@ def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:
         encoder=Encoder(tokenizer),
         format=Format.of(job.data, render),
         vocab_size=folder.vocab_size or len(tokenizer),
-    )
-
-
-def _counts(tokens: TokenSet, *, reused: bool) -> SetCounts:
-    return SetCounts(**tokens.manifest["counts"], bad_rows=tuple(tokens.manifest["bad_rows"]), reused=reused)
-
-
-def _inputs(found: list[tuple[SetRequest, SetCounts]], model: str) -> PreparedInputs:
-    hashes: dict[str, str] = {request.purpose: request.content_hash for request, _ in found}
-    counts = {request.purpose: count for request, count in found}
-    return PreparedInputs(
-        train=hashes["train"],
-        evaluation=hashes.get("evaluation"),
-        model=model,
-        train_counts=counts["train"],
-        evaluation_counts=counts.get("evaluation"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows as they come from files: text, JSON lines, parquet (and the hub, in `hub.py`), never a whole file in memory.
+"""Rows as they come from files: text, JSON lines and parquet, never a whole file in memory.
 
 The kind of a file follows from its name (`.gz` may come last): `.jsonl`, `.ndjson` and `.json` hold one JSON object
 per line, `.parquet` is read by record batches, everything else is UTF-8 text. A text file is one document. It is read

@@ -1,13 +1,12 @@
-"""Words to token ids, with the tokenizer's own habits at both ends of a document.
+"""Text to token ids, with the tokenizer's own habits at both ends of a document.
 
 BOS stands where the tokenizer puts one by itself, EOS at the end of every document if the tokenizer has one. Parts of
 a document are tokenised on their own: a merge over the end of the prompt would show the model, in training, a token
 that it never sees in use, and would put part of the answer beyond the loss. A special token that is written out in a
 row (`</s>`) counts as that token, as it does in the tokenizer itself.
 
-Conversations through the tokenizer's chat template, and which part of them is learned.
-
-A template that marks what the assistant says with `{% generation %}` is believed. For any other, each assistant turn
+Conversations go through the tokenizer's chat template. A template that marks the assistant's words with
+`{% generation %}` decides which part is learned. For any other, each assistant turn
 is found by rendering the messages before it (with the prompt for the answer) and up to it: both must be prefixes of
 the whole, or the row is refused. The rendering is cut there and the parts are tokenised on their own, as they are in
 use, where the prompt ends before the answer exists.

@@ -11,19 +11,18 @@
       lengths.bin         int64  samples     tokens
       set.json                               counts, and size, dtype and hash of every file; written last
 
+Counts: samples; rows (a text that was split is several); tokens; label_tokens (positions with a target); and of the
+source: source_rows, skipped_rows, truncated_rows.
+
 Little-endian, without headers. A folder with this name is whole: it is written elsewhere and renamed. Samples are in
 an order that is random and always the same for as many of them, so that any first few are a fair choice.
 
-Writing a token set: streaming, in a temporary folder, whole or absent.
+A set is written as its tokens come, in a temporary folder. In memory stay 17 bytes per row (offset, label count,
+flag), and about 60 while rows are packed (measured: benchmarks/tokenise_rows.py).
 
-Tokens are written as they come. In memory stay 17 bytes per row (offset, label count, flag), and while packing about
-60 (measured: benchmarks/tokenise_rows.py).
-
-Which rows share a sample: best fit decreasing, on lengths alone.
-
-The result depends on the lengths only, so it is fixed with the content of the set. Johnson (1973) shows that best
-fit decreasing needs at most 11/9 of the fewest bins plus a constant; on text it fills samples to more than 99 %.
-The samples are then numbered at random, so that the first ones of a set stand for all of it.
+Rows are packed into samples by best fit decreasing on their lengths alone, so the result is fixed with the content of
+the set. Johnson (1973) shows that best fit decreasing needs at most 11/9 of the fewest bins plus a constant; on text it
+fills samples to more than 99 %.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ import shutil
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +66,11 @@ class TokenSet:
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
         self.manifest = manifest
+        # plain views: every slice of a np.memmap costs ten times as much
+        self._arrays = {
+            name.removesuffix(".bin"): np.memmap(folder / name, dtype=entry["dtype"], mode="r").view(np.ndarray)
+            for name, entry in manifest["files"].items()
+        }
 
     @staticmethod
     def open(folder: Path) -> TokenSet:
@@ -105,22 +108,22 @@ class TokenSet:
         """Tokens in a sample at the most."""
         return int(self.manifest["sequence_length"])
 
-    @cached_property
+    @property
     def label_counts(self) -> Int64s:
         """Positions with a target, per sample."""
-        return self._array("label_counts.bin")
+        return self._arrays["label_counts"]
 
-    @cached_property
+    @property
     def lengths(self) -> Int64s:
         """Tokens, per sample."""
-        return self._array("lengths.bin")
+        return self._arrays["lengths"]
 
     def sample(self, index: int) -> Sample:
         """Sample `index` (0 to len - 1); raises IndexError beyond."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        start, end = self._sample_offsets[index : index + 2]
-        rows = [self._row(int(row)) for row in self._sample_rows[start:end]]
+        start, end = self._arrays["sample_offsets"][index : index + 2]
+        rows = [self._row(int(row)) for row in self._arrays["sample_rows"][start:end]]
         ids, targets = zip(*rows, strict=True)
         return Sample(
             input_ids=np.concatenate(ids),
@@ -129,43 +132,31 @@ class TokenSet:
         )
 
     def _row(self, row: int) -> tuple[Int64s, Int64s]:
-        start, end = (int(offset) for offset in self._row_offsets[row : row + 2])
+        start, end = (int(offset) for offset in self._arrays["row_offsets"][row : row + 2])
         # the first token of the rest of a split text is the last target of this row: no label is lost
-        last = end + int(self._row_continues[row])
-        ids = self._tokens[start:last].astype(np.int64)
+        last = end + int(self._arrays["row_continues"][row])
+        ids = self._arrays["tokens"][start:last].astype(np.int64)
         targets = np.full(end - start, NO_TARGET, dtype=np.int64)
         targets[: last - start - 1] = ids[1:]
-        if self._learned is not None:
-            targets[: last - start - 1][self._learned[start + 1 : last] == 0] = NO_TARGET
+        if (learned := self._arrays.get("learned")) is not None:
+            targets[: last - start - 1][learned[start + 1 : last] == 0] = NO_TARGET
         return ids[: end - start], targets
 
-    @cached_property
-    def _tokens(self) -> npt.NDArray[Any]:
-        return self._array("tokens.bin")
 
-    @cached_property
-    def _learned(self) -> npt.NDArray[np.uint8] | None:
-        return self._array("learned.bin") if "learned.bin" in self.manifest["files"] else None
+class RepeatedSamples:
+    """A set without files, for measurements: `num_samples` samples of one length, a few of which repeat."""
 
-    @cached_property
-    def _row_offsets(self) -> Int64s:
-        return self._array("row_offsets.bin")
+    def __init__(self, samples: Sequence[Sample], num_samples: int) -> None:
+        self._samples = samples
+        self.lengths: Int64s = np.full(num_samples, len(samples[0].input_ids))
+        self.label_counts: Int64s = np.full(num_samples, np.count_nonzero(samples[0].targets != NO_TARGET))
 
-    @cached_property
-    def _row_continues(self) -> npt.NDArray[np.uint8]:
-        return self._array("row_continues.bin")
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-    @cached_property
-    def _sample_rows(self) -> Int64s:
-        return self._array("sample_rows.bin")
-
-    @cached_property
-    def _sample_offsets(self) -> Int64s:
-        return self._array("sample_offsets.bin")
-
-    def _array(self, name: str) -> npt.NDArray[Any]:
-        # a plain view: every slice of a np.memmap costs ten times as much
-        return np.memmap(self.folder / name, dtype=self.manifest["files"][name]["dtype"], mode="r").view(np.ndarray)
+    def sample(self, index: int) -> Sample:
+        """Sample `index`."""
+        return self._samples[index % len(self._samples)]
 
 
 def verify(folder: Path) -> TokenSet:

@@ -1,7 +1,7 @@
 """`python -m gangline.worker.trace [count] < order.json`: one JSON document on stdout, nothing else.
 
-The order is a TraceOrder as JSON, or a list of them, which is answered by a list. An error is a document, too, of kind
-"error"; the exit code is that of the first error.
+The order is a TraceOrder as JSON; a list of orders is answered by a list. An error is a document, too, of kind "error";
+the exit code is that of the first error.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
@@ -36,36 +35,27 @@ def _answer(text: str, *, count: bool) -> tuple[Any, int]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        return _told(
+        return _failure(
             UsageError("the order for a trace is not JSON", seen=f"{error}", fix="write one JSON object to stdin")
         )
-    run = _runner(count=count)
     if isinstance(data, list):
-        answers = [_one(run, item) for item in data]
+        answers = [_one(item, count=count) for item in data]
         return [document for document, _ in answers], next((code for _, code in answers if code), 0)
-    return _one(run, data)
+    return _one(data, count=count)
 
 
-def _runner(*, count: bool) -> Callable[[Any], Any]:
-    """Imported here: torch takes seconds, an order that is off should not."""
-
-    def run(data: Any) -> Any:
+def _one(data: Any, *, count: bool) -> Answer:
+    try:
         order = TraceOrder.from_json(data)
+        # imported late: torch takes seconds, which an order with mistakes should not
         from gangline.worker.trace import line
 
-        return line.count(order) if count else line.trace(order)
-
-    return run
-
-
-def _one(run: Callable[[Any], Any], data: Any) -> Answer:
-    try:
-        return run(data).to_json(), 0
+        return line.count(order) if count else line.trace(order), 0
     except GanglineError as error:
-        return _told(error)
+        return _failure(error)
 
 
-def _told(error: GanglineError) -> Answer:
+def _failure(error: GanglineError) -> Answer:
     sys.stderr.write(f"{error}\n")
     record = error.to_json()
     return {**record, "error_kind": record["kind"], "kind": "error"}, error.exit_code

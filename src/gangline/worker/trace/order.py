@@ -1,4 +1,4 @@
-"""What is to be traced, as the JSON that a controller sends."""
+"""The order of a trace, as the JSON that a controller sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gangline.runs.decode import build
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob
 
 AttentionKernel = Literal["flash", "math", "cpu"]
-"""flash: what a recent NVIDIA card takes. math: the plain kernel everywhere. cpu: this machine's own."""
+"""flash: the kernel of recent NVIDIA cards. math: the plain kernel everywhere. cpu: this machine's own."""
 
 CUDA_ROUNDING_BYTES = 512
 """torch's caching allocator for CUDA gives out multiples of it."""
@@ -19,7 +19,7 @@ CUDA_ROUNDING_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOrder:
-    """One case. Exactly one of `config` and `model` is given; what a field means is said in `runs.job`."""
+    """One case. Exactly one of `config` and `model` is given; `runs.job` explains the fields."""
 
     config: dict[str, Any] | None = None
     """The contents of config.json."""
@@ -89,16 +89,6 @@ class TraceOrder:
     def _check(self) -> None:
         if (self.config is None) == (self.model is None):
             raise ValueError("give one of config and model")
-        if self.method.kind not in ("full", "lora", "qlora"):
-            raise ValueError(f"method.kind is {self.method.kind!r}; expected full, lora or qlora")
-        if self.precision not in ("bf16", "fp16", "fp32"):
-            raise ValueError(f"precision is {self.precision!r}; expected bf16, fp16 or fp32")
-        if self.parameters not in ("auto", "compute", "fp32"):
-            raise ValueError(f"parameters is {self.parameters!r}; expected auto, compute or fp32")
-        if self.attention_kernel not in ("flash", "math", "cpu"):
-            raise ValueError(f"attention_kernel is {self.attention_kernel!r}; expected flash, math or cpu")
-        if self.optimizer.kind not in ("adamw", "adamw-8bit", "paged-adamw-8bit"):
-            raise ValueError(f"optimizer.kind is {self.optimizer.kind!r}; expected adamw or one of 8 bits")
         sizes = (self.micro_batch, self.micro_batches, self.sequence_length - 1, self.ranks, self.rounding_bytes)
         if min(*sizes, *(self.layers or (1,))) < 1:
             raise ValueError("a size is too small; sequence_length is at least 2, the others are at least 1")

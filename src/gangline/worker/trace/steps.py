@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,12 +23,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gangline.errors import ModelError
+from gangline.errors import ModelError, error_summary
 from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
-from gangline.worker import compat, loss
+from gangline.worker import compat
 from gangline.worker import loss as loss_module
-from gangline.worker.batch import IGNORE, Batch, SampleOrder
+from gangline.worker.batch import Batch, SampleOrder
+from gangline.worker.data.tokens import NO_TARGET, RepeatedSamples, Sample
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, layers_of, load_model, trainable
@@ -111,14 +111,15 @@ class ByteTracker(DispatchMode):
         # what is there already lives as long as the trace: collections need not look at it
         gc.collect()
         gc.freeze()
-        self._resize = torch.UntypedStorage.resize_
-        torch.UntypedStorage.resize_ = self._resizing(self._resize)  # type: ignore[method-assign]
+        resizing = self._resizing(torch.UntypedStorage.resize_)
+        self._resize = patch.object(torch.UntypedStorage, "resize_", resizing)
+        self._resize.start()
         super().__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        self._resize.stop()
         gc.unfreeze()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -238,14 +239,12 @@ def kernels_of(kind: AttentionKernel) -> Iterator[None]:
     if kind == "cpu":
         yield
         return
-    own, chunk = F.scaled_dot_product_attention, loss.CHUNK_NUMBERS["cpu"]
-    F.scaled_dot_product_attention = _fused(own) if kind == "flash" else _plain(own)
-    loss.CHUNK_NUMBERS["cpu"] = loss.CHUNK_NUMBERS["cuda"]
-    try:
+    attention = (_fused if kind == "flash" else _plain)(F.scaled_dot_product_attention)
+    with (
+        patch.object(F, "scaled_dot_product_attention", attention),
+        patch.dict(loss_module.CHUNK_NUMBERS, cpu=loss_module.CHUNK_NUMBERS["cuda"]),
+    ):
         yield
-    finally:
-        F.scaled_dot_product_attention = own
-        loss.CHUNK_NUMBERS["cpu"] = chunk
 
 
 def _plain(own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -326,7 +325,7 @@ def trace_depth(config: Any, layers: int, order: TraceOrder) -> Depth:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ModelError(
             f"trace: a step of {config.model_type} cannot be run without numbers",
-            seen=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:400] if str(error).strip() else ''}",
+            seen=error_summary(error),
             fix="plan it by the closed form; a model whose shapes depend on values cannot be traced",
         ) from error
     return Depth(
@@ -428,27 +427,16 @@ CPU = torch.device("cpu")
 TO_COPY = compat.TO_COPY.get()
 
 
-class FullRows:
-    """Samples of `length` tokens, each of them trained on but the last: the most that a micro-batch can hold."""
-
-    def __init__(self, num_samples: int, *, length: int, vocabulary: int, num_documents: int) -> None:
-        parts = [len(part) for part in np.array_split(np.arange(length), num_documents)]
-        tokens = np.arange(length, dtype=np.int64) % vocabulary
-        self._sample = SimpleNamespace(
-            input_ids=tokens,
-            targets=np.append(tokens[1:], IGNORE),
-            position_ids=np.concatenate([np.arange(part, dtype=np.int64) for part in parts]),
-        )
-        self.lengths = np.full(num_samples, length, dtype=np.int64)
-        self.label_counts = self.lengths - 1
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def sample(self, index: int) -> SimpleNamespace:
-        """All are alike."""
-        del index
-        return self._sample
+def full_samples(num_samples: int, *, length: int, vocabulary: int, num_documents: int) -> RepeatedSamples:
+    """Samples of `length` tokens, trained on each of them but the last: the most that a micro-batch can hold."""
+    parts = [len(part) for part in np.array_split(np.arange(length), num_documents)]
+    tokens = np.arange(length, dtype=np.int64) % vocabulary
+    sample = Sample(
+        input_ids=tokens,
+        targets=np.append(tokens[1:], NO_TARGET),
+        position_ids=np.concatenate([np.arange(part, dtype=np.int64) for part in parts]),
+    )
+    return RepeatedSamples([sample], num_samples)
 
 
 def build_model(config: Any, order: TraceOrder) -> tuple[nn.Module, Job, Precision]:
@@ -463,7 +451,7 @@ def build_model(config: Any, order: TraceOrder) -> tuple[nn.Module, Job, Precisi
         except (ImportError, ValueError, RuntimeError, AttributeError) as error:
             raise ModelError(
                 f"model.config: a model of type {config.model_type} cannot be built from it",
-                seen=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error) else ''}",
+                seen=error_summary(error),
                 fix="compare config.json with the model's own, and its family with what transformers knows",
             ) from error
     return model, job, precision
@@ -472,9 +460,10 @@ def build_model(config: Any, order: TraceOrder) -> tuple[nn.Module, Job, Precisi
 def build_session(model: nn.Module, job: Job, precision: Precision, *, order: TraceOrder) -> Session:
     """The session of that job; called inside a FakeTensorMode."""
     _make_fake(model)
-    with _probe_by_operations():
+    # the loss tries whether decoder and head give the model's logits; without numbers, the operations must tell
+    with patch.object(loss_module, "_head_is_plain", _head_is_all):
         loss = CausalLoss(model, compute=precision.compute)
-    samples = FullRows(
+    samples = full_samples(
         job.batch * 2,
         length=order.sequence_length,
         vocabulary=int(base_of(model).config.get_text_config().vocab_size),  # type: ignore[union-attr, operator]
@@ -544,17 +533,6 @@ class _Operations(DispatchMode):
         if func.namespace == "aten" and not func.is_view and func is not TO_COPY:
             self.names.append(str(func))
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _probe_by_operations() -> Iterator[None]:
-    """The loss tries whether decoder and head give the model's logits; without numbers, the operations must tell."""
-    own = loss_module._head_is_plain
-    loss_module._head_is_plain = _head_is_all  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        loss_module._head_is_plain = own
 
 
 def _head_is_all(core: Any, head: nn.Linear) -> bool:
