@@ -12,8 +12,6 @@ start     a detached supervisor, on the head if it can; whoever follows it may l
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.checks.judge import require
@@ -22,17 +20,12 @@ from gangline.context import (
     Context,
     Dependencies,
     StartOptions,
-    cluster_file,
-    default_home,
     load,
     load_cluster,
-    reach,
     reached,
     starting,
 )
-from gangline.control import end, supervision
 from gangline.control.equip import claim, equip, foresee, require_engine
-from gangline.control.listing import RunListing, all_records
 from gangline.control.start import (
     bring_inputs,
     carry_on,
@@ -47,7 +40,7 @@ from gangline.control.start import (
     start_attempt,
     worker_program,
 )
-from gangline.control.supervision import RunHandle
+from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import (
     Command,
     CommandRecord,
@@ -58,12 +51,9 @@ from gangline.control.user_command import (
     require_resumable,
     start_command,
 )
-from gangline.decide.decide import Decision, decide
+from gangline.decide.decide import decide
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
-from gangline.decide.what_if import Foretold, Traced, WhatIf, foretell, plan_json, plan_lines, require_fit
-from gangline.decide.what_if import trace as trace_finalists
-from gangline.planner.training import STACKS
 from gangline.provision.checkpoint_sources import bring, survey_places
 from gangline.provision.tell import Console
 from gangline.provision.trees import create_folder, write_documents
@@ -75,44 +65,6 @@ from gangline.runs.layout import RunLayout, new_id
 from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.lock import prepare_lock
-
-__all__ = [
-    "REAL",
-    "STACKS",
-    "Command",
-    "Decision",
-    "Foretold",
-    "RunListing",
-    "RunHandle",
-    "Dependencies",
-    "InspectResult",
-    "StartOptions",
-    "Console",
-    "WhatIf",
-    "InspectOptions",
-    "check",
-    "cluster_file",
-    "default_home",
-    "load_cluster",
-    "look_after",
-    "opened",
-    "plan",
-    "plan_json",
-    "plan_lines",
-    "reach",
-    "records",
-    "rehearse",
-    "rehearse_command",
-    "rehearse_resume",
-    "rehearse_stop",
-    "require_fit",
-    "resume",
-    "run",
-    "stop",
-    "trace",
-    "train",
-]
-
 
 # --- the verbs that start or end a run
 
@@ -171,7 +123,7 @@ def resume(
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
-    with prepare_lock(layout), opened(layout.run_id, home=home, deps=deps) as run:
+    with prepare_lock(layout), open_run(layout.run_id, home=home, deps=deps) as run:
         ended = resumable(run, deps)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
         with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
@@ -251,7 +203,7 @@ def rehearse_resume(
     deps: Dependencies = REAL,
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
-    with opened(prefix, home=home, deps=deps) as run:
+    with open_run(prefix, home=home, deps=deps) as run:
         ended = resumable(run, deps)
         cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
         with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
@@ -278,16 +230,6 @@ def _rehearse_command_again(
     return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
 
 
-def plan(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Foretold:
-    """What `train` would decide, or what it would on other machines. Changes nothing."""
-    return foretell(start, what_if, console=console, deps=deps)
-
-
-def trace(foretold: Foretold, *, home: Path, console: Console, deps: Dependencies = REAL) -> list[Traced]:
-    """The trainer's own code on tensors without data, for what the plan has chosen. Changes nothing."""
-    return trace_finalists(foretold, Context(transports={}, home=home, console=console, deps=deps))
-
-
 def check(
     cluster_path: Path | None, *, home: Path, options: InspectOptions, console: Console, deps: Dependencies = REAL
 ) -> InspectResult:
@@ -295,36 +237,3 @@ def check(
     cluster = load_cluster(cluster_path, home)
     with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
         return inspect(cluster, options, context, silent=True)
-
-
-def records(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
-    """All runs, newest first, with the step that each has reached."""
-    return all_records(home, deps)
-
-
-@contextlib.contextmanager
-def opened(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[RunHandle]:
-    """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
-    with supervision.opened(prefix, home=home, deps=deps) as run:
-        yield run
-
-
-def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -> bool:
-    """See to it that a run that goes on has a supervisor; whether one was started on this computer."""
-    return supervision.look_after(run, console=console, deps=deps)
-
-
-def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> bool:
-    """Order a run to end and return at once; False where it had ended already. `now`: without saving.
-
-    hosts: only these leave it, and the run goes on without them.
-    """
-    if not hosts:
-        return end.end(run, now=now, deps=deps)
-    end.leave(run, hosts, deps=deps)
-    return True
-
-
-def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> list[str]:
-    """What `stop` would order, host by host. Orders nothing."""
-    return end.rehearse_leave(run, hosts) if hosts else end.rehearse_end(run, now=now, deps=deps)

@@ -6,7 +6,8 @@
     │   ├── DataError             2   the data set is off (file, row, reason)
     │   ├── ModelError            2   the model folder is off, or asks for what is not allowed
     │   ├── PluginError           2   a plug-in of another package cannot be used
-    │   └── RecordError           2   a record of a run is damaged, or of a newer gangline (the file is named)
+    │   └── RecordError           2   a record of a run cannot be used (the file is named)
+    │       └── NewerRecord       2   a newer gangline wrote it (both versions are named)
     ├── CheckFailed               3   a check found something that stops the start
     ├── HostUnreachable           4   a host does not answer
     │   └── HostKeyRefused        4   a host shows another key than the pinned one, or none is pinned
@@ -95,7 +96,11 @@ class PluginError(UsageError):
 
 
 class RecordError(UsageError, ValueError):
-    """A record of a run on disk cannot be used: it is damaged, or a newer gangline wrote it. `what` names the file."""
+    """A record of a run on disk cannot be used, because it is damaged in most cases. `what` names the file."""
+
+
+class NewerRecord(RecordError):
+    """A newer gangline wrote the record. `seen` names the version of the record and the versions that are read here."""
 
 
 class CheckFailed(GanglineError):

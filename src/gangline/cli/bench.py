@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gangline import app
 from gangline.bench.measure import bench_compute, bench_network, bench_scaling
 from gangline.bench.text import network_lines, scaling_lines, speeds_lines
+from gangline.cli.options import AsJson, Overrides, argument, option
 from gangline.cli.output import Terminal, print_data, print_json
+from gangline.context import StartOptions, cluster_file, default_home
 from gangline.errors import UsageError
 from gangline.inventory.measured import network_path
 
@@ -30,31 +31,18 @@ DEFAULT_S = {What.network: 20.0, What.compute: 60.0, What.scaling: 180.0}
 def command(
     what: Annotated[
         What,
-        typer.Argument(
-            metavar="network|compute|scaling",
-            help="network: latency, throughput, all-reduce. compute: a job's model on every rank. "
+        argument(
+            "network|compute|scaling",
+            "network: latency, throughput, all-reduce. compute: a job's model on every rank. "
             "scaling: all hosts against each alone",
-            show_default=False,
         ),
     ],
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="network: the cluster file, by default ./cluster.yaml. compute, scaling: the job file",
-            show_default=False,
-        ),
+        argument("FILE", "network: the cluster file, by default ./cluster.yaml. compute, scaling: the job file"),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="override a key of the job file, such as steps=100", show_default=False
-        ),
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="compute, scaling: the cluster file, by default ./cluster.yaml", show_default=False),
-    ] = None,
+    overrides: Overrides = None,
+    cluster: Annotated[Path | None, option("compute, scaling: the cluster file, by default ./cluster.yaml")] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -64,24 +52,24 @@ def command(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the network between hosts, the speed of every rank, or how well the job scales over all hosts.
 
     compute times a two-layer copy of the job's model. scaling trains the whole model with random weights and samples.
     gangline plan uses the results of network and compute. Run it while the hosts are idle.
     """
-    limit_s, home, console = seconds or DEFAULT_S[what], app.default_home(), Terminal()
+    limit_s, home, console = seconds or DEFAULT_S[what], default_home(), Terminal()
     if what is What.network:
         if overrides:
             raise UsageError("bench network takes one file", seen=overrides[0], fix="gangline bench network FILE")
-        network = bench_network(app.cluster_file(file or cluster), home=home, seconds=limit_s, console=console)
+        network = bench_network(cluster_file(file or cluster), home=home, seconds=limit_s, console=console)
         kept = f"kept in {network_path(home, network.cluster)}"
         _show(console, network.to_json(), network_lines(network), as_json=as_json, kept=kept)
         return
     if file is None:
         raise UsageError(f"bench {what.value} needs a job", seen="no file", fix=f"gangline bench {what.value} job.yaml")
-    start = app.StartOptions(home=home, job=file, overrides=tuple(overrides or ()), cluster=app.cluster_file(cluster))
+    start = StartOptions(home=home, job=file, overrides=tuple(overrides or ()), cluster=cluster_file(cluster))
     if what is What.compute:
         speeds = bench_compute(start, seconds=limit_s, console=console)
         kept = f"kept in {home / 'profiles'}" if speeds.ranks else ""

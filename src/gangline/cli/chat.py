@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from gangline import app
+from gangline.cli.options import argument, option
+from gangline.context import default_home
+from gangline.control.supervision import open_run
 from gangline.control.user_command import require_job
 from gangline.serve.run_model import chat_with_folder, chat_with_saved, complete, find_saved, is_model_folder
 
 
 def command(
-    target: Annotated[
-        str, typer.Argument(metavar="RUN|FOLDER", help="a run, or a folder with a model or adapter", show_default=False)
-    ],
-    prompt: Annotated[str | None, typer.Option(help="answer this prompt and exit", show_default=False)] = None,
+    target: Annotated[str, argument("RUN|FOLDER", "a run, or a folder with a model or adapter")],
+    prompt: Annotated[str | None, option("answer this prompt and exit")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="longest answer, in tokens")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always picks the likeliest token")] = 0.7,
 ) -> None:
@@ -33,7 +33,7 @@ def command(
 def _talk(target: str, options: list[str]) -> int:
     if is_model_folder(Path(target)):
         return chat_with_folder(Path(target), options)
-    with app.opened(target, home=app.default_home()) as opened:
+    with open_run(target, home=default_home()) as opened:
         require_job(opened.layout)
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports)
         complete(saved, opened.layout.run_id)

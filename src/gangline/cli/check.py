@@ -10,7 +10,10 @@ import typer
 
 from gangline import app
 from gangline.checks.judge import require
+from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_data, print_json
+from gangline.context import cluster_file, default_home
+from gangline.decide.inspect import InspectOptions, InspectResult
 from gangline.errors import CheckFailed
 from gangline.report.check_view import finding_lines, host_table, network_lines, pair_lines, skipped_line, sum_line
 
@@ -25,12 +28,7 @@ class CheckTier(str, enum.Enum):
 
 def command(
     cluster: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CLUSTER",
-            help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer",
-            show_default=False,
-        ),
+        Path | None, argument("CLUSTER", "cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer")
     ] = None,
     tier: Annotated[
         CheckTier,
@@ -38,21 +36,15 @@ def command(
             help="quick: takes seconds. full: adds throughput, packet loss and disks. burn: full, for minutes"
         ),
     ] = CheckTier.quick,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WHAT", help="only this family (network, gpus, ...) or id (E-NET-07)", show_default=False),
-    ] = None,
-    same: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="compare this model or data set on all hosts by hash", show_default=False),
-    ] = None,
+    only: Annotated[list[str] | None, option("only this family (network, gpus, ...) or id (E-NET-07)", "WHAT")] = None,
+    same: Annotated[list[str] | None, option("compare this model or data set on all hosts by hash", "PATH")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="treat warnings as failures")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look for faults on every host; changes nothing. Exit code 3 if a check fails, 4 if a host does not answer."""
-    options = app.InspectOptions(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
+    options = InspectOptions(tier=tier.value, only=tuple(only or ()), paths=tuple(same or ()))
     console = Terminal()
-    inspection = app.check(app.cluster_file(cluster), home=app.default_home(), options=options, console=console)
+    inspection = app.check(cluster_file(cluster), home=default_home(), options=options, console=console)
     console.clear()
     if as_json:
         said = {
@@ -68,7 +60,7 @@ def command(
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")
 
 
-def _screen(inspection: app.InspectResult, options: app.InspectOptions) -> list[str]:
+def _screen(inspection: InspectResult, options: InspectOptions) -> list[str]:
     inventory, findings = inspection.inventory, inspection.findings
     hosts = len(inspection.cluster.hosts)
     return [

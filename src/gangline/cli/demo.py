@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gangline import app
 from gangline.cli.output import Terminal, is_live, raise_failure
+from gangline.context import default_home
 from gangline.demo.story import DemoContext, run_demo
 from gangline.report.follow import Update, View
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
@@ -14,7 +14,7 @@ from gangline.report.live import speaks_braille, summary, terminal_width, watch_
 
 def command() -> None:
     """Train, stop, resume, evaluate, tune, export and ask a small model: no GPU, no network, about two minutes."""
-    home = app.default_home()
+    home = default_home()
     run_demo(DemoContext(home=home, folder=home / "demo", console=Terminal(), follow=_follow))
 
 

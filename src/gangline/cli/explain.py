@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gangline import app
 from gangline.checks.reference import find_entry
+from gangline.cli.options import AsJson
 from gangline.cli.output import print_data, print_json
+from gangline.context import default_home
+from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import UsageError
 from gangline.report.explanation import explain_json, explain_lines, log_json, log_lines, read_log
@@ -24,7 +26,7 @@ def command(
         str,
         typer.Argument(metavar="WHAT", help="a run (id, or its beginning), a finding (E-NET-07), or a log file"),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say why a run failed or stopped: first cause, consequences, evidence, next step. Changes nothing.
 
@@ -42,7 +44,7 @@ def _is_file(what: str) -> bool:
     """A name with a slash is a file; of a word that may be both, a run of that whole name counts."""
     if "/" in what:
         return True
-    return _is_regular(Path(what)) and not (app.default_home() / "runs" / what).is_dir()
+    return _is_regular(Path(what)) and not (default_home() / "runs" / what).is_dir()
 
 
 def _is_regular(path: Path) -> bool:
@@ -74,7 +76,7 @@ def _explain_log(path: Path, *, as_json: bool) -> None:
 
 
 def _explain_run(prefix: str, *, as_json: bool) -> None:
-    with app.opened(prefix, home=app.default_home()) as run:
+    with open_run(prefix, home=default_home()) as run:
         own = CommandRecord.of(run.layout)
         story = read_story(run.view(), kept=run.records, keeper=run.keeper)
     can_resume = own is None or own.resume_words is not None

@@ -7,28 +7,27 @@ from typing import Annotated
 
 import typer
 
-from gangline import app
+from gangline.cli.options import RunId, option
 from gangline.cli.output import Terminal, print_data
+from gangline.context import default_home
+from gangline.control.supervision import open_run
 from gangline.control.user_command import require_job
 from gangline.report.commands import joined, quoted
 from gangline.serve.run_model import export_argv, export_model, find_saved
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
+    run: RunId,
     merged: Annotated[
         bool, typer.Option("--merged", help="merge the adapter into the model and write the whole model")
     ] = False,
-    to: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="new folder to write; by default below the run directory", show_default=False),
-    ] = None,
-    step: Annotated[int | None, typer.Option(help="by default the newest checkpoint", show_default=False)] = None,
+    to: Annotated[Path | None, option("new folder to write; by default below the run directory", "DIR")] = None,
+    step: Annotated[int | None, option("by default the newest checkpoint")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact command and write nothing")] = False,
 ) -> None:
     """Write the model of a run, load it again and compare its logits. Prints the folder on stdout."""
     console = Terminal()
-    with app.opened(run, home=app.default_home()) as opened:
+    with open_run(run, home=default_home()) as opened:
         require_job(opened.layout)
         console.progress("verifying the checkpoint")
         saved = find_saved(opened.layout.run_id, opened.cluster, opened.transports, step=step)

@@ -8,42 +8,33 @@ from typing import Annotated
 
 import typer
 
+from gangline.cli.options import AsJson, argument, option
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.errors import UsageError
 
 
 def command(  # noqa: PLR0913  (options of a command line)
     hosts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="HOST",
-            help="a name as for ssh: pc1, alice@192.168.1.10; localhost is this computer",
-            show_default=False,
-        ),
+        list[str] | None, argument("HOST", "a name as for ssh: pc1, alice@192.168.1.10; localhost is this computer")
     ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(help="read host names from a hostfile of DeepSpeed or MPI", show_default=False)
-    ] = None,
+    hostfile: Annotated[Path | None, option("read host names from a hostfile of DeepSpeed or MPI")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="file to write; by default cluster.yaml", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="name of the cluster", show_default=False)] = None,
+    name: Annotated[str | None, option("name of the cluster")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="trust new host keys without asking")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace the file; leave out hosts that fail")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the file and write nothing")] = False,
-    pin: Annotated[
-        Path | None,
-        typer.Option(metavar="CLUSTER", help="read the host keys of this cluster file again", show_default=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    pin: Annotated[Path | None, option("read the host keys of this cluster file again", "CLUSTER")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Look at hosts over SSH and write cluster.yaml. Shows host keys before it trusts them; installs nothing.
 
     Exit code 4 if no host answers.
     """
     # the words of a cluster file cost 0.2 s, which --help does not pay
-    from gangline.app import default_home
     from gangline.config.load import DEFAULT
+    from gangline.context import default_home
     from gangline.init.describe import Described, InitQuestion, init
     from gangline.init.pin import Pinned
     from gangline.init.pin import pin as pin_again

@@ -10,8 +10,10 @@ from typing import Annotated
 
 import typer
 
-from gangline import app
+from gangline.cli.options import RunId, option
 from gangline.cli.output import Terminal, print_data
+from gangline.context import REAL, default_home, reach
+from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import require_job
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.report.follow import read_board
@@ -29,17 +31,17 @@ LOOK_S = 2.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
-    rank: Annotated[int | None, typer.Option(help="only this rank", show_default=False)] = None,
+    run: RunId,
+    rank: Annotated[int | None, option("only this rank")] = None,
     console: Annotated[bool, typer.Option("--console", help="the output of torchrun, host by host")] = False,
-    attempt: Annotated[int | None, typer.Option(help="by default the last one", show_default=False)] = None,
+    attempt: Annotated[int | None, option("by default the last one")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="print new lines as they come; Ctrl-C leaves")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="serve TensorBoard for this run on this computer; Ctrl-C ends it")
     ] = False,
 ) -> None:
     """Print the logs of a run, each line with its host and rank. --follow also prints the attempts that come later."""
-    with app.opened(run, home=app.default_home()) as opened:
+    with open_run(run, home=default_home()) as opened:
         if tensorboard:
             _show_figures(opened)
             return
@@ -58,7 +60,7 @@ def _attempt(record: RunRecord) -> int:
     return record.state.attempt if record.state else 1
 
 
-def _show_figures(run: app.RunHandle) -> None:
+def _show_figures(run: RunHandle) -> None:
     require_job(run.layout)
     view = run.view()
     console = Terminal()
@@ -141,7 +143,7 @@ class _Lines:
 @contextmanager
 def _lines(layout: RunLayout, attempt: int, *, rank: int | None, console: bool) -> Iterator[_Lines]:
     cluster = _cluster(layout, attempt)
-    with app.reach(cluster, app.REAL) as transports:
+    with reach(cluster, REAL) as transports:
         lines = _Lines(layout.run_id, cluster, transports, attempt=attempt, rank=rank, console=console)
         lines.look()
         yield lines
@@ -160,7 +162,7 @@ def _last_shown(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-def _show(run: app.RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:
+def _show(run: RunHandle, lines: _Lines, *, follow: bool, stays: bool) -> None:
     """follow: until the run has ended, or, unless `stays`, gone on with another attempt."""
     looked_at = time.monotonic()
     while True:

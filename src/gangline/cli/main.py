@@ -177,7 +177,7 @@ def _say_bug(error: Exception, words: list[str], *, debug: bool) -> None:
 
 
 def _keep(text: str) -> Path | str:
-    from gangline.app import default_home
+    from gangline.context import default_home
 
     path = default_home() / "last-traceback.txt"
     try:

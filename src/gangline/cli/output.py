@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gangline.cli.signals import exit_code_of
+from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, RunFailed
 from gangline.report.follow import View
 from gangline.report.live import speaks_braille, summary, terminal_width, watch_run
 from gangline.report.text_table import clean, table
+from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
 
 
@@ -79,6 +81,14 @@ class Terminal:
             self._ticking = False
 
 
+def print_started(layout: RunLayout, *, follow: bool, from_start: bool = True) -> None:
+    """Print the id of a run that has been started, then follow it to its end if asked to."""
+    print_data([layout.run_id])
+    if follow:
+        with open_run(layout.run_id, home=layout.root) as run:
+            follow_to_the_end(run.view(), from_start=from_start)
+
+
 def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
     """Follow a run until it ends, then say how it went; raises its error if it failed.
 
@@ -115,4 +125,5 @@ def raise_failure(run: RunRecord) -> None:
             f"or save and end its ranks: gangline stop {run.id}, then: gangline resume {run.id}",
         )
     if run.phase in {"failed", "unknown"}:
-        raise RunFailed(f"{run.id} is {run.phase}", seen="its state.json names no error", fix=f"gangline logs {run.id}")
+        what = "has failed" if run.phase == "failed" else "has no readable state"
+        raise RunFailed(f"{run.id} {what}", seen="its state.json names no error", fix=f"gangline logs {run.id}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from gangline.catalog.gpu_specs import GPU_TABLES
 from gangline.checks.judge import FAMILIES
+from gangline.cli.options import AsJson
 from gangline.cli.output import Terminal, print_data, print_json
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
@@ -24,7 +23,7 @@ TABLES: Mapping[str, Table[Any]] = {
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the plug-ins of this Python. Imports each one to find the broken and the slow ones; changes nothing."""
     terminal = Terminal()

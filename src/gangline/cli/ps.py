@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-import typer
-
-from gangline import app
+from gangline.cli.options import AsJson, argument
 from gangline.cli.output import Terminal, print_data, print_json
+from gangline.context import default_home
+from gangline.control.listing import RunListing, list_runs
+from gangline.control.supervision import open_run
+from gangline.errors import NewerRecord
 from gangline.report.run_history import attempt_rows, attempt_table, read_story
 from gangline.report.text_table import age, table
 
 
 def command(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="list the attempts of this run", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    run: Annotated[str | None, argument("[RUN]", "list the attempts of this run")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the runs, newest first. With RUN, list the attempts (starts) of that run, oldest first.
 
@@ -30,7 +30,7 @@ def command(
 
 
 def _list_attempts(prefix: str, *, as_json: bool) -> None:
-    with app.opened(prefix, home=app.default_home()) as opened:
+    with open_run(prefix, home=default_home()) as opened:
         story = read_story(opened.view(), kept=opened.records, keeper=opened.keeper)
     if as_json:
         print_json({"run": story.id, "phase": story.run.phase, "attempts": attempt_rows(story)})
@@ -41,8 +41,8 @@ def _list_attempts(prefix: str, *, as_json: bool) -> None:
 
 
 def _list_runs(*, as_json: bool) -> None:
-    home = app.default_home()
-    listed = app.records(home)
+    home = default_home()
+    listed = list_runs(home)
     rows = [_row(each) for each in listed]
     if as_json:
         print_json({"runs": rows})
@@ -63,13 +63,13 @@ def _list_runs(*, as_json: bool) -> None:
 _COLUMNS = ("id", "job", "phase", "attempt", "step", "loss", "created", "updated")
 
 
-def _row(run: app.RunListing) -> dict[str, Any]:
+def _row(run: RunListing) -> dict[str, Any]:
     record, last = run.record, run.last or {}
     state = record.state
     return {
         "id": record.id,
         "job": state.name if state else "",
-        "phase": record.phase if run.damage is None else "damaged",
+        "phase": _phase(run),
         "damage": run.damage.to_json() if run.damage is not None else None,
         "silent": record.silent,
         "quiet_since": state.quiet_since if state and record.phase == "running" else None,
@@ -81,6 +81,13 @@ def _row(run: app.RunListing) -> dict[str, Any]:
         "updated": state.updated if state else "",
         "error": state.error if state else None,
     }
+
+
+def _phase(run: RunListing) -> str:
+    """The phase, or the reason why it cannot be read."""
+    if run.damage is None:
+        return run.record.phase
+    return "newer gangline" if isinstance(run.damage, NewerRecord) else "damaged"
 
 
 def _text(name: str, row: dict[str, Any], now: datetime) -> str:

@@ -9,7 +9,10 @@ from typing import Annotated, Literal
 import typer
 
 from gangline import app
-from gangline.cli.output import Terminal, follow_to_the_end, print_data
+from gangline.cli.options import ClusterFile, Detach, DryRun, argument, option
+from gangline.cli.output import Terminal, print_data, print_started
+from gangline.context import cluster_file, default_home
+from gangline.control.user_command import Command
 from gangline.errors import UsageError
 from gangline.units import parse_duration
 
@@ -27,33 +30,19 @@ class OnStall(str, enum.Enum):
 
 
 def command(  # noqa: PLR0913  (options of a command line)
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- CMD...", help="the command of every rank, such as train.py --lr 1e-4", show_default=False
-        ),
-    ],
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            help="cluster.yaml or a hostfile; by default ./cluster.yaml, else this computer", show_default=False
-        ),
-    ] = None,
+    words: Annotated[list[str], argument("-- CMD...", "the command of every rank, such as train.py --lr 1e-4")],
+    cluster: ClusterFile = None,
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="folder to copy to every host; CMD runs there")
     ] = Path(),
     resume_flag: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WORDS", help="append this to CMD when it is started again, such as --resume", show_default=False
-        ),
+        str | None, option("append this to CMD when it is started again, such as --resume", "WORDS")
     ] = None,
     stall_after: Annotated[
         str, typer.Option(metavar="TIME", help="treat the run as stalled after this long without output: 30m, 2h; none")
     ] = "10m",
     on_stall: Annotated[
-        OnStall | None,
-        typer.Option(help="tell: report it and continue; the default. stop: end the run as failed", show_default=False),
+        OnStall | None, option("tell: report it and continue; the default. stop: end the run as failed")
     ] = None,
     restarts: Annotated[
         int,
@@ -61,19 +50,19 @@ def command(  # noqa: PLR0913  (options of a command line)
             min=0, max=MOST_RESTARTS, metavar="N", help="restart CMD automatically after a failure, at most N times"
         ),
     ] = 0,
-    detach: Annotated[bool, typer.Option("--detach", help="return once the run has started")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the exact commands and start nothing")] = False,
+    detach: Detach = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run your own script on every host. torchrun starts the ranks; the run continues when you leave.
 
     You get the start-up table, the logs of every rank, a stop that leaves no process behind, resume with your own flag,
     and a warning when all ranks go silent.
     """
-    order = app.Command(
-        home=app.default_home(),
+    order = Command(
+        home=default_home(),
         words=tuple(words),
         folder=folder,
-        cluster=app.cluster_file(cluster),
+        cluster=cluster_file(cluster),
         resume_flag=resume_flag,
         stall_after_s=_stall_after_s(stall_after, on_stall),
         on_stall=_action(on_stall),
@@ -84,10 +73,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         print_data(app.rehearse_command(order, console=console))
         return
     layout = app.run(order, console=console)
-    print_data([layout.run_id])
-    if not detach:
-        with app.opened(layout.run_id, home=order.home) as opened:
-            follow_to_the_end(opened.view())
+    print_started(layout, follow=not detach)
 
 
 def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:

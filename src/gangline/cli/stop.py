@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from gangline import app
+from gangline.cli.options import RunId
 from gangline.cli.output import Terminal, print_data, raise_failure
+from gangline.context import default_home
+from gangline.control.end import rehearse_stop, stop
+from gangline.control.supervision import RunHandle, open_run
 from gangline.errors import HostUnreachable, UsageError
 from gangline.report.follow import NO_SUPERVISOR, Patience, read_board
 from gangline.report.text_table import in_words
@@ -23,7 +26,7 @@ HINT_S = 15.0
 
 
 def command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, or the beginning of one", show_default=False)],
+    run: RunId,
     now: Annotated[bool, typer.Option("--now", help="end the run without saving first")] = False,
     host: Annotated[
         list[str] | None,
@@ -44,11 +47,11 @@ def command(
             seen="when a host leaves, the run saves first and continues from that checkpoint",
             fix="leave out one of them",
         )
-    with app.opened(run, home=app.default_home()) as opened:
+    with open_run(run, home=default_home()) as opened:
         if dry_run:
-            print_data(app.rehearse_stop(opened, now=now, hosts=hosts))
+            print_data(rehearse_stop(opened, now=now, hosts=hosts))
             return
-        if app.stop(opened, now=now, hosts=hosts):
+        if stop(opened, now=now, hosts=hosts):
             if hosts:
                 _wait_without(opened, hosts)
             else:
@@ -65,7 +68,7 @@ def command(
         raise_failure(record)
 
 
-def _wait_without(run: app.RunHandle, hosts: Sequence[str]) -> None:
+def _wait_without(run: RunHandle, hosts: Sequence[str]) -> None:
     """Until an attempt runs in which none of them takes part. One that begins for another reason is asked, too."""
     first = run.record().state
     asked = first.attempt if first else 0
@@ -78,14 +81,14 @@ def _wait_without(run: app.RunHandle, hosts: Sequence[str]) -> None:
         present = [host for host in hosts if host in {row["host"] for row in board["hosts"]}]
         if present and record.state.attempt > asked:
             asked = record.state.attempt
-            app.stop(run, hosts=present)
+            stop(run, hosts=present)
         return not present
 
     hint = "Ctrl-C leaves; the order stays in force"
     _wait(run, f"save and go on without {in_words(hosts)}", hint=hint, until=has_gone_on)
 
 
-def _wait(run: app.RunHandle, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
+def _wait(run: RunHandle, doing: str, *, hint: str, until: Callable[[RunRecord], bool]) -> None:
     """Ctrl-C ends the waiting, not the order."""
     console = Terminal()
     begun = time.monotonic()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
@@ -413,59 +415,5 @@ class JobWords(Section):
     """Steps in a row whose loss or gradient is not a finite number and that are skipped, before the run stops."""
 
 
-FOREIGN = {
-    "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
-    "adam_epsilon": "optimizer.epsilon",
-    "adapter": "method",
-    "base_model": "model",
-    "bf16": "precision",
-    "datasets": "data.train",
-    "dataset": "data.train",
-    "dtype": "precision",
-    "eval_dataset": "data.eval",
-    "eval_steps": "evaluation.every_steps",
-    "fault_tolerance": "failures",
-    "fp16": "precision",
-    "global_batch_size": "batch",
-    "gradient_accumulation_steps": "batch",
-    "enable_activation_offloading": "activation_offloading",
-    "gradient_checkpointing": "activation_checkpointing",
-    "learning_rate": "optimizer.learning_rate",
-    "logging_steps": "report",
-    "lora": "method",
-    "lora_alpha": "method.alpha",
-    "lora_dropout": "method.dropout",
-    "lora_r": "method.rank",
-    "lora_rank": "method.rank",
-    "lora_target_modules": "method.targets",
-    "lr": "optimizer.learning_rate",
-    "lr_scheduler": "schedule",
-    "lr_scheduler_type": "schedule",
-    "max_failures": "failures.restarts",
-    "max_grad_norm": "optimizer.clip_norm",
-    "max_length": "data.sequence_length",
-    "max_restarts": "failures.restarts",
-    "max_retries": "failures.restarts",
-    "max_seq_length": "data.sequence_length",
-    "max_steps": "steps",
-    "micro_batch_size": "micro_batch",
-    "mixed_precision": "precision",
-    "model_name_or_path": "model",
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "optim": "optimizer",
-    "output_dir": "name",
-    "per_device_train_batch_size": "micro_batch",
-    "retries": "failures.restarts",
-    "sample_packing": "data.packing",
-    "save_steps": "checkpoint.every_steps",
-    "save_total_limit": "checkpoint.keep_last",
-    "sequence_len": "data.sequence_length",
-    "test": "data.eval",
-    "train_batch_size": "batch",
-    "validation": "data.eval",
-    "wandb_project": "report.wandb",
-    "warmup": "schedule.warmup_steps",
-}
-"""What a key is called in other trainers, and what to write here."""
+FOREIGN: dict[str, str] = json.loads(Path(__file__).with_name("foreign_keys.json").read_text(encoding="utf-8"))
+"""Keys of other trainers, and the key of a job that means the same."""

@@ -24,35 +24,8 @@ AUTO = "auto"
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-ELSEWHERE = {
-    "activation_checkpointing": "write `activation_checkpointing: true` in the job",
-    "amp": "write `precision: bf16` in the job",
-    "autotuning": "delete it, and write `micro_batch: auto` in the job",
-    "bf16_master_weights_and_grads": "delete it: weights that are moved are in fp32",
-    "checkpoint": "delete it: checkpoints are gangline's (`checkpoint` in the job)",
-    "compression_training": "delete it",
-    "csv_monitor": "delete it: figures are in metrics.jsonl",
-    "curriculum_learning": "delete it: the order of samples is gangline's",
-    "data_efficiency": "delete it: the order of samples is gangline's",
-    "data_parallel_size": "delete it: it is the number of ranks",
-    "data_types": "delete it: gradients are summed in fp32",
-    "elasticity": "delete it: a run goes on with other hosts by itself",
-    "gradient_accumulation_steps": 'delete it, or write "auto": it follows from batch, micro_batch and the ranks',
-    "gradient_allreduce_op": "delete it: gradients are summed, divided by the tokens of the step",
-    "gradient_predivide_factor": "delete it: gradients are summed, divided by the tokens of the step",
-    "hybrid_engine": "delete it",
-    "managed_gradient_accumulation": "delete it: gangline says which micro-batch is the last",
-    "pipeline": "delete it; `strategy: pipeline` is gangline's own",
-    "prescale_gradients": "delete it: gradients are summed, divided by the tokens of the step",
-    "progressive_layer_drop": "delete it",
-    "sequence_parallel_size": "delete it",
-    "sparse_gradients": "delete it",
-    "tensor_parallel": "delete it",
-    "tensorboard": "write `report: {tensorboard: true}` in the job",
-    "torch_autocast": "write `precision: bf16` in the job",
-    "wandb": "write `report: {wandb: PROJECT}` in the job",
-}
-"""Keys of the file whose work gangline does in another way, or not at all: what to do instead."""
+ELSEWHERE: dict[str, str] = json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text(encoding="utf-8"))
+"""Keys of DeepSpeed's file whose work gangline does in another way, or not at all: the instruction for the user."""
 
 
 def resolve_deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, Any]:

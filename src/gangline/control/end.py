@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from gangline.context import Dependencies
+from gangline.context import REAL, Dependencies
 from gangline.control.supervision import RunHandle, kill_without_keeper
 from gangline.control.user_command import CommandRecord
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
@@ -16,14 +16,19 @@ from gangline.runs.registry import RunRecord
 from gangline.transport.ssh_options import understood
 
 
-def end(run: RunHandle, *, now: bool, deps: Dependencies) -> bool:
-    """Order a run to end and return at once; False where it had ended already. `now`: without saving."""
+def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> bool:
+    """Order a run to end and return at once; False if it had ended already. `now`: without saving.
+
+    hosts: only these leave the run, and it continues without them; raises UsageError if it cannot.
+    """
+    if hosts:
+        require_leavable(run, hosts)
+        deps.leave_run(run.records, run.keeper, hosts=hosts)
+        return True
     record = run.record()
     _require_started(run, record)
     try:
-        if not (
-            _is_between(record) or deps.is_alive(run.records, run.keeper) or deps.unfinished(run.records, run.keeper)
-        ):
+        if not _may_run(run, record, deps) and not deps.unfinished(run.records, run.keeper):
             return False
         deps.stop_run(run.records, run.keeper, now=now)
     except HostKeyRefused:
@@ -35,24 +40,21 @@ def end(run: RunHandle, *, now: bool, deps: Dependencies) -> bool:
     return True
 
 
-def rehearse_end(run: RunHandle, *, now: bool, deps: Dependencies) -> list[str]:
-    """What `end` would order, host by host."""
+def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> list[str]:
+    """The orders of `stop`, host by host. Orders nothing."""
+    if hosts:
+        return leave_orders(require_leavable(run, hosts), hosts)
     record = run.record()
     _require_started(run, record)
-    if not (_is_between(record) or deps.is_alive(run.records, run.keeper)):
+    if not _may_run(run, record, deps):
         return [f"nothing to do: {run.layout.run_id} has ended"]
     return orders(started_request(run, record), now=now)
 
 
-def leave(run: RunHandle, hosts: Sequence[str], *, deps: Dependencies) -> None:
-    """Ask a run to go on without some of its hosts, and return at once; raises UsageError where it cannot."""
-    require_leavable(run, hosts)
-    deps.leave_run(run.records, run.keeper, hosts=hosts)
-
-
-def rehearse_leave(run: RunHandle, hosts: Sequence[str]) -> list[str]:
-    """What would become of every host."""
-    return leave_orders(require_leavable(run, hosts), hosts)
+def _may_run(run: RunHandle, record: RunRecord, deps: Dependencies) -> bool:
+    """Whether the run has a supervisor, or the next attempt is about to begin, or would if it had one."""
+    is_between = record.state is not None and record.state.phase == "restarting"
+    return is_between or deps.is_alive(run.records, run.keeper)
 
 
 def require_leavable(run: RunHandle, hosts: Sequence[str]) -> LaunchRequest:
@@ -115,11 +117,6 @@ def _require_started(run: RunHandle, record: RunRecord) -> None:
             seen="only the command that prepares it is running",
             fix="press Ctrl-C in the terminal that started it",
         )
-
-
-def _is_between(record: RunRecord) -> bool:
-    """Whether the next attempt is about to begin, or would be if the supervisor were not gone."""
-    return record.state is not None and record.state.phase == "restarting"
 
 
 def _require_ours(run: RunHandle) -> None:

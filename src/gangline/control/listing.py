@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gangline.context import Dependencies
-from gangline.control.supervision import Keeping, opened
+from gangline.context import REAL, Dependencies
+from gangline.control.supervision import Keeping, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostKeyRefused, RecordError, UsageError
 from gangline.inventory.facts import Inventory
@@ -41,7 +41,7 @@ class RunListing:
     """The first record of it that cannot be used."""
 
 
-def all_records(home: Path, deps: Dependencies) -> list[RunListing]:
+def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
     """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -60,7 +60,7 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
     last: dict[str, Any] | None = None
     record = _in_doubt(layout, here)
     try:
-        with opened(layout.run_id, home=layout.root, deps=deps) as run:
+        with open_run(layout.run_id, home=layout.root, deps=deps) as run:
             record = run.record()
             view = run.view()
             last = last_step(view.head, view.head_layout.metrics)

@@ -216,16 +216,19 @@ def report_if_startable(layout: RunLayout, console: Console) -> Iterator[None]:
         raise
 
 
+ENDED = {"failed": "has failed", "stopped": "was stopped"}
+"""Phase of a run that has ended -> its verb."""
+
+
 def _kept(name: str, phase: str) -> str:
     if phase in {"running", "stopping", "finished", "lost"}:  # it was broken off while its supervisor came up
         return (
             f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
             f"If it is lost: gangline resume {name}"
         )
-    how = "has failed" if phase == "failed" else f"is {phase}"
     return (
-        f"{name} {how}. Once the cause is gone: gangline resume {name}. For a mistake in the job, correct it and "
-        "start a new run: gangline train"
+        f"{name} {ENDED.get(phase, f'is {phase}')}. Once the cause is gone: gangline resume {name}. For a mistake in "
+        "the job, correct it and start a new run: gangline train"
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
-from gangline.context import Context, Dependencies, Transports, reach, read_cluster
+from gangline.context import REAL, Context, Dependencies, Transports, reach, read_cluster
 from gangline.errors import HostKeyRefused, HostUnreachable, RecordError, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.outcome import Comparison, TimeReport
@@ -145,7 +145,7 @@ class RunHandle:
 
 
 @contextlib.contextmanager
-def opened(prefix: str, *, home: Path, deps: Dependencies) -> Iterator[RunHandle]:
+def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[RunHandle]:
     """A run that exists already, by the beginning of its id, with transports to its hosts; raises UsageError."""
     layout = find_run(home, prefix)
     cluster = read_cluster(layout)
@@ -313,7 +313,7 @@ def _from_elsewhere(host: Host) -> Host:
 # `gangline attach`: a run that goes on though its supervisor is gone gets another one.
 
 
-def look_after(run: RunHandle, *, console: Console, deps: Dependencies) -> bool:
+def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -> bool:
     """Start a supervisor for a run that this computer keeps and nobody looks after; whether one was started.
 
     It takes the attempt over as it runs, and starts nothing of it again. A run of which nothing runs any more is left

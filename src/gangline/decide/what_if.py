@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gangline.context import Context, Dependencies, StartOptions, load, reached
+from gangline.context import REAL, Context, Dependencies, StartOptions, load, reached
 from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import Outlook, ask_trace, foresee_job, ways_of
 from gangline.decide.hosts import disk_rate
@@ -116,7 +116,7 @@ class Foretold:
         return Length(known=known, saving=saving, unknown="" if known else length_unknown(self.job))
 
 
-def foretell(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies) -> Foretold:
+def foretell(start: StartOptions, what_if: WhatIf, *, console: Console, deps: Dependencies = REAL) -> Foretold:
     """Look, unless the machines are thought of, and weigh. Starts nothing, and writes nothing to a host."""
     stack = _stack(what_if.stack)
     if what_if.hosts is not None:

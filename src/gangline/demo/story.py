@@ -21,8 +21,12 @@ from pathlib import Path
 from typing import Protocol
 
 from gangline import app
+from gangline.context import REAL, StartOptions, load_cluster, reach
+from gangline.control.end import stop
+from gangline.control.supervision import open_run
 from gangline.errors import RunFailed
 from gangline.provision.ask import ask_worker
+from gangline.provision.tell import Console
 from gangline.report.follow import Update, View
 from gangline.runs.cluster import Host
 from gangline.runs.files import read_json
@@ -160,7 +164,7 @@ class DemoContext:
 
     home: Path
     folder: Path
-    console: app.Console
+    console: Console
     follow: Follow
 
 
@@ -190,7 +194,7 @@ def _write(context: DemoContext) -> None:
     )
     context.console.progress("training a tokenizer")
     here = Host(name="local", workdir=str(context.home), python=sys.executable)
-    with app.reach(app.load_cluster(None, context.home), app.REAL) as transports:
+    with reach(load_cluster(None, context.home), REAL) as transports:
         argv = ("scratch", str(context.folder / "corpus" / "pages.jsonl"), "--to", str(context.folder / "model"))
         size_words = ("--vocabulary", "1024", "--hidden", "128", "--context", "256")
         record = ask_worker(here, transports["local"], (*argv, *size_words), on_progress=lambda _record: None)
@@ -204,12 +208,12 @@ def _train_and_stop(context: DemoContext) -> RunLayout:
     _head(context, 2, "train on three hosts with shares 3:2:1, and stop half-way", f"gangline train {files}")
     layout = app.train(_start(context, "pretrain.yaml"), console=context.console)
 
-    def stop() -> None:
+    def stop_run() -> None:
         context.console.report(f"$ gangline stop {layout.run_id}")
-        with app.opened(layout.run_id, home=context.home) as run:
-            app.stop(run)
+        with open_run(layout.run_id, home=context.home) as run:
+            stop(run)
 
-    _follow(context, layout, on_update=_once_at(STOP_STEP, stop))
+    _follow(context, layout, on_update=_once_at(STOP_STEP, stop_run))
     _require(layout, "stopped")
     return layout
 
@@ -238,7 +242,7 @@ def _resume(context: DemoContext, layout: RunLayout) -> None:
 
 def _kill_rank(context: DemoContext, layout: RunLayout, *, host: str) -> None:
     """Kill a rank as a crash would; the run recovers by itself."""
-    with app.opened(layout.run_id, home=context.home) as run:
+    with open_run(layout.run_id, home=context.home) as run:
         workdir = Path(run.cluster.host(host).workdir)
     attempt = RunLayout(workdir, layout.run_id).attempt(RunState.load(layout).attempt)
     for file in sorted(attempt.glob("rank-*.pid")):
@@ -259,7 +263,7 @@ def _tune(context: DemoContext) -> RunLayout:
 
 def _export(context: DemoContext, run_id: str, *, to: Path) -> None:
     context.console.report(f"$ gangline export {run_id} --to {to}")
-    with app.opened(run_id, home=context.home) as run:
+    with open_run(run_id, home=context.home) as run:
         saved = find_saved(run_id, run.cluster, run.transports)
         record = export_model(saved, run.layout, to=to, on_text=context.console.progress)
     context.console.report(f"loaded again: logits differ by {record['max_logit_difference']:.2g} at the most")
@@ -294,8 +298,8 @@ def _finish(context: DemoContext, first: RunLayout, second: RunLayout, *, durati
         context.console.report(f"  {command}   # {meaning}")
 
 
-def _start(context: DemoContext, job: str) -> app.StartOptions:
-    return app.StartOptions(home=context.home, job=context.folder / job, cluster=context.folder / "cluster.yaml")
+def _start(context: DemoContext, job: str) -> StartOptions:
+    return StartOptions(home=context.home, job=context.folder / job, cluster=context.folder / "cluster.yaml")
 
 
 def _follow(
@@ -305,7 +309,7 @@ def _follow(
     from_start: bool = True,
     on_update: Callable[[Update], None] = lambda _update: None,
 ) -> None:
-    with app.opened(layout.run_id, home=context.home) as run:
+    with open_run(layout.run_id, home=context.home) as run:
         context.follow(run.view(), from_start=from_start, on_update=on_update)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import gangline
-from gangline.errors import RecordError
+from gangline.errors import NewerRecord, RecordError
 from gangline.runs import old_format
 from gangline.runs.decode import build, known_part
 from gangline.runs.files import write_atomic
@@ -146,7 +146,7 @@ def version_of(value: dict[str, Any], where: str) -> tuple[int, int] | None:
         raise damaged(where, f"{VERSION_KEY}: expected major.minor such as 1.0, found {str(said)[:40]!r}")
     version = int(found[1]), int(found[2])
     if version[0] > SCHEMA_VERSION[0]:
-        raise RecordError(
+        raise NewerRecord(
             f"{where} was written by a newer gangline",
             seen=f"expected version {SCHEMA_VERSION[0]}.x, found {said}; this is gangline {gangline.__version__}",
             fix="upgrade gangline here: pip install --upgrade gangline",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gangline.app import load_cluster
 from gangline.cli.main import main
+from gangline.context import load_cluster
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import read_json, write_json
 from gangline.runs.layout import RunLayout

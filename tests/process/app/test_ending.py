@@ -9,8 +9,8 @@ from pathlib import PurePath
 import pytest
 
 from gangline import app
-from gangline.control.end import started_request
-from gangline.control.supervision import Keeping, RunHandle
+from gangline.control.end import rehearse_stop, started_request, stop
+from gangline.control.supervision import Keeping, RunHandle, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.launch.backend import HostRequest, LaunchRequest
@@ -43,8 +43,8 @@ def gone() -> ProcessId:
 
 
 def leave(world: World, run_id: str, *hosts: str) -> bool:
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
-        return app.stop(run, hosts=hosts, deps=world.deps)
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        return stop(run, hosts=hosts, deps=world.deps)
 
 
 def refused(world: World, run_id: str, *hosts: str) -> UsageError:
@@ -63,8 +63,8 @@ def test_a_run_is_asked_to_go_on_without_a_host(world: World, run_id: str) -> No
 
 
 def test_a_rehearsed_leave_says_what_becomes_of_every_host(world: World, run_id: str) -> None:
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
-        lines = app.rehearse_stop(run, now=False, hosts=["d"], deps=world.deps)
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        lines = rehearse_stop(run, now=False, hosts=["d"], deps=world.deps)
     assert [line.partition(" (")[0] for line in lines] == [
         "a: save, and go on in attempt 2",
         "c: save, and go on in attempt 2",
@@ -125,14 +125,14 @@ def test_a_command_of_the_users_own_is_refused(
 
 
 def test_the_host_that_looks_after_the_run_is_refused(world: World, run_id: str) -> None:
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
         record = run.record()
         kept = dataclasses.replace(run, keeping=Keeping(host="a"))
         kept.records.folder.mkdir(parents=True, exist_ok=True)
         write_json(kept.records.state, read_json(run.layout.state))
         assert record.phase == "running"
         with pytest.raises(UsageError, match="a runs the supervisor of") as caught:
-            app.stop(kept, hosts=["a"], deps=world.deps)
+            stop(kept, hosts=["a"], deps=world.deps)
     assert "gangline resume" in caught.value.fix
 
 
@@ -146,9 +146,9 @@ def test_between_two_attempts_a_host_may_leave(world: World, run_id: str) -> Non
 def test_between_two_attempts_a_run_can_be_stopped(world: World, run_id: str, supervisor) -> None:  # type: ignore[no-untyped-def]
     stands(world, run_id, "restarting", supervisor=supervisor())
     world.alive = False  # no supervisor, and no host agent that does more than rest
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
-        assert len(app.rehearse_stop(run, now=False, deps=world.deps)) == 3
-        assert app.stop(run, deps=world.deps)
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        assert len(rehearse_stop(run, now=False, deps=world.deps)) == 3
+        assert stop(run, deps=world.deps)
     assert world.said == ["order stop"]
 
 
@@ -206,7 +206,7 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
     keeper.reachable = False
     deps = dataclasses.replace(world.deps, is_alive=silent, backend=Backend)  # type: ignore[arg-type]
     with pytest.raises(HostUnreachable, match="which keeps"):
-        app.stop(run, now=True, deps=deps)
+        stop(run, now=True, deps=deps)
     assert [part.folder for part in told[0].hosts] == [
         "/home/pc1/runs/calm-otter-7/attempts/3/pc1",
         "/home/pc2/runs/calm-otter-7/attempts/3/pc2",

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gangline import app
+from gangline.control.end import rehearse_stop, stop
+from gangline.control.supervision import open_run
 from gangline.errors import CheckpointError, DataError, ModelError, RunFailed, UsageError
 from gangline.runs.checkpoints import find_parts, part_folder
 from gangline.runs.files import read_json
@@ -200,10 +202,10 @@ def test_a_run_that_another_terminal_prepares_is_refused(world: World, run_id: s
     with pytest.raises(UsageError, match="is running"):
         resume(world, run_id)
     with (
-        app.opened(run_id, home=world.home, deps=world.deps) as run,
+        open_run(run_id, home=world.home, deps=world.deps) as run,
         pytest.raises(UsageError, match="being prepared"),
     ):
-        app.stop(run, deps=world.deps)
+        stop(run, deps=world.deps)
 
 
 def test_of_two_resumes_at_once_one_is_refused_and_harms_nothing(world: World, run_id: str) -> None:
@@ -256,16 +258,16 @@ def test_a_dry_run_finds_the_step_and_places_nothing(world: World, run_id: str) 
 
 @pytest.mark.parametrize("now", [False, True])
 def test_stop_orders_the_end_of_a_living_run_only(world: World, run_id: str, now: bool) -> None:
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
-        assert not app.stop(run, now=now, deps=world.deps)
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        assert not stop(run, now=now, deps=world.deps)
         world.alive = True
-        assert app.stop(run, now=now, deps=world.deps)
+        assert stop(run, now=now, deps=world.deps)
     assert world.said == ["order kill" if now else "order stop"]
 
 
 def test_a_rehearsed_stop_orders_nothing(world: World, run_id: str) -> None:
     world.alive = True
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
-        lines = app.rehearse_stop(run, now=False, deps=world.deps)
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
+        lines = rehearse_stop(run, now=False, deps=world.deps)
     assert [line.partition(":")[0] for line in lines] == ["a", "b"]
     assert world.said == []

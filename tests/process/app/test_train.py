@@ -6,7 +6,9 @@ import pytest
 
 from gangline import app
 from gangline.checks import versions
+from gangline.context import StartOptions
 from gangline.decide import forecast
+from gangline.decide.inspect import InspectOptions
 from gangline.errors import CheckFailed, DataError, HostUnreachable, RunFailed, SpecError
 from gangline.launch.backend import LaunchRequest
 from gangline.planner.machines import Seat
@@ -77,7 +79,7 @@ def test_the_batch_that_was_chosen_near_the_wish_is_that_of_the_run_and_of_its_r
 def test_epochs_become_steps_once_the_samples_are_counted(world: World) -> None:
     job = world.start().job
     job.write_text(job.read_text(encoding="utf-8").replace("steps: 60", "epochs: 2"), encoding="utf-8")
-    start = app.StartOptions(home=world.home, job=job)
+    start = StartOptions(home=world.home, job=job)
     layout = app.train(start, console=world, deps=world.deps)
     assert read_json(layout.plan)["steps"] == 18
     assert any("18 steps = 2 epochs over 100 samples" in line for line in world.said)
@@ -125,7 +127,7 @@ def test_a_host_on_which_no_environment_can_be_built_stops_before_anything_is_ma
 
 
 def test_nobody_is_asked_how_to_build_where_only_other_checks_are_wanted(world: World) -> None:
-    options = app.InspectOptions(only=("network",))
+    options = InspectOptions(only=("network",))
     cluster = world.start(cluster=LOCKED).cluster
     app.check(cluster, home=world.home, options=options, console=world, deps=world.deps)
     assert [words for _, words in world.commands if words[1:2] == ("environment",)] == []

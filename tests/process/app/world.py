@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gangline.app import Dependencies, StartOptions
+from gangline.context import Dependencies, StartOptions
 from gangline.errors import DataError, GanglineError, HostUnreachable
 from gangline.runs.checkpoints import set_aside, step_folder, survey
 from gangline.runs.cluster import Cluster, Host

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline import app
+from gangline.control.supervision import open_run
 from gangline.errors import CheckpointError, UsageError
 from gangline.runs.checkpoints import part_folder
 from gangline.runs.files import read_json, write_json
@@ -30,7 +31,7 @@ def run_id(world: World) -> str:
 
 
 def find(world: World, run_id: str, step: int | None = None) -> SavedPart:
-    with app.opened(run_id, home=world.home, deps=world.deps) as run:
+    with open_run(run_id, home=world.home, deps=world.deps) as run:
         return find_saved(run_id, run.cluster, run.transports, step=step)
 
 

@@ -209,9 +209,12 @@ def test_a_run_of_a_newer_gangline_is_refused_by_name_and_version_and_hides_no_o
         path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": "2.0", "added": {"by": "2.0"}}))
     rows = listed()
     assert rows[OTHER]["phase"] == "stopped"
+    assert rows[RUN]["phase"] == "newer gangline"
     assert "newer gangline" in str(rows[RUN]["damage"])
     _, screen = typed("ps")
     assert OTHER in screen
+    assert "damaged" not in screen
+    assert "expected version 1.x, found 2.0" in screen
     for words in (*VERBS, ("ps",)):
         code, said = typed(*words)
         assert RUN in said, (words, said)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from gangline import app
+from gangline.cli import ps
 from gangline.cli.main import main
 from gangline.control.listing import RunListing
+from gangline.control.user_command import Command
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
@@ -18,11 +20,11 @@ from gangline.runs.state import ProcessId, RunState
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[app.Command]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     """What reaches the main path."""
-    orders: list[app.Command] = []
+    orders: list[Command] = []
 
-    def run(order: app.Command, **_means: object) -> RunLayout:
+    def run(order: Command, **_context: object) -> RunLayout:
         orders.append(order)
         raise RunFailed("nothing is started here")
 
@@ -41,7 +43,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[app.Command]:
         (["--stall-after", "none"], None, "tell"),
     ],
 )
-def test_the_choice_is_the_users(asked: list[app.Command], words: list[str], after_s: float, action: str) -> None:
+def test_the_choice_is_the_users(asked: list[Command], words: list[str], after_s: float, action: str) -> None:
     assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
     (order,) = asked
     assert (order.stall_after_s, order.on_stall, order.words) == (after_s, action, ("train.py",))
@@ -49,7 +51,7 @@ def test_the_choice_is_the_users(asked: list[app.Command], words: list[str], aft
 
 @pytest.mark.parametrize(("words", "restarts"), [([], 0), (["--restarts", "3"], 3)])
 def test_how_often_it_is_started_again_is_the_users_choice(
-    asked: list[app.Command], words: list[str], restarts: int
+    asked: list[Command], words: list[str], restarts: int
 ) -> None:
     assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
     assert asked[0].restarts == restarts
@@ -70,7 +72,7 @@ def test_how_often_it_is_started_again_is_the_users_choice(
     ],
 )
 def test_what_is_no_time_is_refused_before_anything_happens(
-    asked: list[app.Command], words: list[str], capsys: pytest.CaptureFixture[str]
+    asked: list[Command], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words, "--", "train.py"]) == UsageError.exit_code
     assert asked == []
@@ -79,7 +81,7 @@ def test_what_is_no_time_is_refused_before_anything_happens(
 
 @pytest.mark.parametrize("count", ["-1", "often", "1001"])
 def test_what_is_no_number_of_restarts_is_refused(
-    asked: list[app.Command], count: str, capsys: pytest.CaptureFixture[str]
+    asked: list[Command], count: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--restarts", count, "--", "train.py"]) == UsageError.exit_code
     assert asked == []
@@ -95,7 +97,7 @@ def test_ps_says_since_when_a_run_is_quiet(
     )
     states = {"calm-otter-7": state, "pale-heron-2": dataclasses.replace(state, phase="stopped")}
     listed = [RunListing(record=RunRecord(id=run, state=each), last=None) for run, each in states.items()]
-    monkeypatch.setattr(app, "records", lambda _home: listed)
+    monkeypatch.setattr(ps, "list_runs", lambda _home: listed)
     assert main(["ps"]) == 0
     _, running, stopped = capsys.readouterr().out.splitlines()
     assert "running (quiet for " in running

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline import app
 from gangline.cli import stop
 from gangline.cli.main import main
+from gangline.control.supervision import RunHandle
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
@@ -39,7 +39,7 @@ class World:
         if hosts:
             write_board(self.layout, attempt, hosts)
 
-    def stop(self, _run: app.RunHandle, *, now: bool = False, hosts: tuple[str, ...] = ()) -> bool:
+    def stop(self, _run: RunHandle, *, now: bool = False, hosts: tuple[str, ...] = ()) -> bool:
         self.asked.append((tuple(hosts), now))
         return True
 
@@ -48,7 +48,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("GANGLINE_HOME", str(tmp_path))
     world = World(tmp_path)
-    monkeypatch.setattr(app, "stop", world.stop)
+    monkeypatch.setattr(stop, "stop", world.stop)
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: world.next.pop(0)())
     monkeypatch.setattr(stop, "time", clock)
     return world

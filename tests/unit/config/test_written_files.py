@@ -16,10 +16,10 @@ BLOCK = re.compile(r"```(yaml|text)\n(.*?)```", re.DOTALL)
 jsonschema = pytest.importorskip("jsonschema")
 
 
-@pytest.mark.parametrize("name", written_files())
+@pytest.mark.parametrize("name", written_files(ROOT))
 def test_up_to_date(name):
-    told = "run: python -m gangline.config.reference ."
-    assert (ROOT / name).read_text(encoding="utf-8") == written_files()[name], told
+    fix = "run: python -m gangline.config.reference ."
+    assert (ROOT / name).read_text(encoding="utf-8") == written_files(ROOT)[name], fix
 
 
 @pytest.mark.parametrize("schema", [job_schema(), cluster_schema()], ids=["job", "cluster"])
@@ -62,7 +62,7 @@ def test_the_examples_of_the_reference_can_be_loaded(tmp_path):
     for name in ("llama/config.json", "data/train.jsonl", "data/test.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    blocks = {name: BLOCK.findall(written_files()[f"docs/{name}.md"]) for name in ("job", "cluster")}
+    blocks = {name: BLOCK.findall(written_files(ROOT)[f"docs/{name}.md"]) for name in ("job", "cluster")}
     (tmp_path / "job.yaml").write_text(blocks["job"][0][1])
     assert load_job(tmp_path / "job.yaml").batch == 32
     (tmp_path / "cluster.yaml").write_text(blocks["cluster"][0][1])

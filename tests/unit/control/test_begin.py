@@ -6,11 +6,11 @@ from pathlib import PurePath
 
 import pytest
 
-from gangline import app
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
+from gangline.control.listing import list_runs
 from gangline.control.start import preparing, report_if_startable, resumable, start_attempt
-from gangline.control.supervision import Keeping
+from gangline.control.supervision import Keeping, open_run
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
@@ -90,11 +90,11 @@ class World:
             start_attempt(self.layout, ready, gang, context)
 
     def record(self):
-        (listed,) = app.records(self.home, deps=self.deps)
+        (listed,) = list_runs(self.home, deps=self.deps)
         return listed.record
 
     def may_be_resumed(self):
-        with app.opened(self.layout.run_id, home=self.home, deps=self.deps) as run:
+        with open_run(self.layout.run_id, home=self.home, deps=self.deps) as run:
             return resumable(run, self.deps)
 
 

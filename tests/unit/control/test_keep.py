@@ -6,9 +6,10 @@ from pathlib import PurePath
 
 import pytest
 
-from gangline import app
 from gangline.context import Context, Dependencies
-from gangline.control.supervision import Keeping, copy_records
+from gangline.control.end import stop
+from gangline.control.listing import list_runs
+from gangline.control.supervision import Keeping, copy_records, open_run
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.planner.outcome import spent
 from gangline.runs.cluster import Cluster, Host
@@ -104,7 +105,7 @@ def test_what_this_computer_knows_better_is_not_overwritten(world, here, there):
 def test_a_keeper_that_does_not_answer_is_told_and_hides_no_other_run(world):
     lost, other = world.run(), world.run(phase="finished")
     world.transports["pc1"].reachable = False
-    listed = {each.record.id: each.record for each in app.records(world.home, deps=world.deps)}
+    listed = {each.record.id: each.record for each in list_runs(world.home, deps=world.deps)}
     assert "does not answer" in listed[lost.run_id].silent
     assert listed[lost.run_id].phase == "running"
     assert (listed[other.run_id].phase, listed[other.run_id].silent) == ("finished", None)
@@ -113,7 +114,7 @@ def test_a_keeper_that_does_not_answer_is_told_and_hides_no_other_run(world):
 def test_records_that_cannot_be_read_hide_no_other_run(world):
     broken, other = world.run(), world.run(phase="finished")
     (broken.folder / "keeper.json").write_text('{"host": "pc9"}', encoding="utf-8")
-    listed = {each.record.id: each.record for each in app.records(world.home, deps=world.deps)}
+    listed = {each.record.id: each.record for each in list_runs(world.home, deps=world.deps)}
     assert "cannot be read" in listed[broken.run_id].silent
     assert listed[other.run_id].phase == "finished"
 
@@ -121,12 +122,12 @@ def test_records_that_cannot_be_read_hide_no_other_run(world):
 def test_without_its_keeper_a_run_is_ended_at_once_where_hosts_answer_and_only_then(world):
     layout = world.run()
     world.transports["pc1"].reachable = False
-    with app.opened(layout.run_id, home=world.home, deps=world.deps) as run:
+    with open_run(layout.run_id, home=world.home, deps=world.deps) as run:
         with pytest.raises(HostUnreachable):
-            app.stop(run, deps=world.deps)
+            stop(run, deps=world.deps)
         assert world.backend.orders == []
         with pytest.raises(HostUnreachable, match="which keeps") as error:
-            app.stop(run, now=True, deps=world.deps)
+            stop(run, now=True, deps=world.deps)
     assert world.backend.orders == ["kill"]
     assert "ordered to end at once: pc1, pc2" in error.value.seen or "pc2" in error.value.seen
 
@@ -161,7 +162,7 @@ def test_a_state_that_is_none_is_not_written_down_and_names_who_said_it(world, t
     with pytest.raises(GanglineError, match="what pc1 says cannot be understood"):
         copy_records(layout, there, world.transports["pc1"])
     assert layout.state.read_bytes() == before
-    (listed,) = app.records(world.home, deps=world.deps)
+    (listed,) = list_runs(world.home, deps=world.deps)
     assert "what pc1 says cannot be understood" in listed.record.silent
 
 
