@@ -1,1 +1,1 @@
-"""The part that lives on a host. Standard library only, Python >= 3.8, started by `python -m`, imported by nobody."""
+"""The part on a host. Standard library only, Python >= 3.8. Transports share its code for files and frames."""

@@ -6,52 +6,67 @@ Standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from typing import Callable
+from typing import Any, Callable
+
+from gangline.agent.verbs import answer
 
 PROGRAMS = {
     "attached": "rpc.attached:attached_main",
     "channel": "rpc.server:main",
-    "claim": "provision.claim:main",
-    "connect": "netprobe.free_ports:connect_main",
-    "digests": "provision.digests:main",
-    "disk": "host_facts.paths:disk_main",
-    "environment": "provision.build_environment:main",
-    "facts": "host_facts.collect:main",
     "foreground": "supervise.foreground:main",
     "host-agent": "supervise.host_agent:main",
-    "lay": "provision.put:lay_main",
-    "left": "supervise.left:main",
-    "listen": "netprobe.listen:main",
-    "place": "provision.put:place_main",
-    "ports": "netprobe.free_ports:ports_main",
     "python": "rpc.attached:python_main",
-    "reach": "netprobe.reach:main",
-    "send": "provision.send:main",
-    "shared": "host_facts.paths:shared_main",
-    "stacks": "supervise.stacks:main",
     "trees": "provision.tree_stream:main",
 }
-"""What each verb runs: `module:function`, called as `function(argv) -> int`. A module is loaded when its verb is
-asked for.
-"""
+"""Verbs with a protocol of their own: `module:function`, called as `function(argv) -> int`."""
+ANSWERS = {
+    "claim": "provision.claim:claim_folders",
+    "connect": "netprobe.free_ports:connect",
+    "digests": "provision.digests:digests",
+    "disk": "host_facts.paths:disk",
+    "environment": "provision.build_environment:environment",
+    "facts": "host_facts.collect:short_facts",
+    "free-port": "netprobe.free_ports:free",
+    "lay": "provision.put:lay_project",
+    "left": "supervise.left:left",
+    "listen": "netprobe.listen:listen",
+    "place": "provision.put:place",
+    "reach": "netprobe.reach:ask_all",
+    "send": "provision.send:send",
+    "shared": "host_facts.paths:shared",
+    "stacks": "supervise.stacks:stacks_by_rank",
+}
+"""Verbs that answer a JSON request on stdin (`gangline.agent.verbs`): `module:function`."""
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb; its exit code, 2 for one that is not in the table."""
-    if not argv or argv[0] not in PROGRAMS:
-        sys.stderr.write(f"usage: gangline.agent VERB ...; verbs: {', '.join(sorted(PROGRAMS))}\n")
+    """Run a verb; its exit code, 2 for one that is not in the tables."""
+    verbs = {**PROGRAMS, **ANSWERS}
+    if not argv or argv[0] not in verbs:
+        sys.stderr.write(f"usage: gangline.agent VERB ...; verbs: {', '.join(sorted(verbs))}\n")
         return 2
-    code: int = load(argv)(argv[1:])
-    return code
+    os.umask(0o077)
+    return load(argv)(argv[1:])
 
 
 def load(argv: list[str]) -> Callable[[list[str]], int]:
-    """The function of a verb; raises LookupError for one that is not in the table."""
-    module, _, name = PROGRAMS[argv[0]].partition(":")
-    function: Callable[[list[str]], int] = getattr(importlib.import_module("gangline.agent." + module), name)
-    return function
+    """The program of a verb, with its module loaded; raises LookupError for one that is not in the tables."""
+    if argv[0] in PROGRAMS:
+        program: Callable[[list[str]], int] = _named(PROGRAMS[argv[0]])
+        return program
+    function = _named(ANSWERS[argv[0]])
+    return lambda _words: answer(function)
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module("gangline.agent." + module), name)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread that hangs on a dead file server or a dead driver shall not keep us

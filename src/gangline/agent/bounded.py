@@ -1,8 +1,9 @@
-"""Work that may hang or talk without end, cut short: programs, dead file servers, name servers that do not answer."""
+"""Work with a limit on its time and output: programs, dead file servers, name servers that do not answer."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -77,6 +78,20 @@ def run(
             if stream is not None:
                 stream.close()
     return Output(process.returncode, *texts)
+
+
+def ask_python(argv: List[str], program: str, *words: str, mark: str, timeout_s: float, **how: Any) -> Dict[str, Any]:
+    """Run a program by a Python; the JSON object that it prints behind `mark`, as a module system may greet first.
+
+    how: see `run`. Raises OSError with the last line of its stderr.
+    """
+    output = run([*argv, "-c", program, *words], timeout_s=timeout_s, **how)
+    for line in output.stdout.splitlines():
+        if line.startswith(mark):
+            answer: Dict[str, Any] = json.loads(line[len(mark) :])
+            return answer
+    last = (output.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    raise OSError(f"{' '.join(argv)}: exit code {output.returncode}: {last[:300]}")
 
 
 def _read(process: subprocess.Popen[bytes], *, deadline: float, limit_bytes: int) -> List[str]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
-from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, Leftover, Networks, Promises
+from gangline.launch.backend import HostRequest, HostStatus, JobLauncher, LaunchRequest, Leftover, Networks, Promises
 from gangline.launch.poll import Looks, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
@@ -59,14 +59,14 @@ UNUSABLE = (GanglineError, OSError, *NONSENSE)
 """No answer of a host, or one that cannot be understood."""
 
 ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
-"""What host agents are told: whether at once, and whether they rest afterwards (gangline.agent.supervise.part)."""
+"""(at once, rest afterwards) -> the order to host agents (gangline.agent.supervise.part)."""
 
 UNSAID = {
     "what": "the gangline agent did not start",
     "seen": "expected a running agent that holds the host's slots",
     "fix": "put that right on this host, then start again; gangline check looks at its disk and its slots",
 }
-"""What is said in the place of a host agent that does not say it."""
+"""The parts of the error that a host agent leaves empty."""
 
 Value = TypeVar("Value")
 
@@ -109,10 +109,16 @@ class AgentBackend:
         program: Program | None = None,
     ) -> LaunchRequest:
         """See `Backend.render`; `port` is free on the head."""
-        request = render(
-            cluster, gang, port=port, networks=networks or {}, program=program or WORKER, num_cpus=self._num_cpus
-        )
-        return replace(request, backend=self.name)
+        program = program or WORKER
+        if not self.promises.warm_restart:
+            program = replace(program, rest_s=0.0, alone=False)
+        request = render(cluster, gang, port=port, networks=networks or {}, program=program, num_cpus=self._num_cpus)
+        return replace(request, backend=self.name, launcher=self.launcher(cluster, request))
+
+    def launcher(self, cluster: Cluster, request: LaunchRequest) -> JobLauncher | None:
+        """The one command that starts the host agents of a request; None: each is started by itself."""
+        del cluster, request
+        return None
 
     def start(
         self,
@@ -223,37 +229,41 @@ def _problems(outcomes: Mapping[str, HostResult[Value]]) -> dict[str, Exception]
 def start_agent(
     part: HostRequest, transport: Transport, asked: Mapping[str, Any], *, argv: tuple[str, ...] | None = None
 ) -> None:
-    """Have a command of the host's agent give back once the agent stands; raises RunFailed, HostUnreachable.
+    """Have a command of the host's agent give back once the agent runs; raises RunFailed, HostUnreachable.
 
     argv: the command; None: the one that starts it.
     """
-    stdin = json.dumps({"request": asdict(part), **asked}).encode()
-    argv = argv or part.agent_argv
+    log = f"its log, if there is one: {part.folder}/agent.log"
+    start_by(transport, argv or part.agent_argv, {"request": asdict(part), **asked}, UNSAID, log, START_TIMEOUT_S)
+
+
+def start_by(
+    transport: Transport,
+    argv: Sequence[str],
+    asked: Mapping[str, Any],
+    unsaid: Mapping[str, str],
+    log: str,
+    limit_s: float,
+) -> None:
+    """Run a command that returns once it has started something; raises RunFailed, HostUnreachable.
+
+    unsaid: "what", "seen" and "fix" of the error where the command leaves one empty. log: the fix where it says none.
+    """
+    host = transport.host
     try:
-        result = transport.run(argv, stdin=stdin, timeout_s=START_TIMEOUT_S)
+        result = transport.run(argv, stdin=json.dumps(asked).encode(), timeout_s=limit_s)
     except TimeoutError as error:
-        raise HostUnreachable(
-            f"{part.host}: the gangline agent did not start",
-            seen=str(error),
-            fix="look at the load of that host, try again",
-        ) from error
-    if result.returncode:
-        words = _words(result.stdout)
-        tail = "\n".join(result.stderr.splitlines()[-40:])
-        raise RunFailed(
-            f"{part.host}: {words['what']}" if words else f"{part.host}: the gangline agent did not start",
-            seen=words["seen"] if words else f"{' '.join(argv)} ended with {result.returncode}: {tail}",
-            fix=words["fix"] if words else f"its log, if there is one: {part.folder}/agent.log",
-        )
-
-
-def _words(stdout: str) -> dict[str, str] | None:
-    """What the host agent itself says of why it does not stand."""
+        fix = "look at the load of that host, try again"
+        raise HostUnreachable(f"{host}: {unsaid['what']}", seen=str(error), fix=fix) from error
+    if result.returncode == 0:
+        return
     try:
-        words = json.loads(stdout.strip().splitlines()[-1])
-        return {name: str(words[name]) or unsaid for name, unsaid in UNSAID.items()}
+        record = json.loads(result.stdout.strip().splitlines()[-1])
+        words = {name: str(record[name]) or default for name, default in unsaid.items()}
     except NONSENSE:
-        return None
+        tail = "\n".join(result.stderr.splitlines()[-40:])
+        words = {"what": unsaid["what"], "seen": f"{' '.join(argv)} ended with {result.returncode}: {tail}", "fix": log}
+    raise RunFailed(f"{host}: {words['what']}", seen=words["seen"], fix=words["fix"])
 
 
 def _as_one(problems: Mapping[str, Exception]) -> Exception:

@@ -6,8 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, NamedBackend, Networks
-from gangline.launch.program import Program
+from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, NamedBackend
 from gangline.plugins import Table, shown_type
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -66,17 +65,9 @@ class Backends:
         """See `Backend.hosts`."""
         return self.of(cluster).hosts(cluster, variables)
 
-    def render(
-        self,
-        cluster: Cluster,
-        gang: Gang,
-        *,
-        port: int,
-        networks: Networks | None = None,
-        program: Program | None = None,
-    ) -> LaunchRequest:
+    def render(self, cluster: Cluster, gang: Gang, **what: Any) -> LaunchRequest:
         """See `Backend.render`."""
-        return self.of(cluster).render(cluster, gang, port=port, networks=networks, program=program)
+        return self.of(cluster).render(cluster, gang, **what)
 
     def start(self, request: LaunchRequest, transports: Mapping[str, Transport], **how: Any) -> None:
         """See `Backend.start`."""

@@ -15,17 +15,22 @@ from ipaddress import IPv4Address
 from pathlib import PurePath
 from typing import Any, ClassVar
 
-from gangline.errors import HostUnreachable, RunFailed, UsageError
-from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Begun, on_each, start_agent
-from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Leftover, Networks, Promises
+from gangline.errors import RunFailed, UsageError
+from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Begun, on_each, start_agent, start_by
+from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Leftover, Promises
 from gangline.launch.poll import process_runs, read_record
-from gangline.launch.program import WORKER, Program
 from gangline.runs.cluster import Cluster, Host
-from gangline.runs.gang import Gang
 from gangline.transport.bootstrap import agent_zipapp
 from gangline.transport.transport import AGENT, Transport
 
 OFFER = (AGENT, "foreground", "offer")
+LAUNCH = (AGENT, "foreground", "launch")
+UNSAID = {
+    "what": "mpirun did not start",
+    "seen": "expected a running mpirun",
+    "fix": "look at the load and the disk of that host, try again",
+}
+"""The parts of the error that the agent leaves empty."""
 AGENT_FILE = "agent.pyz"
 END_S = 30.0
 TAIL_BYTES = 2000
@@ -46,19 +51,9 @@ class MpirunBackend(AgentBackend):
     name: ClassVar[str] = "mpirun"
     promises: ClassVar[Promises] = Promises(survives_lost_host=False, warm_restart=False, orderly_queue=False)
 
-    def render(
-        self,
-        cluster: Cluster,
-        gang: Gang,
-        *,
-        port: int,
-        networks: Networks | None = None,
-        program: Program | None = None,
-    ) -> LaunchRequest:
-        """See `Backend.render`. Raises UsageError where one mpirun cannot reach all hosts."""
-        program = replace(program or WORKER, rest_s=0.0, alone=False)
-        request = super().render(cluster, gang, port=port, networks=networks, program=program)
-        return replace(request, launcher=job_launcher(cluster, request))
+    def launcher(self, cluster: Cluster, request: LaunchRequest) -> JobLauncher:
+        """See `AgentBackend.launcher`. Raises UsageError where one mpirun cannot reach all hosts."""
+        return job_launcher(cluster, request)
 
     def start_agents(
         self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
@@ -74,7 +69,8 @@ class MpirunBackend(AgentBackend):
                 lambda part: start_agent(part, transports[part.host], asked, argv=OFFER),
             )
             try:
-                _launch(launcher, transports[launcher.host])
+                asked_launcher = {"folder": launcher.folder, "argv": launcher.argv}
+                start_by(transports[launcher.host], LAUNCH, asked_launcher, UNSAID, UNSAID["fix"], END_S)
                 while not wait([offers], PAUSE_S * 4).done:
                     if failure := _failure(launcher, transports[launcher.host]):
                         raise failure
@@ -110,17 +106,9 @@ class MpirunBackend(AgentBackend):
             for status in statuses
         ]
 
-    def stop(
-        self,
-        request: LaunchRequest,
-        transports: Mapping[str, Transport],
-        *,
-        now: bool,
-        epoch: int = 1,
-        resting: bool = False,
-    ) -> list[str]:
+    def stop(self, request: LaunchRequest, transports: Mapping[str, Transport], *, now: bool, **how: Any) -> list[str]:
         """See `Backend.stop`. mpirun ends by itself with the last agent; one that does not is ended with `now`."""
-        missed = super().stop(request, transports, now=now, epoch=epoch, resting=resting)
+        missed = super().stop(request, transports, now=now, **how)
         head = request.on({_of(request).host})
         if now and not missed and head.hosts and super().poll(head, transports)[0].phase not in {"starting", "running"}:
             _end(_of(request), transports)
@@ -195,23 +183,6 @@ def _is_ipv4(address: str) -> bool:
 
 def _bring_agent(folder: str, transport: Transport) -> None:
     transport.write(PurePath(folder, AGENT_FILE), agent_zipapp())
-
-
-def _launch(launcher: JobLauncher, head: Transport) -> None:
-    """Have mpirun run on the head; raises RunFailed, HostUnreachable."""
-    asked = {"folder": launcher.folder, "argv": launcher.argv}
-    try:
-        result = head.run((AGENT, "foreground", "launch"), stdin=json.dumps(asked).encode(), timeout_s=END_S)
-    except TimeoutError as error:
-        raise HostUnreachable(
-            f"{launcher.host}: mpirun did not start", seen=str(error), fix="look at the load of that host, try again"
-        ) from error
-    if result.returncode:
-        try:
-            said = json.loads(result.stdout.strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            said = {"what": "mpirun did not start", "seen": result.stderr[-TAIL_BYTES:], "fix": ""}
-        raise RunFailed(f"{launcher.host}: {said['what']}", seen=str(said["seen"]), fix=str(said["fix"]))
 
 
 def _failure(launcher: JobLauncher, head: Transport) -> RunFailed | None:

@@ -301,7 +301,7 @@ def free_port(cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
         "hold_s": HOLD_S,
     }
     try:
-        result = head.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+        result = head.run((AGENT, "free-port"), stdin=json.dumps(asked).encode())
     except TimeoutError as error:
         raise HostUnreachable(
             f"{head.host}: no port can be looked for", seen=str(error), fix="look at the load of that host, try again"

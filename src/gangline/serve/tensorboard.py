@@ -110,7 +110,7 @@ def _failed(host: Host, result: CommandResult | GanglineError | None) -> Ganglin
 
 def _free_port(host: Host, transport: Transport) -> int:
     asked = {"address": LOOPBACK, "range": list(PORTS), "claims": str(PurePath(host.workdir, "ports")), "hold_s": 60.0}
-    result = transport.run((AGENT, "ports", "free"), stdin=json.dumps(asked).encode())
+    result = transport.run((AGENT, "free-port"), stdin=json.dumps(asked).encode())
     port = json.loads(result.stdout)["port"] if result.returncode == 0 else None
     if port is None:
         raise RunFailed(f"{host.name}: no port for TensorBoard", seen=result.stderr[-400:] or "all are taken", fix="")

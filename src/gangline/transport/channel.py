@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -16,31 +14,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from gangline.agent.rpc.wire import LENGTHS, MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, frame, parsed_header
+
 # Frames between us and a host, and how much of what a host says is believed.
 
 
-MAGIC = b"\x00\x01gangline channel 1\x01\x00\n"
-"""What the agent says first: everything before it is noise of the login."""
-LENGTHS = struct.Struct("!II")
 MAX_NOISE_BYTES = 1 << 16
 MAX_JSON_BYTES = 1 << 16
-"""Of a header that a host sends: names, data and output are never in it."""
-MAX_DATA_BYTES = 1 << 18
-WINDOW_BYTES = 1 << 20
-"""How much of one request's data may be under way without having been taken; in both directions."""
-
-NAMES_BYTES = 8 << 20
-"""The longest list of names."""
+"""The longest header that is taken from a host: names, data and output are never in it."""
 
 
 class Nonsense(Exception):
     """What came is not our protocol; the text says why."""
-
-
-def frame(header: dict[str, Any], data: bytes = b"") -> bytes:
-    """One frame as bytes."""
-    words = json.dumps(header).encode()
-    return LENGTHS.pack(len(words), len(data)) + words + data
 
 
 class FrameReader:
@@ -62,7 +47,10 @@ class FrameReader:
             data_at = LENGTHS.size + json_length
             if len(self._buffer) < data_at + data_length:
                 return
-            header = _header(bytes(self._buffer[LENGTHS.size : data_at]))
+            try:
+                header = parsed_header(bytes(self._buffer[LENGTHS.size : data_at]))
+            except ValueError as error:
+                raise Nonsense(str(error)) from None
             data = bytes(self._buffer[data_at : data_at + data_length])
             del self._buffer[: data_at + data_length]
             yield header, data
@@ -86,16 +74,6 @@ class FrameReader:
         if json_length > MAX_JSON_BYTES or data_length > MAX_DATA_BYTES:
             raise Nonsense(f"a frame of {json_length} + {data_length} bytes")
         return json_length, data_length
-
-
-def _header(words: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(words)
-    except (ValueError, RecursionError):
-        raise Nonsense("a header that is not JSON") from None
-    if not isinstance(header, dict) or type(header.get("id")) is not int:
-        raise Nonsense("a header without an id")
-    return header
 
 
 # One request to an agent that is under way: its caller waits, the channel's reader delivers.

@@ -35,7 +35,7 @@ from gangline.transport.ssh_options import (
     printable,
     unpinned,
 )
-from gangline.transport.transport import AGENT, ByteProgress
+from gangline.transport.transport import AGENT, ByteProgress, exit_code
 
 HANDSHAKES = threading.BoundedSemaphore(16)
 """Handshakes at once: an sshd, or a jump host, drops what is more (MaxStartups)."""
@@ -402,11 +402,3 @@ class HostLink:
             )
         if answer.get("cancelled"):
             raise HostUnreachable(f"{self.host.name}: {body['op']} was broken off", fix="try again")
-
-
-def exit_code(host: str, answer: dict[str, Any]) -> int:
-    """The exit code in an answer."""
-    code = answer.get("returncode")
-    if type(code) is not int:
-        raise HostUnreachable(f"{host} does not speak our protocol", seen="the end of a command without an exit code")
-    return code

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
 Target = TypeVar("Target")
@@ -39,50 +40,29 @@ def fan_out(
     A target that takes longer than `timeout_s` has a TimeoutError as its outcome. Its thread is left to itself, and
     does not hold up the end of the program. `on_outcome` sees every outcome as it comes, in the caller's thread.
     """
-    board = _Board[Value]()
+    answers: SimpleQueue[tuple[str, HostResult[Value]]] = SimpleQueue()
+
+    def work(name: str, target: Target) -> None:
+        try:
+            answers.put((name, HostResult(value=function(target))))
+        except Exception as error:  # noqa: BLE001  (the caller gets it, whatever it is)
+            answers.put((name, HostResult(error=error)))
+
     for name, target in targets.items():
-        threading.Thread(target=board.work, args=(name, function, target), name=f"ask {name}", daemon=True).start()
-    waiting = set(targets)
+        threading.Thread(target=work, args=(name, target), name=f"ask {name}", daemon=True).start()
     deadline = time.monotonic() + timeout_s
     outcomes: dict[str, HostResult[Value]] = {}
-    while waiting:
-        for name, outcome in board.take(deadline) or _late(waiting, timeout_s):
-            waiting.discard(name)
+    while len(outcomes) < len(targets):
+        try:
+            new = [answers.get(timeout=max(0.0, deadline - time.monotonic()))]
+        except Empty:
+            late = sorted(set(targets) - set(outcomes))
+            new = [(name, HostResult(error=TimeoutError(f"{name}: no answer within {timeout_s:g} s"))) for name in late]
+        for name, outcome in new:
             outcomes[name] = outcome
             if on_outcome:
                 on_outcome(name, outcome)
     return {name: outcomes[name] for name in targets}
-
-
-def _late(names: set[str], timeout_s: float) -> list[tuple[str, HostResult[Value]]]:
-    return [
-        (name, HostResult(error=TimeoutError(f"{name}: no answer within {timeout_s:g} s"))) for name in sorted(names)
-    ]
-
-
-class _Board(Generic[Value]):
-    """Where threads put their outcomes."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._new: list[tuple[str, HostResult[Value]]] = []
-
-    def work(self, name: str, function: Callable[[Target], Value], target: Target) -> None:
-        """A thread: one target."""
-        try:
-            outcome = HostResult(value=function(target))
-        except Exception as error:  # noqa: BLE001  (the caller gets it, whatever it is)
-            outcome = HostResult(error=error)
-        with self._changed:
-            self._new.append((name, outcome))
-            self._changed.notify()
-
-    def take(self, deadline: float) -> list[tuple[str, HostResult[Value]]]:
-        """Wait for outcomes; none at `deadline` (monotonic)."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._new, max(0.0, deadline - time.monotonic()))
-            new, self._new = self._new, []
-            return new
 
 
 # Work that is done once, however many threads want it at the same time.

@@ -6,29 +6,25 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
-import sys
-import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from gangline.agent.provision import tree_stream
+from gangline.agent.rpc.wire import NAMES_BYTES
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.runs.cluster import Host
 from gangline.transport import connection as rsync
-from gangline.transport.bootstrap import BOOTSTRAP, agent_zipapp, as_text, first_words
-from gangline.transport.channel import NAMES_BYTES
-from gangline.transport.connection import MARGIN_S, HostLink, exit_code
+from gangline.transport.bootstrap import BOOTSTRAP, as_text, first_words
+from gangline.transport.connection import MARGIN_S, HostLink
+from gangline.transport.local import ERROR_CHARACTERS, copying
 from gangline.transport.ssh_options import checked_name, destination, printable
-from gangline.transport.transport import AGENT, OUTPUT_LIMIT_BYTES, ByteProgress, CommandResult, LineFeed, TailBuffer
+from gangline.transport.transport import AGENT, OUTPUT_LIMIT_BYTES, ByteProgress, CommandResult, run_command
 
-# The agent's work on files and folders (gangline/agent/provision/tree_stream.py), on this computer and on a host.
-
-
-ERROR_CHARACTERS = 500
+# The agent's code for files and folders (gangline.agent.provision.tree_stream), on a host.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,47 +38,18 @@ class Measure:
     """Whether it is a folder, not a file."""
 
 
-class Here:
-    """The work on this computer: the same program, in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._program = folder / "agent.pyz"
-        if not self._program.exists():
-            fresh = folder / f"agent.pyz.{threading.get_ident()}"
-            fresh.write_bytes(agent_zipapp())
-            fresh.replace(self._program)
-
-    def argv(self, *words: str) -> list[str]:
-        """The command of a verb."""
-        return [sys.executable, "-I", str(self._program), "trees", *words]
-
-    def do(self, *words: str) -> bytes:
-        """Do it; what it says. Raises the error that it met."""
-        done = subprocess.run(self.argv(*words), stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        if done.returncode:
-            raise_error("this computer", done.stderr)
-        return done.stdout
-
-
-class RemoteTrees:
-    """The work on a host."""
-
-    def __init__(self, link: HostLink) -> None:
-        self._link = link
-
-    def do(
-        self,
-        *words: str,
-        data: bytes | Iterator[bytes] = b"",
-        on_piece: Callable[[bytes], None] | None = None,
-    ) -> bytes:
-        """Do it; what it says, unless `on_piece` takes that. Raises the error that it met."""
-        said = bytearray()
-        argv = ["trees", *map(as_text, words)]
-        code, stderr = self._link.agent(argv, data=data, on_piece=on_piece or said.extend)
-        if code:
-            raise_error(self._link.host.name, stderr)
-        return bytes(said)
+def do_there(
+    link: HostLink,
+    *words: str,
+    data: bytes | Iterator[bytes] = b"",
+    on_piece: Callable[[bytes], None] | None = None,
+) -> bytes:
+    """The output of a verb on the host, unless `on_piece` takes it. Raises the error that the verb met."""
+    output = bytearray()
+    code, stderr = link.agent(["trees", *map(as_text, words)], data=data, on_piece=on_piece or output.extend)
+    if code:
+        raise_error(link.host.name, stderr)
+    return bytes(output)
 
 
 def measured(said: bytes, where: str) -> Measure:
@@ -116,40 +83,37 @@ def raise_error(where: str, stderr: bytes) -> NoReturn:
 
 RSYNC_FROM_BYTES = 8 << 20
 """Below this a stream on the channel is quicker than the start of rsync, and nothing is lost if it breaks."""
-PIECE_BYTES = 1 << 18
 MEMBER_BYTES = 1 << 13
 """What a member of a stream costs besides its bytes, at most: a longest path and a few words."""
-CLEAR_UP_S = 5.0
-STDERR_BYTES = 1 << 16
 
 
 def push(link: HostLink, source: Path, target: PurePath, *, on_progress: ByteProgress | None) -> None:
     """Bring a file or folder to the host."""
-    source.stat()  # what is not there needs no connection
-    here, there = Here(link.connection().folder), RemoteTrees(link)
     near = os.path.realpath(source)
-    size = measured(here.do("measure", near), "this computer")
+    with copying():
+        size = Measure(**tree_stream.measure(os.fsencode(near)))
     if not rsync_fits(link, size, near):
-        _push_stream(here, there, near, str(target), _Counter(size, on_progress))
+        _push_stream(link, near, str(target), _Counter(size, on_progress))
         return
     part = part_path(target, near)
-    there.do(f"room-for-{'folder' if size.folder else 'file'}", part)
+    do_there(link, f"room-for-{'folder' if size.folder else 'file'}", part)
     _rsync(link, _slash(near, size), rsync.far(_slash(part, size)), size, on_progress)
-    there.do("place", part, str(target))
+    do_there(link, "place", part, str(target))
 
 
 def pull(link: HostLink, source: PurePath, target: Path, *, on_progress: ByteProgress | None) -> None:
     """Bring a file or folder from the host."""
-    here, there = Here(link.connection().folder), RemoteTrees(link)
-    size = measured(there.do("measure", str(source)), link.host.name)
+    size = measured(do_there(link, "measure", str(source)), link.host.name)
     target = target.absolute()
     if not rsync_fits(link, size, str(source)):
-        _pull_stream(here, there, str(source), str(target), _Counter(size, on_progress))
+        _pull_stream(link, str(source), os.fsencode(target), _Counter(size, on_progress))
         return
     part = part_path(target, f"{link.host.name}:{source}")
-    here.do(f"room-for-{'folder' if size.folder else 'file'}", part)
+    with copying():
+        tree_stream.room(os.fsencode(part), folder=size.folder)
     _rsync(link, rsync.far(_slash(str(source), size)), _slash(part, size), size, on_progress)
-    here.do("place", part, str(target))
+    with copying():
+        tree_stream.place(os.fsencode(part), os.fsencode(target))
 
 
 def rsync_fits(link: HostLink, size: Measure, source: str) -> bool:
@@ -205,71 +169,34 @@ class _Counter:
         return self._bytes > self._limit_bytes
 
 
-def _push_stream(here: Here, there: RemoteTrees, source: str, target: str, counter: _Counter) -> None:
-    with _NearEnd(here.argv("pack", source)) as near:
-
-        def pieces() -> Iterator[bytes]:
-            while piece := near.stdout.read(PIECE_BYTES):
-                counter.add(len(piece))
-                yield piece
-
-        try:
-            there.do("unpack", target, data=pieces())
-        except HostUnreachable:
-            raise
-        except GanglineError:
-            near.raise_if_failed(timeout_s=CLEAR_UP_S)  # then that is why the stream broke off
-            raise
-
-
-def _pull_stream(here: Here, there: RemoteTrees, source: str, target: str, counter: _Counter) -> None:
-    with _NearEnd(here.argv("unpack", target)) as near:
-
-        def on_piece(piece: bytes) -> None:
+def _push_stream(link: HostLink, source: str, target: str, counter: _Counter) -> None:
+    def pieces() -> Iterator[bytes]:
+        for piece in tree_stream.pack(os.fsencode(source)):
             counter.add(len(piece))
-            if counter.is_beyond():
-                raise GanglineError("more comes than there was to copy", fix="nothing of it was kept; try again")
-            near.stdin.write(piece)
+            yield piece
 
-        with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
-            there.do("pack", source, on_piece=on_piece)
-            near.stdin.close()
-        near.raise_if_failed()
+    with copying():
+        do_there(link, "unpack", target, data=pieces())
 
 
-class _NearEnd:
-    """This computer's end of a stream. When we leave early it sees the stream break off, and clears up."""
+def _pull_stream(link: HostLink, source: str, target: bytes, counter: _Counter) -> None:
+    def unpack() -> None:
+        with os.fdopen(reader, "rb") as stream, copying():
+            tree_stream.unpack(stream, target)
 
-    def __init__(self, argv: list[str]) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in __exit__)
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, start_new_session=True
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self.stdin = self._process.stdin
-        self.stdout = self._process.stdout
+    def on_piece(piece: bytes) -> None:
+        counter.add(len(piece))
+        if counter.is_beyond():
+            raise GanglineError("more comes than there was to copy", fix="nothing of it was kept; try again")
+        stream.write(piece)
 
-    def raise_if_failed(self, *, timeout_s: float | None = None) -> None:
-        """Wait for its end, and raise what it met; nothing if it still runs after `timeout_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            if self._process.wait(timeout_s):
-                self._stderr.seek(0)
-                raise_error("this computer", self._stderr.read(STDERR_BYTES))
-
-    def __enter__(self) -> _NearEnd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for stream in (self.stdin, self.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-        try:
-            self._process.wait(CLEAR_UP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._stderr.close()
+    reader, writer = os.pipe()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        unpacked = pool.submit(unpack)
+        # A pipe that nobody reads any more: unpacking has failed, and its error says why.
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as stream:
+            do_there(link, "pack", source, on_piece=on_piece)
+        unpacked.result()
 
 
 class SshTransport:
@@ -295,14 +222,6 @@ class SshTransport:
         on_line: Callable[[str], None] | None = None,
     ) -> CommandResult:
         """Run a command in a session of its own; see `Transport.run`. Of a longer output the last 8 MiB are kept."""
-        stdout = TailBuffer(self._output_limit_bytes)
-        lines = LineFeed(on_line) if on_line else None
-
-        def on_piece(piece: bytes) -> None:
-            stdout.add(piece)
-            if lines:
-                lines.add(piece)
-
         body = {
             "op": "run",
             "argv": [as_text(word) for word in argv],
@@ -310,18 +229,12 @@ class SshTransport:
             "env": {_name(name): as_text(value) for name, value in (env or {}).items()},
             "timeout_s": timeout_s,
         }
-        answer, stderr = self._link.ask(body, data=stdin, on_piece=on_piece, timeout_s=timeout_s + MARGIN_S)
-        if answer.get("timeout"):
-            raise TimeoutError(f"{self.host}: {argv[0]} did not end within {timeout_s:g} s")
-        if lines:
-            lines.end()
-        return CommandResult(
-            host=self.host,
-            argv=tuple(argv),
-            returncode=exit_code(self.host, answer),
-            stdout=stdout.text(),
-            stderr=stderr.decode("utf-8", "replace"),
-        )
+
+        def ask(on_piece: Callable[[bytes], None]) -> tuple[dict[str, Any], bytes]:
+            return self._link.ask(body, data=stdin, on_piece=on_piece, timeout_s=timeout_s + MARGIN_S)
+
+        limit_bytes = self._output_limit_bytes
+        return run_command(self.host, argv, ask, timeout_s=timeout_s, on_line=on_line, limit_bytes=limit_bytes)
 
     def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
         """See `Transport.read`."""

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import Any, Protocol
+
+from gangline.errors import HostUnreachable
 
 AGENT = "gangline-agent"
 """As the first word of a command: the agent's program on that host, run by the Python that runs the agent there."""
@@ -31,6 +33,46 @@ class CommandResult:
 def below_home(path: str, home: PurePath) -> str:
     """A path of a host with the `~/` that it may begin with replaced by the home folder there."""
     return str(home / path[2:]) if path.startswith("~/") else path
+
+
+Ask = Callable[[Callable[[bytes], None]], tuple[dict[str, Any], bytes]]
+"""Runs a command; its argument sees each piece of stdout. Gives the agent's answer, and the end of stderr."""
+
+
+def run_command(
+    host: str,
+    argv: Sequence[str],
+    ask: Ask,
+    *,
+    timeout_s: float,
+    on_line: Callable[[str], None] | None,
+    limit_bytes: int,
+) -> CommandResult:
+    """Run a command as `Transport.run` says. limit_bytes: how much of stdout is kept, the end of it."""
+    stdout = TailBuffer(limit_bytes)
+    lines = LineFeed(on_line) if on_line else None
+
+    def on_piece(piece: bytes) -> None:
+        stdout.add(piece)
+        if lines:
+            lines.add(piece)
+
+    answer, stderr = ask(on_piece)
+    if answer.get("timeout"):
+        raise TimeoutError(f"{host}: {argv[0]} did not end within {timeout_s:g} s")
+    if lines:
+        lines.end()
+    code = exit_code(host, answer)
+    text = stderr.decode("utf-8", "replace")
+    return CommandResult(host=host, argv=tuple(argv), returncode=code, stdout=stdout.text(), stderr=text)
+
+
+def exit_code(host: str, answer: dict[str, Any]) -> int:
+    """The exit code in an answer."""
+    code = answer.get("returncode")
+    if type(code) is not int:
+        raise HostUnreachable(f"{host} does not speak our protocol", seen="the end of a command without an exit code")
+    return code
 
 
 class Transport(Protocol):

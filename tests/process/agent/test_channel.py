@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.__main__ import PROGRAMS
+from gangline.agent.__main__ import ANSWERS, PROGRAMS
 from gangline.agent.rpc.command import Forked
 from gangline.runs.state import ProcessId
 from gangline.transport.channel import MAGIC
@@ -235,7 +235,7 @@ def test_a_verb_that_fails_says_why_and_harms_nobody(peer):
 
 def test_all_verbs_at_once_and_twice_are_answered(peer):
     """Children are born while the channel loads modules for others."""
-    verbs = sorted(set(PROGRAMS) - {"channel", "host-agent", "listen", "python"})
+    verbs = sorted({*PROGRAMS, *ANSWERS} - {"channel", "host-agent", "listen", "python"})
     for number, verb in enumerate([*verbs, "no-such-verb", *verbs], 1):
         argv = ["x", verb, "no", "such", "words"]
         peer.say(

@@ -25,7 +25,7 @@ claimed = Leases()
 try:
     claimed.claim(request)
 except Taken as taken:
-    print(json.dumps(taken.words()), flush=True)
+    print(json.dumps(taken.record), flush=True)
 else:
     print("mine", flush=True)
     sys.stdin.readline()
@@ -82,7 +82,7 @@ def test_a_slot_has_one_run_and_the_other_is_told_who_and_since_when(ask, claim)
     assert first.slots == ["cpu-0"]
     with pytest.raises(Taken) as taken:
         claim(ask("brave-fox-2"))
-    words = taken.value.words()
+    words = taken.value.record
     assert words["what"] == "cpu-0 is in use by calm-otter-7"
     assert time.strftime("%Y-%m-%d") in words["seen"]
     assert words["fix"].endswith("gangline stop calm-otter-7")
@@ -135,7 +135,7 @@ def test_what_is_passed_on_is_held_for_the_other_part(ask, claim):
     assert (held(first), held(second)) == ([], ["cpu-0"])
     with pytest.raises(Taken) as taken:
         claim(ask("brave-fox-2"))
-    assert "its attempt 2 holds it" in taken.value.words()["seen"]
+    assert "its attempt 2 holds it" in taken.value.record["seen"]
 
 
 def test_an_orphan_of_what_was_passed_on_keeps_the_slot(ask, claim):

@@ -1,4 +1,4 @@
-"""listen, reach and ports: what hosts try on each other. On loopback, with the agent's own program."""
+"""listen, reach and free-port: what hosts try on each other. On loopback, with the agent's own program."""
 
 import contextlib
 import errno
@@ -445,10 +445,9 @@ def test_a_claim_ends(tmp_path):
     assert free_ports.free(asked)["port"] == first
 
 
-def test_ports_is_a_program():
-    done = run("ports", {"address": HERE, "range": [29500, 29999]}, "free")
+def test_free_port_is_a_program():
+    done = run("free-port", {"address": HERE, "range": [29500, 29999]})
     assert json.loads(done.stdout)["port"] >= 29500
-    assert run("ports", {}, "nonsense").stderr.startswith(b"usage: ports")
 
 
 # --- attached

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.agent.rpc import command
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.left import left_of
 from gangline.runs.state import ProcessId
-from gangline.transport import local
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def test_a_process_that_we_may_not_see_is_not_there():
     assert os.getpid() in {process.pid for process in processes.every_process()}
     assert processes.descendants(os.getpid()) is not None
     assert ProcessId.of(1) is None
-    assert os.getpid() in local._tree(os.getpid())
+    assert os.getpid() in processes.members(os.getpid())
 
 
 @pytest.mark.usefixtures("hidden")
@@ -49,10 +47,10 @@ def test_a_family_is_the_session_and_all_descendants():
     program = "import subprocess, sys; subprocess.run(['sleep', '60'], start_new_session=True)"
     with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
         try:
-            while len(command.members(process.pid)) < 2:
+            while len(processes.members(process.pid)) < 2:
                 assert process.poll() is None
-            members = command.members(process.pid)
+            members = processes.members(process.pid)
         finally:
-            command.end_family(process)
+            processes.end_family(process)
     assert process.pid in members
     assert not any(processes.is_alive(pid, ticks) for pid, ticks in members.items())

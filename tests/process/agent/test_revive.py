@@ -68,7 +68,7 @@ def test_one_that_is_missed_is_started_again_as_nobodys_child(run):
     assert (said["secrets"], said["word"]) == ({"HF_TOKEN": "x"}, "fox")
     assert said["parent"] != os.getpid()
     assert len(said["descriptors"]) <= 1  # that of the listing itself
-    assert run.complaints == ["the supervisor is gone: starting another one"]
+    assert run.complaints == ["the supervisor is gone; starting it again"]
 
 
 def test_not_at_once(run):
@@ -100,13 +100,13 @@ def test_nor_where_its_state_cannot_be_read(run):
 def test_one_that_never_comes_up_is_not_started_for_ever(tmp_path):
     run = Run(tmp_path, ["/bin/false"])
     run.look(2000)
-    assert run.complaints == ["the supervisor is gone: starting another one"] * MOST
+    assert run.complaints == ["the supervisor is gone; starting it again"] * MOST
 
 
 def test_a_program_that_is_not_there_is_no_harm(tmp_path):
     run = Run(tmp_path, [str(tmp_path / "nothing")])
     run.look(5)
-    assert run.complaints == ["the supervisor is gone: starting another one"]
+    assert run.complaints == ["the supervisor is gone; starting it again"]
 
 
 def test_no_child_is_left_behind(run):

@@ -56,8 +56,8 @@ def test_what_takes_too_long_is_ended_with_its_ssh(monkeypatch, tmp_path):
         (programs / name).write_text(text)
         (programs / name).chmod(0o700)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-    said = send._sent(request(tmp_path, timeout_s=2.0))
-    assert said == {"sent": False, "why": "rsync ended with exit code -9"}
+    said = send.send(request(tmp_path, timeout_s=2.0))
+    assert said == {"kind": "result", "sent": False, "why": "rsync ended with exit code -9"}
     child = json.loads(place.read_text())
     wait_until(lambda: ProcessId.of(child) is None, "its ssh is gone")
 
@@ -72,6 +72,6 @@ def test_why_it_was_refused_is_what_ssh_says_without_the_echo_of_rsync(monkeypat
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert send._sent(request(tmp_path)) == {"sent": False, "why": refusal}
+    assert send.send(request(tmp_path)) == {"kind": "result", "sent": False, "why": refusal}
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert send._sent(request(tmp_path)) == {"sent": False, "why": "it has no rsync and no ssh"}
+    assert send.send(request(tmp_path)) == {"kind": "result", "sent": False, "why": "it has no rsync and no ssh"}

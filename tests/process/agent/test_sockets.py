@@ -67,9 +67,9 @@ def test_a_connection_without_an_answer_is_seen():
 
 def test_a_port_is_open_or_refused_or_silent(listener):
     place = listener.getsockname()[:2]
-    assert free_ports.outcomes([place], 5.0) == ["open"]
+    assert free_ports.connect({"targets": [place]})["outcomes"] == ["open"]
     listener.close()
-    assert free_ports.outcomes([place, ("no.such.host.invalid", 1)], 5.0)[0] == "refused"
+    assert free_ports.connect({"targets": [place, ("no.such.host.invalid", 1)]})["outcomes"][0] == "refused"
 
 
 def test_a_port_that_drops_packets_times_out():
@@ -80,7 +80,7 @@ def test_a_port_that_drops_packets_times_out():
         for client in clients:
             client.setblocking(False)
             client.connect_ex(full.getsockname())
-        assert free_ports.outcomes([full.getsockname()], 0.3) == ["timed out"]
+        assert free_ports.connect({"targets": [full.getsockname()], "timeout_s": 0.3})["outcomes"] == ["timed out"]
         for client in clients:
             client.close()
 

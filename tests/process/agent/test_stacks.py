@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from gangline.agent import __main__ as agent
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import find
 from gangline.agent.supervise.ranks import PHASE_RECORD, PHASES
@@ -191,4 +190,3 @@ def test_the_verb_reads_a_request_and_writes_json(host):
     words = [sys.executable, "-m", "gangline.agent", "stacks"]
     said = subprocess.run(words, input=json.dumps({"request": request}), capture_output=True, text=True, check=True)
     assert json.loads(said.stdout)["ranks"]["4"]["where"].startswith("load_rows")
-    assert agent.PROGRAMS["stacks"] == "supervise.stacks:main"

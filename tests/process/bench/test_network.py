@@ -209,7 +209,7 @@ FIGURE = {
 def fakes(**answers):
     def transport(name, answer):
         free = Scripted(stdout='{"port": 29511}\n')
-        return FakeTransport(name, answer=lambda call: free if call.argv[1] == "ports" else answer)
+        return FakeTransport(name, answer=lambda call: free if call.argv[1] == "free-port" else answer)
 
     return {name: transport(name, answer) for name, answer in answers.items()}
 

@@ -156,7 +156,7 @@ def test_this_computer_can_be_asked(tmp_path):
 
 def test_what_this_computer_says_is_read(tmp_path):
     request = json.dumps({"workdir": str(tmp_path), "names": ["localhost"]}).encode()
-    argv = [sys.executable, "-m", "gangline.agent.host_facts.collect"]
+    argv = [sys.executable, "-m", "gangline.agent", "facts"]
     done = subprocess.run(argv, input=request, capture_output=True, check=True, timeout=60)
     facts = read_facts("here", json.loads(done.stdout))
     assert facts.unread == ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gangline
-from gangline.agent.rpc.command import end_family
+from gangline.agent.supervise.processes import end_family
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
 from gangline.runs.checkpoints import step_folder
@@ -33,7 +33,6 @@ from gangline.supervise.detached import (
     unfinished,
 )
 from gangline.supervise.lock import has_supervisor, supervisor_lock
-from gangline.transport import local
 from gangline.transport.connect import connect_all
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import AGENT
@@ -152,8 +151,7 @@ sys.exit(subprocess.run([sys.executable, "-m", "gangline.agent", "host-agent", *
 """
 
 
-@pytest.mark.parametrize("end", [end_family, local._end_tree], ids=["over ssh", "here"])
-def test_it_starts_the_gang_though_who_asked_is_killed_meanwhile(make, tmp_path, end):
+def test_it_starts_the_gang_though_who_asked_is_killed_meanwhile(make, tmp_path):
     lab = make("plain", "plain")
     slow = script(tmp_path, "slow_agent.py", SLOW_AGENT)
     lab.parts[0] = replace(lab.parts[0], agent_argv=(sys.executable, slow, str(tmp_path)))
@@ -162,7 +160,7 @@ def test_it_starts_the_gang_though_who_asked_is_killed_meanwhile(make, tmp_path,
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     with subprocess.Popen(command, start_new_session=True, **streams) as asked:
         wait_until((tmp_path / "waiting").exists, "the gang is about to start")
-        end(asked)
+        end_family(asked)
     (tmp_path / "go-agent").touch()
     for rank, host_part in enumerate(lab.parts):
         rank_pid(host_part, rank)

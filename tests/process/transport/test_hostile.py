@@ -1,5 +1,6 @@
 """Whatever a word, a name or a tree contains: it arrives as it is, or is refused; nothing of it is ever executed."""
 
+import io
 import json
 import os
 import random
@@ -11,12 +12,14 @@ from pathlib import Path, PurePath
 
 import pytest
 
+from gangline.agent.provision import tree_stream
 from gangline.errors import GanglineError, UsageError
 from gangline.runs.cluster import Host
 from gangline.transport import ssh
 from gangline.transport.bootstrap import remote_command
 from gangline.transport.connect import connect
 from gangline.transport.hostkeys import resolve, scan_key
+from gangline.transport.local import copying
 from gangline.transport.ssh import SshTransport
 from tests import hostile
 from tests.process.transport.sshd import Sshd
@@ -333,12 +336,8 @@ def test_a_hostile_stream_writes_nothing_outside_and_nothing_half(tmp_path, kind
     (inside / "target").mkdir(parents=True)
     (inside / "target" / "old").write_bytes(b"old")
     data = HOSTILE_STREAMS[kind].replace(b"{outside}", os.fsencode(tmp_path / "outside"))
-    (tmp_path / "folder").mkdir()
-    here = ssh.Here(tmp_path / "folder")
-    done = subprocess.run(here.argv("unpack", str(inside / "target")), input=data, capture_output=True)
-    assert done.returncode == 1
-    with pytest.raises((GanglineError, OSError)):
-        ssh.raise_error("here", done.stderr)
+    with pytest.raises((GanglineError, OSError)), copying():
+        tree_stream.unpack(io.BytesIO(data), os.fsencode(inside / "target"))
     assert [path.name for path in inside.iterdir()] == ["target"]
     assert [path.name for path in (inside / "target").iterdir()] == ["old"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "inside"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inside"]

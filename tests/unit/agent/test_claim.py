@@ -12,6 +12,7 @@ import pytest
 from gangline.agent.host_facts.paths import strangers
 from gangline.agent.provision import claim as verb
 from gangline.agent.provision.claim import claim
+from gangline.agent.verbs import VerbFailed, answer
 
 STRANGER = 42043
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="takes root, to be two users")
@@ -30,6 +31,12 @@ def square(tmp_path):
     return path
 
 
+def refusal(path):
+    with pytest.raises(VerbFailed) as failed:
+        claim(str(path))
+    return failed.value.record
+
+
 def belongs_to_a_stranger(path):
     os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
     return path
@@ -39,29 +46,28 @@ def belongs_to_a_stranger(path):
 def test_what_is_missing_is_made_for_its_owner_alone(tmp_path, umask):
     before = os.umask(umask)
     try:
-        assert claim(str(tmp_path / "a" / "b" / "work")) == {"kind": "result"}
+        claim(str(tmp_path / "a" / "b" / "work"))
     finally:
         os.umask(before)
     assert [mode(tmp_path / name) for name in ("a", "a/b", "a/b/work")] == [0o700] * 3
-    assert claim(str(tmp_path / "a" / "b" / "work")) == {"kind": "result"}
+    claim(str(tmp_path / "a" / "b" / "work"))
 
 
 def test_a_folder_that_others_may_read_stays_as_it_is(tmp_path):
     (tmp_path / "work").mkdir(mode=0o755)
-    assert claim(str(tmp_path / "work")) == {"kind": "result"}
+    claim(str(tmp_path / "work"))
     assert mode(tmp_path / "work") == 0o755
 
 
 def test_a_link_of_ones_own_is_followed(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk/../disk")
-    assert claim(str(tmp_path / "link" / "work")) == {"kind": "result"}
+    claim(str(tmp_path / "link" / "work"))
     assert (tmp_path / "disk" / "work").is_dir()
 
 
 def test_a_folder_that_everybody_may_write_is_refused(square):
-    said = claim(str(square))
-    assert said["kind"] == "error"
+    said = refusal(square)
     assert said["seen"] == f"anybody may write to {square}"
     assert "workdir" in said["fix"]
 
@@ -69,8 +75,8 @@ def test_a_folder_that_everybody_may_write_is_refused(square):
 def test_a_file_in_its_place_and_links_in_a_ring_are_told(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "ring").symlink_to("ring")
-    assert claim(str(tmp_path / "file" / "work"))["what"] == f"{tmp_path}/file/work cannot be made"
-    assert claim(str(tmp_path / "ring" / "work"))["kind"] == "error"
+    assert refusal(tmp_path / "file" / "work")["what"] == f"{tmp_path}/file/work cannot be made"
+    refusal(tmp_path / "ring" / "work")
 
 
 STRANGE = {
@@ -95,8 +101,8 @@ def test_what_a_stranger_has_put_there_is_refused_by_his_name(square, tmp_path, 
     own.mkdir()
     STRANGE[kind](square, own)
     place = square / "up" / "work" if "above" in kind else square / "work"
-    said = claim(str(place))
-    assert (said["kind"], said["what"]) == ("error", f"{place} is not yours alone")
+    said = refusal(place)
+    assert said["what"] == f"{place} is not yours alone"
     assert f"user {STRANGER}" in said["seen"]
     assert strangers(str(place)).owner == said["seen"]
     assert list(own.iterdir()) == []
@@ -105,7 +111,7 @@ def test_what_a_stranger_has_put_there_is_refused_by_his_name(square, tmp_path, 
 @as_root
 def test_the_owner_of_a_disk_is_pointed_out_and_trusted(tmp_path):
     belongs_to_a_stranger(tmp_path).chmod(0o755)
-    assert claim(str(tmp_path / "work")) == {"kind": "result"}
+    claim(str(tmp_path / "work"))
     assert (
         strangers(str(tmp_path / "work")).door
         == f"{tmp_path} belongs to user {STRANGER}, who may replace what is in it"
@@ -126,7 +132,7 @@ def test_in_a_container_root_outside_is_nobody_and_is_trusted(square, tmp_path, 
 
 def test_a_folder_where_everybody_may_replace_everything_is_pointed_out(square):
     square.chmod(0o777)
-    assert claim(str(square / "work")) == {"kind": "result"}
+    claim(str(square / "work"))
     assert strangers(str(square / "work")).door == f"anybody may replace what is in {square}"
 
 
@@ -197,7 +203,9 @@ def test_of_1000_races_a_stranger_wins_none(square, tmp_path, name, monkeypatch)
 
 def race(place, turn):
     """What came of it; what was claimed is ours, whatever he does from now on."""
-    if claim(str(place))["kind"] == "error":
+    try:
+        claim(str(place))
+    except VerbFailed:
         clear(place)
         return "refused"
     (place / "token").write_text(str(turn))
@@ -232,5 +240,5 @@ def test_the_verb_answers_for_all_folders(tmp_path, monkeypatch, capsys):
         request.write_text(json.dumps({"folders": list(map(str, folders))}))
         with request.open() as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
-            assert verb.main([]) == code
+            assert answer(verb.claim_folders) == code
         assert json.loads(capsys.readouterr().out)["kind"] == ("error" if code else "result")

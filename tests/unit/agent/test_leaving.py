@@ -49,12 +49,12 @@ class Seats:
 
 
 class Lab:
-    def __init__(self, monkeypatch, *, seats=True, program="worker"):
+    def __init__(self, monkeypatch, *, pool=True, program="worker"):
         self.now = 0.0
-        self.ranks, self.seats, self.launcher = Ranks(), Seats() if seats else None, []
+        self.ranks, self.pool, self.launcher = Ranks(), Seats() if pool else None, []
         monkeypatch.setattr(part.processes, "send", lambda process, number: self.launcher.append(number))
         request = {"grace_s": GRACE_S, "program": program}
-        self.leaving = Leaving(request, self.ranks, seats=self.seats, clock=lambda: self.now)
+        self.leaving = Leaving(request, self.ranks, pool=self.pool, clock=lambda: self.now)
 
     def wait(self, seconds):
         self.now += seconds
@@ -70,7 +70,7 @@ def lab(monkeypatch):
 def test_ranks_that_hang_after_the_gang_is_broken_are_killed_soon_and_the_launcher_is_left_alone(lab):
     lab = lab()
     lab.leaving.take("break")
-    assert (lab.wait(0), lab.ranks.told, lab.seats.told) == ("break", [signal.SIGUSR2], ["hold"])
+    assert (lab.wait(0), lab.ranks.told, lab.pool.told) == ("break", [signal.SIGUSR2], ["hold"])
     assert (lab.wait(BREAK_S - 1), lab.ranks.told) == ("break", [signal.SIGUSR2])
     assert (lab.wait(1), lab.ranks.told) == ("break", [signal.SIGUSR2, signal.SIGKILL])
     assert (lab.wait(LEAVE_S - 1), lab.launcher) == ("break", [])
@@ -126,17 +126,17 @@ def test_a_stronger_order_takes_the_place_of_a_weaker_one_and_not_the_other_way_
     ):
         lab.leaving.take(word)
         assert lab.leaving.order == order
-    assert lab.seats.told == ["hold", "hold", "release", "release"]
+    assert lab.pool.told == ["hold", "hold", "release", "release"]
 
 
 def test_where_one_rank_has_left_a_gang_that_is_to_stop_its_process_leaves_too(lab):
     lab = lab()
     lab.leaving.take("stop")
     lab.wait(0)
-    assert lab.seats.told == ["release"]
+    assert lab.pool.told == ["release"]
     lab.ranks.ended = {0: {}}
     lab.wait(0)
-    assert lab.seats.told == ["release", "leave"]
+    assert lab.pool.told == ["release", "leave"]
 
 
 @pytest.mark.parametrize(("word", "program", "meant"), [
@@ -148,6 +148,6 @@ def test_where_one_rank_has_left_a_gang_that_is_to_stop_its_process_leaves_too(l
 def test_where_nothing_stands_by_nothing_rests_and_a_program_of_the_user_knows_no_signal_of_ours(
     lab, word, program, meant
 ):
-    lab = lab(seats=False, program=program)
+    lab = lab(pool=False, program=program)
     lab.leaving.take(word)
     assert lab.leaving.order == meant

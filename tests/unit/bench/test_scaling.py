@@ -87,7 +87,7 @@ def text(*records):
 
 def answering(printed, returncode=0, stderr=""):
     def answer(call):
-        if call.argv[1] == "ports":
+        if call.argv[1] == "free-port":
             return Scripted(stdout='{"port": 29511}\n')
         return Scripted(stdout=printed, returncode=returncode, stderr=stderr)
 

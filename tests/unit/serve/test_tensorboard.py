@@ -19,7 +19,7 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:4711(/[A-Za-z0-9_-]{20,})/  \(no pass
 
 def show(monkeypatch: pytest.MonkeyPatch) -> tuple[str, FakeTransport]:
     transport = FakeTransport(
-        "pc1", answer=lambda call: Scripted(stdout='{"port": 16006}' if "free" in call.argv else "")
+        "pc1", answer=lambda call: Scripted(stdout='{"port": 16006}' if "free-port" in call.argv else "")
     )
     said: list[str] = []
     monkeypatch.setattr(tensorboard, "forward", lambda _host, _port: contextlib.nullcontext(4711))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -87,25 +86,14 @@ def facts(request: Dict[str, Any], *, total_s: float = TOTAL_S) -> Dict[str, Any
     return {"schema_version": SCHEMA_VERSION, **{name: found.get(name, late) for name in SECTIONS}}
 
 
-def shortened(answer: Dict[str, Any]) -> str:
-    """The answer as one line of JSON; sections that make it too long are left out, the longest first."""
-    text = json.dumps(answer)
-    while len(text) > ANSWER_BYTES:
-        longest = max(SECTIONS, key=lambda name: len(json.dumps(answer[name])))
-        answer = {**answer, longest: {"error": "too long to be told"}}
-        text = json.dumps(answer)
-    return text
-
-
-def main(_argv: List[str]) -> int:
+def short_facts(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    text = sys.stdin.read()
-    request = json.loads(text) if text.strip() else {}
-    sys.stdout.write(shortened(facts(request)) + "\n")
-    sys.stdout.flush()
-    # A section that hangs in the kernel or in a library has a thread that will not be joined.
-    os._exit(0)
+    return shortened(facts(request))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def shortened(answer: Dict[str, Any]) -> Dict[str, Any]:
+    """The answer without the sections that make it too long, the longest first."""
+    while len(json.dumps(answer)) > ANSWER_BYTES:
+        longest = max(SECTIONS, key=lambda name: len(json.dumps(answer[name])))
+        answer = {**answer, longest: {"error": "too long to send"}}
+    return answer

@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from gangline.agent.bounded import run
 from gangline.agent.host_facts.system import resolve_all
+from gangline.agent.host_files import read_link, read_number, read_text
 
 # The addresses of this host's interfaces, asked of the C library.
 
@@ -109,7 +110,7 @@ def routes(request: Dict[str, Any]) -> Dict[str, Any]:
 
     Nothing is sent: connecting a datagram socket only chooses a route.
     """
-    holders = {text.partition("/")[0]: name for name, held in addresses().items() for text in held}
+    holders = owners()
     asked = [str(name) for name in request.get("names") or []]
     found: Dict[str, Any] = {}
     for name, answer in resolve_all([name for name in asked if not _is_address(name)]).items():
@@ -138,29 +139,30 @@ def _is_address(text: str) -> bool:
 
 def _nic(name: str, held: List[str]) -> Dict[str, Any]:
     place = Path(SYSFS) / name
-    flags = _flags(name)
-    driver = _link_name(place / "device" / "driver") or _driver(name)
-    speed = _number(place / "speed")
+    flags = _asked(name, SIOCGIFFLAGS, "H")
+    target = read_link(place / "device" / "driver")
+    driver = target.rpartition("/")[2] if target else _driver(name)
+    speed, duplex = read_number(place / "speed"), read_text(place / "duplex")
     return {
         "name": name,
         "kind": kind(place, driver),
-        "up": bool(flags & 1) if flags is not None else None,
-        "carrier": bool(flags & 0x40) if flags is not None else None,
-        "mtu": _mtu(name) or _number(place / "mtu"),
+        "up": bool(flags[0] & 1) if flags else None,
+        "carrier": bool(flags[0] & 0x40) if flags else None,
+        "mtu": mtu_of(name) or read_number(place / "mtu"),
         "speed_mbps": speed if speed and 0 < speed < 1 << 30 else None,
-        "duplex": _known(_text(place / "duplex")),
-        "mac": _text(place / "address"),
+        "duplex": None if duplex in {"", "unknown"} else duplex,
+        "mac": read_text(place / "address"),
         "driver": driver,
         "addresses": held[:16],
-        "numa_node": _number(place / "device" / "numa_node"),
+        "numa_node": read_number(place / "device" / "numa_node"),
         "ports": sorted(path.name for path in (place / "brif").glob("*"))[:16],
     }
 
 
 def kind(place: Path, driver: Optional[str]) -> str:
     """What kind of interface this is, from its folder in sysfs."""
-    hardware = _number(place / "type")
-    said = dict(line.partition("=")[::2] for line in (_text(place / "uevent") or "").splitlines()).get("DEVTYPE")
+    hardware = read_number(place / "type")
+    said = dict(line.partition("=")[::2] for line in (read_text(place / "uevent") or "").splitlines()).get("DEVTYPE")
     marks = {
         "loopback": hardware == 772,
         "wifi": said == "wlan" or (place / "wireless").exists() or (place / "phy80211").exists(),
@@ -175,25 +177,6 @@ def kind(place: Path, driver: Optional[str]) -> str:
     return next((name for name, is_it in marks.items() if is_it), "other")
 
 
-def _request(name: str, number: int) -> Optional[bytes]:
-    """What an ioctl for an interface answers, after its name; None where it cannot be asked."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return fcntl.ioctl(probe.fileno(), number, struct.pack("16s240x", name.encode()[:15]))[16:]
-        except OSError:
-            return None
-
-
-def _mtu(name: str) -> Optional[int]:
-    answer = _request(name, 0x8921)  # SIOCGIFMTU
-    return int(struct.unpack_from("i", answer)[0]) if answer else None
-
-
-def _flags(name: str) -> Optional[int]:
-    answer = _request(name, 0x8913)  # SIOCGIFFLAGS
-    return int(struct.unpack_from("H", answer)[0]) if answer else None
-
-
 def _driver(name: str) -> Optional[str]:
     """The driver as ethtool would say it, which virtual interfaces have no other place for."""
     info = ctypes.create_string_buffer(struct.pack("I252x", 3), 256)  # ETHTOOL_GDRVINFO
@@ -206,38 +189,13 @@ def _driver(name: str) -> Optional[str]:
     return info.raw[4:36].partition(b"\0")[0].decode(errors="replace") or None
 
 
-def _text(path: Path) -> Optional[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()[:4096]
-    except OSError:  # also where the driver does not know: speed of an interface that is down
-        return None
-
-
-def _number(path: Path) -> Optional[int]:
-    try:
-        return int(_text(path) or "")
-    except ValueError:
-        return None
-
-
-def _known(text: Optional[str]) -> Optional[str]:
-    return None if text in {None, "", "unknown"} else text
-
-
-def _link_name(path: Path) -> Optional[str]:
-    try:
-        return os.path.basename(os.readlink(path))  # noqa: PTH115, PTH119 - Path.readlink is of Python 3.9
-    except OSError:
-        return None
-
-
 # What the tries between hosts need to know of this host's interfaces. Read only.
 
 
 ARP = Path("/proc/net/arp")
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 COMPLETE = 2
-SIOCGIFMTU, SIOCGIFHWADDR = 0x8921, 0x8927
+SIOCGIFFLAGS, SIOCGIFMTU, SIOCGIFHWADDR = 0x8913, 0x8921, 0x8927
 ETHERNET = 1
 NO_MAC = "00:00:00:00:00:00"
 
@@ -255,27 +213,21 @@ def data_address(interface: str | None) -> str | None:
 
 def mtu_of(interface: str) -> int | None:
     """The size of packets on an interface."""
-    try:
-        return int(struct.unpack_from("i", _asked(interface, SIOCGIFMTU))[0])
-    except OSError:
-        return None
+    answer = _asked(interface, SIOCGIFMTU, "i")
+    return int(answer[0]) if answer else None
 
 
 def macs() -> list[str]:
     """The hardware addresses of all interfaces."""
-    found = set()
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError):
-            kind, raw = struct.unpack_from("H6s", _asked(name, SIOCGIFHWADDR))
-            if kind == ETHERNET:
-                found.add(":".join(f"{byte:02x}" for byte in raw))
+    answers = [_asked(name, SIOCGIFHWADDR, "H6s") for _, name in socket.if_nameindex()]
+    found = {":".join(f"{byte:02x}" for byte in answer[1]) for answer in answers if answer and answer[0] == ETHERNET}
     return sorted(found - {NO_MAC})
 
 
 def neighbour(address: str) -> str | None:
     """The MAC from which an IPv4 address of the same network last answered; None where that is not known."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in ARP.read_text(encoding="ascii").splitlines()[1:]:
+    with contextlib.suppress(ValueError):
+        for line in (read_text(ARP) or "").splitlines()[1:]:
             ip, _, flags, mac = line.split()[:4]
             if ip == address and int(flags, 16) & COMPLETE:
                 return mac.lower()
@@ -283,18 +235,19 @@ def neighbour(address: str) -> str | None:
 
 
 def ephemeral_range() -> list[int]:
-    """The ports that the kernel gives to who asks for any."""
-    try:
-        low, high = EPHEMERAL.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return [32768, 60999]
-    return [int(low), int(high)]
+    """The first and the last port that the kernel gives to a program that asks for any port."""
+    limits = (read_text(EPHEMERAL) or "32768 60999").split()
+    return [int(limits[0]), int(limits[1])]
 
 
-def _asked(interface: str, number: int) -> bytes:
-    """What an ioctl says of an interface, after its name; raises OSError."""
+def _asked(interface: str, number: int, layout: str) -> Optional[Tuple[Any, ...]]:
+    """The fields of an ioctl's answer for an interface, behind its name; None where it cannot be asked."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        return fcntl.ioctl(probe.fileno(), number, struct.pack("16s240x", interface.encode()[:15]))[16:]
+        try:
+            answer = fcntl.ioctl(probe.fileno(), number, struct.pack("16s240x", interface.encode()[:15]))
+        except OSError:
+            return None
+    return struct.unpack_from(layout, answer, 16)
 
 
 # InfiniBand and RoCE, as sysfs shows them.
@@ -331,22 +284,22 @@ def _port(folder: Path) -> Dict[str, Any]:
         "port": int(folder.name) if folder.name.isdigit() else None,
         "state": _word(folder / "state"),
         "physical_state": _word(folder / "phys_state"),
-        "link_layer": _text(folder / "link_layer"),
-        "rate_gbps": _rate(_text(folder / "rate")),
-        "interface": _text(folder / "gid_attrs/ndevs/0") or (interfaces[0] if interfaces else None),
+        "link_layer": read_text(folder / "link_layer"),
+        "rate_gbps": _rate(read_text(folder / "rate")),
+        "interface": read_text(folder / "gid_attrs/ndevs/0") or (interfaces[0] if interfaces else None),
         "gids": _gids(folder),
-        "numa_node": _number(device / "device/numa_node"),
+        "numa_node": read_number(device / "device/numa_node"),
     }
 
 
 def _gids(folder: Path) -> List[str]:
-    texts = [_text(path) for path in sorted(folder.glob("gids/*"), key=lambda path: path.name.zfill(4))[:256]]
+    texts = [read_text(path) for path in sorted(folder.glob("gids/*"), key=lambda path: path.name.zfill(4))[:256]]
     return [text for text in texts if text and text != NO_GID][:NUM_GIDS]
 
 
 def _word(path: Path) -> Optional[str]:
     """The word of "4: ACTIVE"."""
-    text = _text(path)
+    text = read_text(path)
     return text.rpartition(":")[2].strip() if text else None
 
 
@@ -361,9 +314,5 @@ def _rate(text: Optional[str]) -> Optional[float]:
 
 def _modules() -> Set[str]:
     """Loaded modules by both lists: containers and hardened kernels often have one of them only."""
-    text, folders = "", []
-    with contextlib.suppress(OSError):
-        text = Path("/proc/modules").read_text(encoding="utf-8", errors="replace")
-    with contextlib.suppress(OSError):
-        folders = list(Path("/sys/module").iterdir())
-    return {line.partition(" ")[0] for line in text.splitlines()} | {folder.name for folder in folders}
+    listed = (read_text("/proc/modules") or "").splitlines()
+    return {line.partition(" ")[0] for line in listed} | {folder.name for folder in Path("/sys/module").glob("*")}

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from gangline.agent.bounded import Output, run
 from gangline.agent.host_facts.system import meminfo
+from gangline.agent.host_files import read_number, read_text
 
 # nvidia-smi: what it says where the library cannot be asked, and how the cards are joined.
 
@@ -239,82 +240,59 @@ def cards(library: Library) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]
     return found, faults
 
 
+NUMBERS: Dict[str, Tuple[str, Tuple[int, ...]]] = {
+    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration", ()),
+    "pcie_generation_max": ("nvmlDeviceGetMaxPcieLinkGeneration", ()),
+    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", ()),
+    "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth", ()),
+    "temperature_c": ("nvmlDeviceGetTemperature", (0,)),
+    "power_w": ("nvmlDeviceGetPowerUsage", ()),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", ()),
+}
+"""Our name of a number -> the function that gives it, and its arguments behind the device. Power is in milliwatts."""
+
+
 def _card(library: Library, device: ctypes.c_void_p, index: int) -> Dict[str, Any]:
-    total, free = _memory(library, device)
+    memory, rates, pci = _Memory(), _Utilization(), _Pci()
+    has_memory = library.answers("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))  # else it is the computer's
+    has_pci = library.answers("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
+    numbers = {
+        name: library.number(function, device, *map(ctypes.c_uint, arguments))
+        for name, (function, arguments) in NUMBERS.items()
+    }
+    watts = {name: numbers[name] for name in ("power_w", "power_limit_w")}
+    reasons = library.number("nvmlDeviceGetCurrentClocksEventReasons", device, kind=ctypes.c_ulonglong)
+    if reasons is None:
+        reasons = library.number("nvmlDeviceGetCurrentClocksThrottleReasons", device, kind=ctypes.c_ulonglong)
+    has_rates = library.answers("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
+    uncorrected_since_boot = (device, ctypes.c_uint(1), ctypes.c_uint(0))
+    capability = _pair(library, "nvmlDeviceGetCudaComputeCapability", device)
+    mig = _pair(library, "nvmlDeviceGetMigMode", device)
     return {
         "index": index,
         "name": library.text("nvmlDeviceGetName", device),
         "uuid": library.text("nvmlDeviceGetUUID", device),
-        "memory_total_bytes": total,
-        "memory_free_bytes": free,
-        "compute_capability": _capability(library, device),
-        **_bus(library, device),
-        **_condition(library, device),
+        "memory_total_bytes": int(memory.total) if has_memory else None,
+        "memory_free_bytes": int(memory.free) if has_memory else None,
+        "compute_capability": "{}.{}".format(*capability) if capability else None,
+        "pci": (pci.bus_id.decode("ascii", "replace").lower() or None) if has_pci else None,
+        **numbers,
+        **{name: None if value is None else value / 1000 for name, value in watts.items()},
+        "throttle": [words for bit, words in THROTTLES.items() if reasons and reasons & bit],
+        "utilization_percent": int(rates.gpu) if has_rates else None,
+        "ecc_uncorrected": library.number(
+            "nvmlDeviceGetTotalEccErrors", *uncorrected_since_boot, kind=ctypes.c_ulonglong
+        ),
+        "mig": bool(mig[0]) if mig else None,
         "processes": _processes(library, device),
     }
 
 
-def _memory(library: Library, device: ctypes.c_void_p) -> Tuple[Optional[int], Optional[int]]:
-    """Total and free; unknown for a card that uses the computer's own memory."""
-    memory = _Memory()
-    if not library.answers("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)):
-        return None, None
-    return int(memory.total), int(memory.free)
-
-
-def _capability(library: Library, device: ctypes.c_void_p) -> Optional[str]:
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    if not library.answers("nvmlDeviceGetCudaComputeCapability", device, ctypes.byref(major), ctypes.byref(minor)):
-        return None
-    return f"{major.value}.{minor.value}"
-
-
-def _bus(library: Library, device: ctypes.c_void_p) -> Dict[str, Any]:
-    """Where it sits on the PCI bus, and how wide and fast its link is: now, and at best."""
-    pci = _Pci()
-    bus_id = None
-    if library.answers("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci)):
-        bus_id = pci.bus_id.decode("ascii", "replace").lower() or None
-    return {
-        "pci": bus_id,
-        "pcie_generation": library.number("nvmlDeviceGetCurrPcieLinkGeneration", device),
-        "pcie_generation_max": library.number("nvmlDeviceGetMaxPcieLinkGeneration", device),
-        "pcie_width": library.number("nvmlDeviceGetCurrPcieLinkWidth", device),
-        "pcie_width_max": library.number("nvmlDeviceGetMaxPcieLinkWidth", device),
-    }
-
-
-def _condition(library: Library, device: ctypes.c_void_p) -> Dict[str, Any]:
-    """Heat, power, what slows it down, memory errors, and whether it is cut into instances."""
-    reasons = library.number("nvmlDeviceGetCurrentClocksEventReasons", device, kind=ctypes.c_ulonglong)
-    if reasons is None:
-        reasons = library.number("nvmlDeviceGetCurrentClocksThrottleReasons", device, kind=ctypes.c_ulonglong)
-    power = library.number("nvmlDeviceGetPowerUsage", device)
-    limit = library.number("nvmlDeviceGetEnforcedPowerLimit", device)
-    return {
-        "temperature_c": library.number("nvmlDeviceGetTemperature", device, ctypes.c_uint(0)),
-        "power_w": None if power is None else power / 1000,
-        "power_limit_w": None if limit is None else limit / 1000,
-        "throttle": [words for bit, words in THROTTLES.items() if reasons and reasons & bit],
-        "utilization_percent": _utilization(library, device),
-        # uncorrected, since the driver was loaded
-        "ecc_uncorrected": library.number(
-            "nvmlDeviceGetTotalEccErrors", device, ctypes.c_uint(1), ctypes.c_uint(0), kind=ctypes.c_ulonglong
-        ),
-        "mig": _mig(library, device),
-    }
-
-
-def _utilization(library: Library, device: ctypes.c_void_p) -> Optional[int]:
-    rates = _Utilization()
-    answered = library.answers("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates))
-    return int(rates.gpu) if answered else None
-
-
-def _mig(library: Library, device: ctypes.c_void_p) -> Optional[bool]:
-    now, later = ctypes.c_uint(), ctypes.c_uint()
-    answered = library.answers("nvmlDeviceGetMigMode", device, ctypes.byref(now), ctypes.byref(later))
-    return bool(now.value) if answered else None
+def _pair(library: Library, name: str, device: ctypes.c_void_p) -> Optional[Tuple[int, int]]:
+    """The two numbers that a function gives back through its last arguments; None where it cannot say."""
+    first, second = ctypes.c_uint(), ctypes.c_uint()
+    answered = library.answers(name, device, ctypes.byref(first), ctypes.byref(second))
+    return (first.value, second.value) if answered else None
 
 
 def _processes(library: Library, device: ctypes.c_void_p) -> List[Dict[str, Any]]:
@@ -327,17 +305,10 @@ def _processes(library: Library, device: ctypes.c_void_p) -> List[Dict[str, Any]
         {
             "pid": int(row.pid),
             "memory_bytes": None if row.used == NOT_SAID else int(row.used),
-            "name": _command(row.pid),
+            "name": read_text(f"/proc/{row.pid}/comm"),
         }
         for row in rows[: min(count.value, MAX_PROCESSES)]
     ]
-
-
-def _command(pid: int) -> Optional[str]:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
 
 
 KERNEL_MODULE = "/proc/driver/nvidia/version"
@@ -407,10 +378,8 @@ def kernel_module(place: str) -> Dict[str, Any]:
     """The version of the loaded kernel module, and whether it is the open one, which shares memory with network cards
     without nvidia_peermem.
     """
-    try:
-        with Path(place).open(encoding="utf-8", errors="replace") as stream:
-            line = stream.readline()
-    except OSError:
+    line = (read_text(place) or "").partition("\n")[0]
+    if not line:
         return {"module": None, "open_module": None}
     version = re.search(r"\b\d{3}\.\d+(\.\d+)*\b", line)
     return {"module": version[0] if version else None, "open_module": "Open Kernel Module" in line}
@@ -421,20 +390,10 @@ def numa_node(pci: Any) -> Optional[int]:
     if not isinstance(pci, str):
         return None
     domain, _, rest = pci.partition(":")
-    try:
-        return int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    return read_number(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")
 
 
 def on_the_bus(root: Path) -> int:
     """How many NVIDIA display adapters the kernel sees, with or without a driver."""
-    found = 0
-    for device in root.glob("*"):
-        try:
-            vendor = (device / "vendor").read_text(encoding="ascii").strip()
-            kind = (device / "class").read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        found += vendor == "0x10de" and kind.startswith("0x03")
-    return found
+    cards = [device for device in root.glob("*") if read_text(device / "vendor") == "0x10de"]
+    return sum((read_text(device / "class") or "").startswith("0x03") for device in cards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
-from gangline.agent.bounded import run
+from gangline.agent.bounded import ask_python
 
 PACKAGES = (
     "torch",
@@ -39,7 +38,7 @@ MARK = "gangline-packages"
 ENVIRONMENT_S = 10.0
 
 # Runs in any Python of the last ten years. Nothing is imported but the standard library: importing torch takes seconds
-# and can fail. A module system may print a greeting before it, hence the mark.
+# and can fail.
 QUESTION = r"""
 import json, os, platform, re, sys
 def version(name):
@@ -79,13 +78,7 @@ def packages(request: Dict[str, Any]) -> Dict[str, Any]:
     if not argv:
         return {}
     env = {str(name): str(value) for name, value in (request.get("python_env") or {}).items()}
-    output = run([*argv, "-c", QUESTION, *PACKAGES], timeout_s=ENVIRONMENT_S, env=env)
-    for line in reversed(output.stdout.splitlines()):
-        if line.startswith(MARK):
-            answer: Dict[str, Any] = json.loads(line[len(MARK) :])
-            return answer
-    last = (output.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    raise OSError(f"{' '.join(argv)}: exit code {output.returncode}: {last[:300]}")
+    return ask_python(argv, QUESTION, *PACKAGES, mark=MARK, timeout_s=ENVIRONMENT_S, env=env)
 
 
 def programs(_request: Dict[str, Any]) -> Dict[str, Any]:

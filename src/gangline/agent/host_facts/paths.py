@@ -1,14 +1,12 @@
-"""Room, kind and rights of folders. Reads only; what has to write is in gangline.agent.host_facts.paths."""
+"""Folders of this host: room, kind and rights, whether files can be written, and whether hosts share them."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pwd
 import re
 import stat
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -218,14 +216,11 @@ TRY_FOLDER_S = 8.0
 SAMPLE_BYTES = 1 << 20
 
 
-def disk_main(_argv: List[str]) -> int:
+def disk(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    paths = [str(path) for path in json.load(sys.stdin)["folders"]][:16]
+    paths = [str(path) for path in request["folders"]][:16]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        answers = dict(zip(paths, pool.map(_write_bounded, paths)))
-    sys.stdout.write(json.dumps({"folders": answers}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # a dead file server may hold a thread
+        return {"folders": dict(zip(paths, pool.map(_write_bounded, paths)))}
 
 
 def _write_bounded(path: str) -> Dict[str, Any]:
@@ -253,10 +248,6 @@ def write_and_remove(path: str) -> float:
     return time.monotonic() - begun
 
 
-if __name__ == "__main__":
-    sys.exit(disk_main(sys.argv[1:]))
-
-
 # `shared`: whether a folder is the same one on all hosts. The controller has it done in turns, on every host at
 # once.
 
@@ -268,16 +259,13 @@ NAME = re.compile(r"[A-Za-z0-9]{1,64}")
 RENAMED = ".renamed"
 
 
-def shared_main(_argv: List[str]) -> int:
+def shared(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
     try:
         answer: Dict[str, Any] = within(TURN_S, lambda: TURNS[str(request["do"])](Markers(request)))
     except OSError as error:
-        answer = {"error": error.strerror or str(error)}
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # a dead file server may hold a thread
+        return {"error": error.strerror or str(error)}
+    return answer
 
 
 class Markers:
@@ -340,7 +328,3 @@ TURNS: Dict[str, Callable[[Markers], Dict[str, Any]]] = {
     "renamed": _renamed,
     "remove": _remove,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(shared_main(sys.argv[1:]))

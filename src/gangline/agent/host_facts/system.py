@@ -11,9 +11,10 @@ import shlex
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from gangline.agent.bounded import run, within
+from gangline.agent.host_files import read_link, read_text
 
 NAME_S = 4.0
 """A name server that does not answer keeps us no longer."""
@@ -55,9 +56,9 @@ def machine() -> Dict[str, Optional[str]]:
     Hashed: a machine id is not meant to leave its machine.
     """
     return {
-        "id": _hashed(_text("/etc/machine-id") or _text("/var/lib/dbus/machine-id")),
-        "boot": _hashed(_text("/proc/sys/kernel/random/boot_id")),
-        "network": _link("/proc/self/ns/net"),
+        "id": _hashed(read_text("/etc/machine-id") or read_text("/var/lib/dbus/machine-id")),
+        "boot": _hashed(read_text("/proc/sys/kernel/random/boot_id")),
+        "network": read_link("/proc/self/ns/net"),
     }
 
 
@@ -68,7 +69,7 @@ def num_cpus() -> int:
 
 def meminfo() -> Dict[str, int]:
     """Figures of /proc/meminfo in bytes."""
-    rows = [line.partition(":") for line in (_text("/proc/meminfo") or "").splitlines()]
+    rows = [line.partition(":") for line in (read_text("/proc/meminfo") or "").splitlines()]
     found = {key: rest.split() for key, _, rest in rows}
     return {key: int(words[0]) * 1024 for key, words in found.items() if words and words[0].isdigit()}
 
@@ -90,7 +91,7 @@ def memory_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") 
     they are taken off, as the kubelet does for its working set.
     """
     found = []
-    for line in (_text(own) or "").splitlines():
+    for line in (read_text(own) or "").splitlines():
         number, controllers, group = [*line.split(":", 2), "", "", ""][:3]
         if number == "0":
             place, files = Path(root), ("memory.max", "memory.current", "inactive_file")
@@ -110,11 +111,11 @@ def memory_groups(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") 
 
 def _limit_and_use(folder: Path, limit: str, used: str, reclaimable: str) -> Optional[Tuple[int, int]]:
     """Of one control group; None where it has no limit. What it uses counts as nothing where that cannot be read."""
-    most = _text(str(folder / limit)) or ""
+    most = read_text(folder / limit) or ""
     if not most.isdigit() or int(most) >= UNLIMITED_BYTES:
         return None
-    held = _text(str(folder / used)) or ""
-    rows = [line.split() for line in (_text(str(folder / "memory.stat")) or "").splitlines()]
+    held = read_text(folder / used) or ""
+    rows = [line.split() for line in (read_text(folder / "memory.stat") or "").splitlines()]
     cache = next((int(row[1]) for row in rows if len(row) == 2 and row[0] == reclaimable and row[1].isdigit()), 0)
     return int(most), max(0, int(held) - cache) if held.isdigit() else 0
 
@@ -143,32 +144,17 @@ def _resolve(name: str) -> Any:
     return list(dict.fromkeys(str(row[4][0]).partition("%")[0] for row in rows))[:16]
 
 
-def _text(path: str) -> Optional[str]:
-    try:
-        with Path(path).open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(1 << 16).strip()
-    except OSError:
-        return None
-
-
-def _link(path: str) -> Optional[str]:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - Path.readlink is of Python 3.9
-    except OSError:
-        return None
-
-
 def _hashed(text: Optional[str]) -> Optional[str]:
     return hashlib.blake2b(text.encode(), digest_size=12, person=b"gangline").hexdigest() if text else None
 
 
 def _uptime() -> Optional[float]:
-    words = (_text("/proc/uptime") or "").split()
+    words = (read_text("/proc/uptime") or "").split()
     return float(words[0]) if words else None
 
 
 def _os_name() -> str:
-    rows = [line.partition("=") for line in (_text("/etc/os-release") or "").splitlines()]
+    rows = [line.partition("=") for line in (read_text("/etc/os-release") or "").splitlines()]
     return next((value.strip('"') for key, _, value in rows if key == "PRETTY_NAME"), platform.system())
 
 
@@ -178,9 +164,9 @@ def _container() -> Optional[str]:
         return "docker"
     if Path("/run/.containerenv").exists():
         return "podman"
-    if named := os.environ.get("container") or _text("/run/systemd/container"):  # noqa: SIM112 - systemd writes it so
+    if named := os.environ.get("container") or read_text("/run/systemd/container"):  # noqa: SIM112 - systemd writes it so
         return named[:40]
-    groups = _text("/proc/1/cgroup") or ""
+    groups = read_text("/proc/1/cgroup") or ""
     return next((kind for kind in ("kubepods", "docker", "lxc") if "/" + kind in groups), None)
 
 
@@ -211,7 +197,7 @@ def _configured_to_kill() -> bool:
     """The same by logind's files: the last line that says so counts, "no" is what it does by itself."""
     folders = (Path("/usr/lib/systemd/logind.conf.d"), Path("/etc/systemd/logind.conf.d"))
     paths = [Path("/etc/systemd/logind.conf"), *(path for folder in folders for path in sorted(folder.glob("*.conf")))]
-    lines = [line.strip() for path in paths for line in (_text(str(path)) or "").splitlines()]
+    lines = [line.strip() for path in paths for line in (read_text(path) or "").splitlines()]
     said = [line.partition("=")[2].strip().lower() for line in lines if line.startswith("KillUserProcesses=")]
     return bool(said) and said[-1] in {"yes", "true", "1", "on"}
 
@@ -250,7 +236,6 @@ WATCHED = re.compile(
 SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|KEY", re.IGNORECASE)
 FILES = ("~/.bashrc", "~/.profile", "~/.bash_profile", "~/.zshrc", "~/.zshenv", "/etc/environment")
 PROFILES = Path("/etc/profile.d")
-FILE_BYTES = 1 << 18
 VALUE_LENGTH = 200
 NUM_VARIABLES = 100
 EXPORT = re.compile(r"\s*(?:export|declare\s+-x|typeset\s+-x)\s+(.*)")
@@ -260,31 +245,14 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 def variables(_request: Dict[str, Any]) -> List[Dict[str, Any]]:
     """Name, value (null for what sounds like a secret) and where it is set."""
     found = [_row(name, value, "environment") for name, value in sorted(os.environ.items()) if WATCHED.fullmatch(name)]
-    for path in [*map(_expanded, FILES), *sorted(PROFILES.glob("*.sh"))]:
-        found += [_row(name, value, f"{path}:{number}") for number, name, value in _read(path)]
+    for path in [*map(os.path.expanduser, FILES), *map(str, sorted(PROFILES.glob("*.sh")))]:
+        for number, line in enumerate((read_text(path) or "").splitlines(), 1):
+            found += [_row(name, value, f"{path}:{number}") for name, value in assignments(line)]
     return found[:NUM_VARIABLES]
 
 
 def _row(name: str, value: str, source: str) -> Dict[str, Any]:
     return {"name": name, "value": None if SECRET.search(name) else value[:VALUE_LENGTH], "source": source}
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # nobody knows the home folder
-        return Path(path)
-
-
-def _read(path: Path) -> Iterator[Tuple[int, str, str]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            text = stream.read(FILE_BYTES)
-    except OSError:
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        for name, value in assignments(line):
-            yield number, name, value
 
 
 def assignments(line: str) -> List[Tuple[str, str]]:

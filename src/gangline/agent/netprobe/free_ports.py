@@ -1,11 +1,11 @@
-"""`ports`: a port for the ranks to meet at.
+"""`free-port`: a port for the ranks to meet at. `connect`: whether this host can open TCP connections.
 
-    gangline-agent ports free < {"address", "range": [low, high], "avoid": [...], "claims": folder or null, "hold_s": n}
+    gangline-agent free-port < {"address", "range": [low, high], "avoid": [...], "claims": folder or null, "hold_s": n}
         -> {"port", "taken": [...], "ephemeral": [low, high], "may_be_given_away": bool}, or "port": null
 
-A free port is looked for below the range from which the kernel serves who asks for any port: in that range another
-program may be given it at any time between our look and the start of the ranks. What has been handed out is claimed for
-`hold_s` with a file in `claims`, because torch listens on it only seconds later, when it has been imported.
+The range lies below the ports that the kernel gives to any program that asks: such a port could be given away between
+our look and the start of the ranks. A port that was handed out is claimed for `hold_s` seconds with a file in `claims`,
+because torch listens on it only seconds later, when it has been imported.
 
 Standard library only, Python >= 3.8.
 """
@@ -15,23 +15,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import socket
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator
 
 from gangline.agent.host_facts.interfaces import ephemeral_range
 from gangline.agent.netprobe import path as hello
 
-REQUEST_LIMIT_BYTES = 1 << 16
-
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """The first port of the range that nobody listens on and nobody has claimed."""
+    """The verb: the first port of the range that nobody listens on and nobody has claimed."""
     low, high = request["range"]
     avoid, taken = set(request.get("avoid", ())), []
     ephemeral = ephemeral_range()
@@ -101,20 +97,6 @@ def _claims(folder: str | None, hold_s: float) -> Iterator[RecentPorts]:
         yield RecentPorts(place, hold_s)
 
 
-def ports_main(argv: list[str]) -> int:
-    """Entry point."""
-    if argv != ["free"]:
-        sys.stderr.write("usage: ports free, with a request as JSON on stdin\n")
-        return 2
-    request = json.loads(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES))
-    sys.stdout.write(json.dumps(free(request)) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(ports_main(sys.argv[1:]))
-
-
 # `connect`: can this host open a TCP connection to an address and port? Says nothing there, and closes at once.
 
 
@@ -139,21 +121,9 @@ def outcome(address: str, port: int, timeout_s: float) -> str:
     return "open"
 
 
-def outcomes(targets: Sequence[Sequence[object]], timeout_s: float) -> List[str]:
-    """How connections to all targets go, tried at the same time."""
-    wanted = [(str(address), int(str(port))) for address, port in targets[:TARGETS_LIMIT]]
-    with ThreadPoolExecutor(max_workers=max(1, len(wanted))) as pool:
-        return list(pool.map(lambda target: outcome(target[0], target[1], timeout_s), wanted))
-
-
-def connect_main(argv: List[str]) -> int:
-    """Entry point."""
-    del argv
-    asked = json.loads(sys.stdin.buffer.read())
-    timeout_s = min(float(asked.get("timeout_s", 3.0)), SECONDS_LIMIT)
-    sys.stdout.write(json.dumps({"outcomes": outcomes(asked["targets"], timeout_s)}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(connect_main(sys.argv[1:]))
+def connect(request: dict[str, Any]) -> dict[str, Any]:
+    """The verb: how connections to all targets go, tried at the same time."""
+    timeout_s = min(float(request.get("timeout_s", 3.0)), SECONDS_LIMIT)
+    targets = [(str(address), int(port)) for address, port in request["targets"][:TARGETS_LIMIT]]
+    with ThreadPoolExecutor(max_workers=max(1, len(targets))) as pool:
+        return {"outcomes": list(pool.map(lambda target: outcome(target[0], target[1], timeout_s), targets))}

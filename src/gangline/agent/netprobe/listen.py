@@ -2,7 +2,7 @@
 
     gangline-agent listen < {"token", "host", "addresses": [...], "interface": null or a name,
                              "ports": [0, [29500, 29999]], "udp": bool, "any": bool, "seconds": n,
-                             "claims": folder or null, "hold_s": n}        as `ports free` has them
+                             "claims": folder or null, "hold_s": n}        as `free-port` has them
 
 The first line says what is open:
     {"instance", "time", "ports": [{"address", "asked", "port"} or {"address", "asked", "error", "code"}],
@@ -21,22 +21,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import json
-import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Iterator
 
 from gangline.agent.host_facts import interfaces
 from gangline.agent.netprobe import path
 from gangline.agent.netprobe.free_ports import RecentPorts
 
 SECONDS_LIMIT = 180.0
-REQUEST_LIMIT_BYTES = 1 << 16
 STRANGER_S = 2.0
 """How long a connection may take to present the token."""
 IDLE_S = 10.0
@@ -238,28 +234,12 @@ def _in_background(work: Any, *arguments: Any) -> None:
     threading.Thread(target=work, args=arguments, daemon=True).start()
 
 
-def _say(words: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(words) + "\n")
-    sys.stdout.flush()
-
-
-def main(argv: list[str]) -> int:
-    """Entry point."""
-    del argv
-    request = json.loads(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES))
+def listen(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The verb. Threads that wait for connections do not end; everything is closed with the process."""
     deadline = time.monotonic() + min(float(request["seconds"]), SECONDS_LIMIT)
     doors = Doors(request)
     opened = {"time": time.time(), "ports": doors.ports, "udp": doors.udp, "data": doors.data, "own": doors.own}
-    try:
-        _say(dict(doors.me, **opened, macs=interfaces.macs(), ephemeral=interfaces.ephemeral_range()))
-        while time.monotonic() < deadline:
-            time.sleep(min(BEAT_S, max(0.0, deadline - time.monotonic())))
-            _say({"beat": time.time()})
-    except OSError:  # nobody reads any more
-        sys.stderr.close()
-    # Threads that wait for connections do not end; everything is closed with the process.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    yield dict(doors.me, **opened, macs=interfaces.macs(), ephemeral=interfaces.ephemeral_range())
+    while time.monotonic() < deadline:
+        time.sleep(min(BEAT_S, max(0.0, deadline - time.monotonic())))
+        yield {"beat": time.time()}

@@ -16,9 +16,7 @@ Standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import errno
-import json
 import socket
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +25,6 @@ from typing import Any
 from gangline.agent.host_facts import interfaces
 from gangline.agent.netprobe import path
 
-REQUEST_LIMIT_BYTES = 1 << 20
 SECONDS_LIMIT = 10.0
 THREADS = 64
 BURST_BYTES = 1 << 20
@@ -137,7 +134,7 @@ def knock_on_all(asker: Asker, targets: list[dict[str, Any]]) -> list[dict[str, 
 
 
 def ask_all(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Try and measure every target."""
+    """The verb: try and measure every target."""
     asker, targets = Asker(request), list(request["targets"])
     said = knock_on_all(asker, targets)
     reached = [(target, record) for target, record in zip(targets, said) if _is_open(record)]
@@ -153,16 +150,3 @@ def ask_all(request: dict[str, Any]) -> list[dict[str, Any]]:
     for _, record in reached:
         asker.measure_alone(record, {"burst", "throughput"})
     return said
-
-
-def main(argv: list[str]) -> int:
-    """Entry point."""
-    del argv
-    request = json.loads(sys.stdin.buffer.read(REQUEST_LIMIT_BYTES))
-    for record in ask_all(request):
-        sys.stdout.write(json.dumps(record) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -34,9 +34,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
-from gangline.agent.bounded import run
+from gangline.agent.bounded import ask_python, run
 from gangline.agent.host_facts.packages import pythons
-from gangline.agent.provision.digests import free_bytes, say, write_whole
+from gangline.agent.host_files import read_record, write_whole
+from gangline.agent.provision.digests import free_bytes
+from gangline.agent.verbs import VerbFailed, write_line
 
 MANIFEST = "gangline.json"
 MARK = "gangline-contents"
@@ -60,19 +62,8 @@ print(json.dumps({
 """
 
 
-class CannotBuild(Exception):
-    """What went wrong, and what was seen."""
-
-    def __init__(self, what: str, seen: str = "", fix: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.seen = seen
-        self.fix = fix
-
-
-def main(_argv: Sequence[str]) -> int:
+def environment(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
     act: Callable[[Dict[str, Any]], Dict[str, Any]] = {
         "look": _look,
         "contents": lambda asked: contents([str(word) for word in asked["argv"]], asked.get("env") or {}),
@@ -80,14 +71,9 @@ def main(_argv: Sequence[str]) -> int:
         "build": _build,
     }[request["do"]]
     try:
-        say({"kind": "result", **act(request)})
-    except CannotBuild as error:
-        say({"kind": "error", "what": error.what, "seen": error.seen, "fix": error.fix})
-        return 1
-    except (OSError, TimeoutError) as error:
-        say({"kind": "error", "what": str(error)})
-        return 1
-    return 0
+        return {"kind": "result", **act(request)}
+    except OSError as error:  # TimeoutError is one
+        raise VerbFailed(str(error)) from error
 
 
 def _look(request: Dict[str, Any]) -> Dict[str, Any]:
@@ -117,19 +103,12 @@ def contents(argv: List[str], env: Dict[str, str]) -> Dict[str, Any]:
     """What the Python behind a command holds; raises OSError with its last words."""
     source = pkgutil.get_data("gangline.agent.provision", "contents.py")
     assert source is not None
-    output = run([*argv, "-c", source.decode()], timeout_s=CONTENTS_S, env=env, limit_bytes=1 << 22)
-    for line in output.stdout.splitlines():  # a module system may greet first
-        if line.startswith(MARK):
-            answer: Dict[str, Any] = json.loads(line[len(MARK) :])
-            return answer
-    last = (output.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    raise OSError("{}: exit code {}: {}".format(" ".join(argv), output.returncode, last[:300]))
+    return ask_python(argv, source.decode(), mark=MARK, timeout_s=CONTENTS_S, env=env, limit_bytes=1 << 22)
 
 
 def _verify(folder: Path) -> Dict[str, Any]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    manifest = read_record(folder / MANIFEST)
+    if not manifest:
         return {"whole": False, "built": False, "why": "it was never finished", "packages": {}}
     try:
         found = contents([str(folder / "bin" / "python")], {"PYTHONNOUSERSITE": "1"})["packages"]
@@ -186,7 +165,7 @@ def _run_uv(request: Dict[str, Any], folder: Path, wheels: Path) -> None:
 
 
 def _step(what: str, argv: List[str], deadline: float, variables: Dict[str, str]) -> None:
-    """Run uv, with a sign of life; raises CannotBuild with its last words. Nothing that the user set for uv counts."""
+    """Run uv, with a sign of life; raises VerbFailed with its last words. Nothing that the user set for uv counts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PYTHON", "VIRTUAL_ENV"))}
     alone = {"UV_OFFLINE": "1", "UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never"}
     env = {**kept, **alone, **variables, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
@@ -197,7 +176,7 @@ def _step(what: str, argv: List[str], deadline: float, variables: Dict[str, str]
             )
         except OSError as error:
             fix = "give the host a `workdir` on a file system from which programs may run (no `noexec`)"
-            raise CannotBuild("uv, which builds the environment, cannot be started", str(error), fix) from error
+            raise VerbFailed("uv, which builds the environment, cannot be started", str(error), fix) from error
         with _beating(what):
             try:
                 code = process.wait(max(1.0, deadline - time.monotonic()))
@@ -207,7 +186,7 @@ def _step(what: str, argv: List[str], deadline: float, variables: Dict[str, str]
                 process.kill()
                 process.wait()
         if code != 0:
-            raise CannotBuild(*_why(what, code, output))
+            raise VerbFailed(*_why(what, code, output))
 
 
 def _why(what: str, code: Optional[int], output: Any) -> Sequence[str]:
@@ -227,7 +206,7 @@ def _beating(what: str) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(BEAT_S):
-            say({"kind": "progress", "what": what, "seconds": round(time.monotonic() - begun_s)})
+            write_line({"kind": "progress", "what": what, "seconds": round(time.monotonic() - begun_s)})
 
     thread = threading.Thread(target=beat)
     thread.start()

@@ -12,29 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 from gangline.agent.host_facts.paths import is_borrowed, strangers
+from gangline.agent.verbs import VerbFailed
 
 TRIES = 5
 """Somebody may take away what he has put there, just when we look."""
 FIX = "name a folder of your own: `workdir` of this host in cluster.yaml, or GANGLINE_HOME where you type"
 
 
-def main(_argv: List[str]) -> int:
+def claim_folders(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    answers = [claim(str(path)) for path in json.load(sys.stdin)["folders"]]
-    answer = next((answer for answer in answers if answer["kind"] == "error"), {"kind": "result"})
-    sys.stdout.write(json.dumps(answer) + "\n")
-    return int(answer["kind"] == "error")
+    for path in request["folders"]:
+        claim(str(path))
+    return {"kind": "result"}
 
 
-def claim(path: str) -> Dict[str, Any]:
-    """Make a folder, and those above it that are missing, mode 0700; the answer for it.
+def claim(path: str) -> None:
+    """Make a folder, and those above it that are missing, mode 0700; raises VerbFailed where it is not ours alone.
 
     Each is made in one that was looked at before and that no stranger can replace, and looked at in turn.
     """
@@ -44,10 +42,9 @@ def claim(path: str) -> Dict[str, Any]:
                 continue
             owner = _make(place, is_end=place == Path(path))
             if owner is not None and not is_borrowed(str(place)):
-                return _error("{} is not yours alone".format(path), owner)
+                raise VerbFailed("{} is not yours alone".format(path), owner, FIX)
     except OSError as error:
-        return _error("{} cannot be made".format(path), error.strerror or str(error))
-    return {"kind": "result"}
+        raise VerbFailed("{} cannot be made".format(path), error.strerror or str(error), FIX) from error
 
 
 def _make(place: Path, *, is_end: bool) -> Optional[str]:
@@ -60,11 +57,3 @@ def _make(place: Path, *, is_end: bool) -> Optional[str]:
         if found.is_folder or found.owner is not None:
             return found.owner
     raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
-
-
-def _error(what: str, seen: str) -> Dict[str, Any]:
-    return {"kind": "error", "what": what, "seen": seen, "fix": FIX}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -20,12 +20,15 @@ import json
 import os
 import shutil
 import stat
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from gangline.agent.host_facts.paths import nearest
+from gangline.agent.host_files import read_record, write_whole
+from gangline.agent.verbs import VerbFailed, write_line
 
 PIECE_BYTES = 1 << 20
 INTERVAL_S = 0.5
@@ -58,7 +61,7 @@ class DigestMeter:
             now = time.monotonic()
             if now - self._said_s >= INTERVAL_S:
                 self._said_s = now
-                say({"kind": "progress", "done_bytes": self._done_bytes, "total_bytes": self.total_bytes})
+                write_line({"kind": "progress", "done_bytes": self._done_bytes, "total_bytes": self.total_bytes})
 
 
 class Cache:
@@ -66,7 +69,7 @@ class Cache:
 
     def __init__(self, path: Optional[str]) -> None:
         self._path = Path(path) if path else None
-        self._entries = _read_entries(self._path) if self._path else {}
+        self._entries = read_record(self._path) if self._path else {}
         self._fresh: Dict[str, List[Any]] = {}
 
     def get(self, path: Path, status: os.stat_result) -> Optional[str]:
@@ -83,25 +86,22 @@ class Cache:
         """Write what was learned; entries of files that are gone go with it."""
         if not self._path or not self._fresh:
             return
-        entries = {**_read_entries(self._path), **self._fresh}
+        entries = {**read_record(self._path), **self._fresh}
         kept = {path: entry for path, entry in entries.items() if Path(path).exists()}
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(self._path, json.dumps(kept).encode())
 
 
-def main(_argv: Sequence[str]) -> int:
+def digests(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
-    exact, skip = bool(request.get("exact")), frozenset(request.get("skip", ()))
     try:
-        answer = _answer(request, exact=exact, skip=skip)
+        return {"kind": "result", "folders": _digests(request)}
     except OSError as error:
-        say({"kind": "error", "what": "{} cannot be read: {}".format(error.filename, error.strerror)})
-        return 1
-    say({"kind": "result", "folders": answer})
-    return 0
+        raise VerbFailed("{} cannot be read: {}".format(error.filename, error.strerror)) from error
 
 
-def _answer(request: Dict[str, Any], *, exact: bool, skip: FrozenSet[str]) -> Dict[str, Any]:
+def _digests(request: Dict[str, Any]) -> Dict[str, Any]:
+    exact, skip = bool(request.get("exact")), frozenset(request.get("skip", ()))
     cache, meter = Cache(request.get("cache")), DigestMeter()
     names = request.get("names")
     found = {path: look(Path(path), exact=exact, skip=skip, names=names) for path in request["folders"]}
@@ -129,10 +129,8 @@ def _described(path: Path, marks: Marks, odd: Dict[str, str]) -> Dict[str, Any]:
 
 def free_bytes(path: Path) -> Optional[int]:
     """Room on the disk where a path is, or would be."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
     try:
-        return shutil.disk_usage(str(path)).free
+        return shutil.disk_usage(nearest(str(path))).free
     except OSError:
         return None
 
@@ -142,7 +140,7 @@ def say_files(folder: str, marks: Marks) -> None:
     names = sorted(marks)
     for begin in range(0, len(names), NAMES_IN_LINE):
         piece = {name: marks[name] for name in names[begin : begin + NAMES_IN_LINE]}
-        say({"kind": "files", "folder": folder, "files": piece})
+        write_line({"kind": "files", "folder": folder, "files": piece})
 
 
 def tree_hash(marks: Marks) -> str:
@@ -240,30 +238,5 @@ def file_digest(path: Path, meter: DigestMeter) -> str:
             meter.add(len(piece))
 
 
-def say(record: Dict[str, Any]) -> None:
-    """One line of JSON on stdout, at once."""
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(".{}.{}.tmp".format(path.name, os.getpid()))
-    with fresh.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fresh.replace(path)
-
-
 def _stamp(status: os.stat_result) -> List[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _read_entries(path: Path) -> Dict[str, List[Any]]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

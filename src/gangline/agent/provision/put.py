@@ -18,11 +18,11 @@ import json
 import os
 import shutil
 import stat
-import sys
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
+from gangline.agent.host_files import read_record, sync, write_whole
 from gangline.agent.provision.digests import (
     Cache,
     DigestMeter,
@@ -30,35 +30,32 @@ from gangline.agent.provision.digests import (
     hash_all,
     look,
     mark_of,
-    say,
     say_files,
     tree_hash,
-    write_whole,
 )
+from gangline.agent.provision.tree_stream import remove
+from gangline.agent.verbs import VerbFailed
 
 PIECE_BYTES = 1 << 20
 MEMBERS_LIMIT = 200_000
 TRIES = 20
 
 
-class ArchiveRefused(Exception):
-    """An archive that is not taken, and why."""
+class Refused(Exception):
+    """An archive or a project that is not taken; the text says why."""
 
 
-def place_main(_argv: Sequence[str]) -> int:
+def place(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
     target = Path(request["target"])
     try:
         marks = (_place_archive if "archive" in request else _place_folder)(request, target)
-    except (ArchiveRefused, tarfile.TarError, OSError) as error:
-        say({"kind": "error", "what": "{}: {}".format(target, error)})
-        return 1
+    except (Refused, tarfile.TarError, OSError) as error:
+        raise VerbFailed("{}: {}".format(target, error)) from error
     placed = tree_hash(marks) == request["tree"]
     if not placed:
         say_files(str(target), marks)
-    say({"kind": "result", "placed": placed})
-    return 0
+    return {"kind": "result", "placed": placed}
 
 
 def _place_archive(request: Dict[str, Any], target: Path) -> Marks:
@@ -73,7 +70,7 @@ def _place_archive(request: Dict[str, Any], target: Path) -> Marks:
             _take_place(fresh, target)
         return marks
     finally:
-        _remove(fresh)
+        remove(os.fsencode(fresh))
         with contextlib.suppress(FileNotFoundError):
             archive.unlink()
 
@@ -84,7 +81,7 @@ def _place_folder(request: Dict[str, Any], target: Path) -> Marks:
     if tree_hash(marks) == request["tree"]:
         _take_place(folder, target)
     else:
-        _remove(folder)  # a second try must not go on from what is wrong
+        remove(os.fsencode(folder))  # a second try must not go on from what is wrong
     return marks
 
 
@@ -107,14 +104,10 @@ def _take_place(fresh: Path, target: Path) -> None:
                 raise
         with contextlib.suppress(FileNotFoundError):  # somebody else puts the same there, at the same time
             target.rename(old)
-            _remove(old)
+            remove(os.fsencode(old))
     else:
         raise OSError(errno.EBUSY, "others keep putting something in its place", str(target))
-    descriptor = os.open(str(target.parent), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(target.parent)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -125,7 +118,7 @@ def unpack(archive: Path, folder: Path) -> None:
         for member in tar:
             seen += 1
             if seen > MEMBERS_LIMIT:
-                raise ArchiveRefused("more than {} members".format(MEMBERS_LIMIT))
+                raise Refused("more than {} members".format(MEMBERS_LIMIT))
             name = _inside(member.name)
             if member.isdir():
                 _make_folders(folder, name)
@@ -135,7 +128,7 @@ def unpack(archive: Path, folder: Path) -> None:
             elif member.issym():
                 links.append((name, member.linkname))
             else:
-                raise ArchiveRefused("{!r} is neither a file, a folder nor a link".format(member.name))
+                raise Refused("{!r} is neither a file, a folder nor a link".format(member.name))
     for name, leads_to in links:
         _make_link(folder, name, leads_to)
     for name, _ in links:
@@ -145,7 +138,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ArchiveRefused("the name {!r} leads out of the folder".format(name))
+        raise Refused("the name {!r} leads out of the folder".format(name))
     return path
 
 
@@ -157,7 +150,7 @@ def _make_folders(folder: Path, name: PurePosixPath) -> None:
         with contextlib.suppress(FileExistsError):
             here.mkdir(mode=0o700)
         if not stat.S_ISDIR(here.lstat().st_mode):
-            raise ArchiveRefused("{!r} is below something that is no folder".format(str(name)))
+            raise Refused("{!r} is below something that is no folder".format(str(name)))
 
 
 def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
@@ -171,7 +164,7 @@ def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> No
 
 def _make_link(folder: Path, name: PurePosixPath, leads_to: str) -> None:
     if PurePosixPath(leads_to).is_absolute():
-        raise ArchiveRefused("the link {!r} leads out of the folder".format(str(name)))
+        raise Refused("the link {!r} leads out of the folder".format(str(name)))
     _make_folders(folder, name.parent)
     (folder / str(name)).symlink_to(leads_to)
 
@@ -183,43 +176,28 @@ def _refuse_outside(folder: Path, link: Path) -> None:
     except (OSError, RuntimeError):  # it leads in a circle
         end = Path("/")
     if folder != end and folder not in end.parents:
-        raise ArchiveRefused("the link {!r} leads out of the folder".format(link.name))
+        raise Refused("the link {!r} leads out of the folder".format(link.name))
 
 
 def _beside(target: Path, word: str) -> Path:
     return target.with_name(".{}.{}.{}".format(target.name, os.getpid(), word))
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(str(path))
-    elif path.exists() or path.is_symlink():
-        path.unlink()
-
-
 # `lay`: the working folder of one run, filled from a project that was brought to this host. JSON on stdin and
 # stdout.
 
 
-class ProjectRefused(Exception):
-    """What is not laid, and why."""
-
-
-def lay_main(_argv: Sequence[str]) -> int:
+def lay_project(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
     source, target = Path(request["source"]), Path(request["target"])
     marks: Dict[str, str] = request["marks"]
     try:
         for name in marks:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise ProjectRefused("the name {!r} leads out of the folder".format(name))
-        answer = lay(source, target, marks)
-    except (ProjectRefused, OSError) as error:
-        say({"kind": "error", "what": "{}: {}".format(target, error)})
-        return 1
-    say({"kind": "result", **answer})
-    return 0
+                raise Refused("the name {!r} leads out of the folder".format(name))
+        return {"kind": "result", **lay(source, target, marks)}
+    except (Refused, OSError) as error:
+        raise VerbFailed("{}: {}".format(target, error)) from error
 
 
 def lay(source: Path, target: Path, marks: Dict[str, str]) -> Dict[str, object]:
@@ -232,7 +210,7 @@ def lay(source: Path, target: Path, marks: Dict[str, str]) -> Dict[str, object]:
     if fresh:
         _copy_whole(source, target, marks)
     else:
-        before = _read_note(note)
+        before = read_record(note)
         laid = sorted(name for name, mark in marks.items() if before.get(name) != mark)
         for name in laid:
             _copy(source, target, name, marks[name])
@@ -242,7 +220,7 @@ def lay(source: Path, target: Path, marks: Dict[str, str]) -> Dict[str, object]:
 
 
 def _copy_whole(source: Path, target: Path, marks: Dict[str, str]) -> None:
-    fresh = target.with_name(".{}.{}.new".format(target.name, os.getpid()))
+    fresh = _beside(target, "new")
     fresh.mkdir(mode=0o700, parents=True)
     try:
         for name, mark in marks.items():
@@ -256,7 +234,7 @@ def _copy(source: Path, target: Path, name: str, mark: str) -> None:
     """One file or link, whole or not at all."""
     path = target / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(".{}.{}.new".format(path.name, os.getpid()))
+    fresh = _beside(path, "new")
     try:
         if (source / name).is_symlink():
             fresh.symlink_to(os.readlink(str(source / name)))  # noqa: PTH115  (Path.readlink came with 3.9)
@@ -264,7 +242,7 @@ def _copy(source: Path, target: Path, name: str, mark: str) -> None:
             shutil.copyfile(str(source / name), str(fresh))
             fresh.chmod(0o700 if (source / name).stat().st_mode & 0o100 else 0o600)
         if _mark(fresh) != mark:
-            raise ProjectRefused("{} is not what was brought".format(source / name))
+            raise Refused("{} is not what was brought".format(source / name))
         fresh.replace(path)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -285,11 +263,3 @@ def _mark(path: Path) -> str:
     if path.is_dir() and not path.is_symlink():
         return ""
     return mark_of(path, exact=True, cache=Cache(None), meter=DigestMeter())[1]
-
-
-def _read_note(note: Path) -> Dict[str, str]:
-    try:
-        found = json.loads(note.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -12,20 +12,18 @@ itself only by `host_key`; nothing is asked, and what it has of an earlier try i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, Any, Dict, List, Sequence, Tuple
+from typing import IO, Any, Dict, List, Tuple
 
 from gangline.agent.bounded import run
-from gangline.agent.provision.digests import say
+from gangline.agent.verbs import write_line
 
 CONNECT_S = 6
 TAIL_LINES = 5
@@ -34,24 +32,18 @@ _ECHOES = ("rsync: connection unexpectedly closed", "rsync error: ")
 _PROGRESS = re.compile(r"\s*([0-9][0-9,.']*)\s+[0-9]+%")
 
 
-def main(_argv: Sequence[str]) -> int:
+def send(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    request = json.load(sys.stdin)
-    say({"kind": "result", **_sent(request)})
-    return 0
-
-
-def _sent(request: Dict[str, Any]) -> Dict[str, Any]:
     missing = [name for name in ("rsync", "ssh") if shutil.which(name) is None]
     if missing:
-        return {"sent": False, "why": "it has no {}".format(" and no ".join(missing))}
+        return {"kind": "result", "sent": False, "why": "it has no {}".format(" and no ".join(missing))}
     base = tempfile.gettempdir()
     plain = re.match(r"/[A-Za-z0-9_/.+-]*$", base)
     folder = Path(tempfile.mkdtemp(prefix="gangline-send-", dir=base if plain else "/tmp"))  # noqa: S108  (0700)
     try:
-        return _run(request, folder)
+        return {"kind": "result", **_run(request, folder)}
     except OSError as error:
-        return {"sent": False, "why": "{}: {}".format(error.filename, error.strerror)}
+        return {"kind": "result", "sent": False, "why": "{}: {}".format(error.filename, error.strerror)}
     finally:
         shutil.rmtree(str(folder), ignore_errors=True)
 
@@ -146,7 +138,7 @@ def _tell_progress(stream: IO[bytes]) -> None:
         done = int(re.sub(r"\D", "", found[-1].group(1))) if found else said
         if done > said:
             said = done
-            say({"kind": "progress", "done_bytes": done})
+            write_line({"kind": "progress", "done_bytes": done})
 
 
 def _read_errors(stream: IO[bytes], words: List[str]) -> None:

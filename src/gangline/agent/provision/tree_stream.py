@@ -24,7 +24,10 @@ import shutil
 import stat
 import struct
 import sys
-from typing import Any, BinaryIO, Iterator, NamedTuple
+import threading
+from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
+
+from gangline.agent.host_files import sync
 
 LENGTH = struct.Struct("!I")
 MAX_HEADER_BYTES = 1 << 16
@@ -82,30 +85,58 @@ def measure(source: bytes) -> dict[str, Any]:
     return {"members": len(sizes), "bytes": sum(files), "folder": len(files) < len(sizes)}
 
 
-def pack(stream: BinaryIO, source: bytes) -> None:
-    """Write a tree as a stream."""
+def pack(source: bytes) -> Iterator[bytes]:
+    """A tree as a stream."""
     for member in list(members(source)):
         name = member.name.decode("utf-8", "surrogateescape")
         header = json.dumps({"name": name, "size": member.size, "x": member.executable}).encode()
-        stream.write(LENGTH.pack(len(header)) + header)
+        yield LENGTH.pack(len(header)) + header
         if member.size is not None:
             with open(member.path, "rb") as reader:
-                _copy(reader, stream, member.size)
-    stream.write(LENGTH.pack(0))
-    stream.flush()
+                yield from _pieces(reader, member.size)
+    yield LENGTH.pack(0)
 
 
 def unpack(stream: BinaryIO, target: bytes) -> None:
     """Put the tree of a stream in the place of `target`."""
+    with _fresh(target) as fresh:
+        try:
+            while (header := _header(stream)) is not None:
+                name = header["name"].encode("utf-8", "surrogateescape")
+                _write(fresh, name, header["size"], header["x"] is True, _pieces(stream, header["size"] or 0))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise TreeRefused(f"{type(error).__name__}: {error}"[:500]) from error
+        if not os.path.lexists(fresh):
+            raise TreeRefused("a stream without a tree")
+
+
+def copy(source: bytes, target: bytes, on_bytes: Callable[[int], None] | None = None) -> None:
+    """Put a copy of a tree in the place of `target`. on_bytes: gets the size of every piece that is copied."""
+
+    def counted(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece
+            if on_bytes:
+                on_bytes(len(piece))
+
+    with _fresh(target) as fresh:
+        for member in list(members(source)):
+            if member.size is None:
+                _write(fresh, member.name, None, True, iter(()))
+                continue
+            with open(member.path, "rb") as reader:
+                _write(fresh, member.name, member.size, member.executable, counted(_pieces(reader, member.size)))
+
+
+@contextlib.contextmanager
+def _fresh(target: bytes) -> Iterator[bytes]:
+    """A place beside `target` for a new tree, which takes the place of `target` at the end; nothing else is left."""
     folder, name = os.path.split(target)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _sweep(folder, name)
-    fresh = os.path.join(folder, b".%b.%d.new" % (name, os.getpid()))
+    fresh = os.path.join(folder, b".%b.%d.new" % (name, threading.get_native_id()))
     try:
-        while (header := _header(stream)) is not None:
-            _unpack_member(stream, fresh, header)
-        if not os.path.lexists(fresh):
-            raise TreeRefused("a stream without a tree")
+        yield fresh
         place(fresh, target)
     finally:
         remove(fresh)
@@ -118,30 +149,27 @@ def _header(stream: BinaryIO) -> dict[str, Any] | None:
     return json.loads(_exactly(stream, length)) if length else None
 
 
-def _unpack_member(stream: BinaryIO, fresh: bytes, header: dict[str, Any]) -> None:
-    """Write one member below `fresh`, where nothing is but what we wrote: there is no link to be led away by."""
-    name = header["name"].encode("utf-8", "surrogateescape")
+def _write(fresh: bytes, name: bytes, size: int | None, executable: bool, pieces: Iterator[bytes]) -> None:
+    """Write one member below `fresh`. All that lies there was written by us, so that no link leads elsewhere."""
     parts = name.split(b"/") if name else []
     if any(part in {b"", b".", b".."} or b"\0" in part for part in parts) or len(parts) > MAX_DEPTH + 1:
         raise TreeRefused(f"the name {_shown(name)}")
     path = os.path.join(fresh, *parts)
-    size = header["size"]
     if size is None:
         os.mkdir(path, 0o700)
         return
     if type(size) is not int or size < 0:
         raise TreeRefused(f"a size of {size!r}")
-    mode = 0o700 if header["x"] is True else 0o600
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "wb") as writer:
-        _copy(stream, writer, size)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o700 if executable else 0o600), "wb") as writer:
+        writer.writelines(pieces)
 
 
 def place(part: bytes, target: bytes) -> None:
     """Make what lies at `part` safe on the disk, and put it in the place of `target` beside it."""
     for member in members(part):
-        _sync(member.path)
-    old = os.path.join(os.path.dirname(target), b".%b.%d.old" % (os.path.basename(target), os.getpid()))
+        sync(member.path)
+    old = os.path.join(os.path.dirname(target), b".%b.%d.old" % (os.path.basename(target), threading.get_native_id()))
     in_the_way = os.path.isdir(target) or (os.path.isdir(part) and os.path.lexists(target))
     if in_the_way:
         os.rename(target, old)  # nothing can be renamed onto a folder that is not empty
@@ -151,7 +179,7 @@ def place(part: bytes, target: bytes) -> None:
         if in_the_way:
             os.rename(old, target)
         raise
-    _sync(os.path.dirname(target))
+    sync(os.path.dirname(target))
     remove(old)
 
 
@@ -181,20 +209,12 @@ def _sweep(folder: bytes, name: bytes) -> None:
             remove(os.path.join(folder, child))
 
 
-def _sync(path: bytes) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _copy(reader: BinaryIO, writer: BinaryIO, size: int) -> None:
+def _pieces(reader: BinaryIO, size: int) -> Iterator[bytes]:
     while size:
         piece = reader.read(min(size, COPY_BYTES))
         if not piece:
-            raise TreeRefused("the stream, or a file that is read, is shorter than was said")
-        writer.write(piece)
+            raise TreeRefused("the stream, or a file in it, is shorter than announced")
+        yield piece
         size -= len(piece)
 
 
@@ -211,14 +231,12 @@ def _shown(path: bytes) -> str:
 
 def main(argv: list[str]) -> int:
     """Entry point; see above."""
-    os.umask(0o077)
     try:
         _act(argv[0], [os.fsencode(os.path.abspath(word)) for word in argv[1:]])
     except OSError as error:
         return _fail({"errno": error.errno, "text": error.strerror, "path": _shown_any(error.filename)})
-    except (TreeRefused, ValueError, LookupError, TypeError, AttributeError) as error:
-        text = str(error) if isinstance(error, TreeRefused) else f"{type(error).__name__}: {error}"
-        return _fail({"errno": None, "text": text[:500], "path": None})
+    except TreeRefused as refused:
+        return _fail({"errno": None, "text": str(refused), "path": None})
     return 0
 
 
@@ -226,7 +244,8 @@ def _act(verb: str, paths: list[bytes]) -> None:
     if verb == "measure":
         sys.stdout.write(json.dumps(measure(*paths)) + "\n")
     elif verb == "pack":
-        pack(sys.stdout.buffer, *paths)
+        sys.stdout.buffer.writelines(pack(*paths))
+        sys.stdout.buffer.flush()
     elif verb == "unpack":
         unpack(sys.stdin.buffer, *paths)
     elif verb == "place":

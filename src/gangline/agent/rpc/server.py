@@ -20,17 +20,14 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any, Callable, NoReturn
 
 from gangline import __version__
+from gangline.agent.host_files import read_text, sync
 from gangline.agent.rpc import command
-from gangline.agent.rpc.wire import MAGIC, MAX_DATA_BYTES, Broken, Reader, ServedRequest, Writer
+from gangline.agent.rpc.wire import MAGIC, MAX_DATA_BYTES, NAMES_BYTES, Broken, Reader, ServedRequest, Writer
 
 # File work for the controller: read a piece, write whole or not at all, list a folder.
-
-
-NAMES_BYTES = 8 << 20
-"""A longer list of names is refused, not cut."""
 
 
 def to_path(asked: dict[str, Any]) -> bytes:
@@ -71,7 +68,7 @@ def write(request: ServedRequest, asked: dict[str, Any]) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
-    sync_folder(folder)
+    sync(folder)
     request.end({})
 
 
@@ -88,15 +85,12 @@ def names(request: ServedRequest, asked: dict[str, Any]) -> None:
     request.end({})
 
 
-def sync_folder(folder: bytes) -> None:
-    """Make a rename in `folder` survive power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
+OPERATIONS: dict[str, Callable[[ServedRequest, dict[str, Any]], None]] = {
+    "read": read,
+    "write": write,
+    "names": names,
+    "ping": lambda request, _asked: request.end({}),
+}
 SILENCE_S = 60.0
 """The controller says something every few seconds; a laptop that fell asleep, or a cut cable, does not."""
 LEAVE_S = 10.0
@@ -154,14 +148,8 @@ class ChannelServer:
         operation = asked["op"]
         if operation == "run":
             command.run(request, asked, program=self._program, keep=self._keep)
-        elif operation == "read":
-            read(request, asked)
-        elif operation == "write":
-            write(request, asked)
-        elif operation == "names":
-            names(request, asked)
-        elif operation == "ping":
-            request.end({})
+        elif operation in OPERATIONS:
+            OPERATIONS[operation](request, asked)
         else:
             raise ValueError(f"no operation is called {operation!r}")
 
@@ -194,16 +182,12 @@ def hello() -> dict[str, Any]:
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": sys.executable,
         "hostname": os.uname().nodename,
-        "home": _home(),
+        "home": os.fsencode(os.path.expanduser("~")).decode("utf-8", "surrogateescape"),
         "uid": os.getuid(),
         "user": _user(),
-        "boot_id": _boot_id(),
+        "boot_id": read_text("/proc/sys/kernel/random/boot_id") or "",
         "pid": os.getpid(),
     }
-
-
-def _home() -> str:
-    return os.fsencode(os.path.expanduser("~")).decode("utf-8", "surrogateescape")
 
 
 def _user() -> str:
@@ -215,14 +199,6 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""
-
-
 def _hung_up(*_: object) -> NoReturn:
     raise Broken("told to go")
 
@@ -232,7 +208,6 @@ def main(argv: list[str]) -> int:
     if argv:
         sys.stderr.write("usage: gangline.agent channel\n")
         return 2
-    os.umask(0o077)
     # From here on stray output of anybody goes to stderr, and nobody but us reads what the controller says.
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -1,8 +1,6 @@
 """Frames between the controller and a host: eight bytes of lengths, a JSON object, then bytes.
 
-The other end of this is gangline/transport/channel.py: the two share no code, because a host may have another Python,
-and
-each refuses what the other should never send.
+The other end of this is gangline.transport.channel. Each end refuses frames that the other one should never send.
 """
 
 from __future__ import annotations
@@ -24,6 +22,27 @@ WINDOW_BYTES = 1 << 20
 """How much of one request's data may be under way without having been taken; in both directions."""
 
 
+NAMES_BYTES = 8 << 20
+"""The longest list of names; a longer one is refused, not cut."""
+
+
+def frame(header: dict[str, Any], data: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    text = json.dumps(header).encode()
+    return LENGTHS.pack(len(text), len(data)) + text + data
+
+
+def parsed_header(text: bytes) -> dict[str, Any]:
+    """The header of a frame; raises ValueError that says what it is instead."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("a header that is not JSON") from None
+    if not isinstance(header, dict) or type(header.get("id")) is not int:
+        raise ValueError("a header without an id")
+    return header
+
+
 class Broken(Exception):
     """The other end is gone, silent, or does not speak our protocol."""
 
@@ -43,11 +62,9 @@ class Reader:
         if json_length > MAX_JSON_BYTES or data_length > MAX_DATA_BYTES:
             raise Broken("a frame that is too large")
         try:
-            header = json.loads(self._exactly(json_length))
-        except (ValueError, RecursionError):
-            raise Broken("a header that is not JSON") from None
-        if not isinstance(header, dict) or not isinstance(header.get("id"), int):
-            raise Broken("a header without an id")
+            header = parsed_header(self._exactly(json_length))
+        except ValueError as error:
+            raise Broken(str(error)) from None
         return header, self._exactly(data_length)
 
     def _exactly(self, length: int) -> bytes:
@@ -79,8 +96,7 @@ class Writer:
 
     def frame(self, header: dict[str, Any], data: bytes = b"") -> None:
         """Write one frame; where nobody listens any more, nothing happens: the reader will notice."""
-        words = json.dumps(header).encode()
-        self.raw(LENGTHS.pack(len(words), len(data)) + words + data)
+        self.raw(frame(header, data))
 
     def raw(self, data: bytes) -> None:
         """Write bytes as they are."""

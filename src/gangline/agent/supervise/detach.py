@@ -1,4 +1,4 @@
-"""Work that goes on when who asked for it has gone: in a session of its own, without a terminal, as nobody's child."""
+"""Work that goes on without the process that asked for it: in a session of its own, without terminal and parent."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 from gangline.agent import layout_names
+from gangline.agent.host_files import read_record
+from gangline.agent.verbs import VerbFailed
 
-Words = Dict[str, str]
-"""Why it does not stand, for the user: what, seen, fix."""
-Notify = Callable[[Optional[Words]], None]
-"""Says that it stands (None), or why not."""
+Ready = Callable[[], None]
+"""Is called once the work has begun well."""
 
 
-def detach(folder: Path, work: Callable[[Notify], None]) -> Optional[Words]:
-    """Do `work` in a process of its own; None once it has told that it stands, else why it does not.
+def detach(folder: Path, work: Callable[[Ready], None]) -> None:
+    """Do `work` in a process of its own, and return once it has begun well; raises VerbFailed where it does not.
 
-    At most once per folder: agent.lock there is held as long as it lasts, and agent.json says that it was done.
+    At most once per folder: the process holds agent.lock there until it ends, and agent.json says that it was started.
     """
     if own(folder) is None:
-        return {"what": "this attempt was already started here", "seen": str(folder), "fix": ""}
+        raise already_started(folder)
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _fork_again(folder, work, writer)
+    _orphan(lambda: _go_on(folder, work, reader, writer))
     os.close(writer)
-    os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as stream:
-        said = stream.read()
-    if not said:
-        return {"what": "the gangline agent ended early", "seen": f"its log is {folder}/agent.log", "fix": ""}
-    words: Optional[Words] = json.loads(said)
-    return words
+        data = stream.read()
+    if not data:
+        raise VerbFailed("the gangline agent ended early", f"its log is {folder}/agent.log")
+    if failure := json.loads(data):
+        raise VerbFailed(failure["what"], failure["seen"], failure["fix"])
+
+
+def already_started(folder: Path) -> VerbFailed:
+    """The error for a second start of one attempt on one host."""
+    return VerbFailed("this attempt was already started here", str(folder))
 
 
 def own(folder: Path) -> Optional[int]:
@@ -62,7 +63,7 @@ def own(folder: Path) -> Optional[int]:
 
 
 def log_to(folder: Path) -> None:
-    """From now on what this process says goes to agent.log there; raises OSError."""
+    """Send stdout and stderr of this process to agent.log in a folder; raises OSError."""
     log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for target in (1, 2):
         os.dup2(log, target)
@@ -70,66 +71,71 @@ def log_to(folder: Path) -> None:
         os.close(log)
 
 
-def _fork_again(folder: Path, work: Callable[[Notify], None], writer: int) -> None:
-    """Never returns."""
+def _orphan(work: Callable[[], None]) -> None:
+    """Do `work` in a session of its own, in a process whose parent has ended; raises OSError."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
     code = 1
     try:
         os.setsid()
         if os.fork() == 0:
-            _go_on(folder, work, writer)
+            work()
         code = 0
     finally:
         os._exit(code)
 
 
-def _go_on(folder: Path, work: Callable[[Notify], None], writer: int) -> None:
+def _go_on(folder: Path, work: Callable[[Ready], None], reader: int, writer: int) -> None:
+    os.close(reader)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     log_to(folder)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def tell(words: Optional[Words]) -> None:
-        os.write(writer, json.dumps(words).encode())
+    def report(failure: Dict[str, str]) -> None:
+        os.write(writer, json.dumps(failure).encode())
         os.close(writer)
 
     try:
-        work(tell)
-    except BaseException:  # noqa: BLE001  (its end is ours, and the log keeps it)
+        work(lambda: report({}))
+    except VerbFailed as failed:
+        report(failed.record)
+    except BaseException:  # noqa: BLE001  (this process ends here, and its log keeps the cause)
         traceback.print_exc()
         sys.stderr.flush()
-    finally:
-        os._exit(0)
 
 
 # The supervisor of a run, started again by the host agent of the host on which it lived.
 
 
 GOES_ON = ("running", "stopping", "restarting")
-"""Phases of a run that somebody has to look after."""
+"""Phases of a run that needs a supervisor."""
 MISSED_S = 3.0
-"""So long nobody has held the lock: one that hands over to another is not missed."""
+"""How long the lock has to be free: a supervisor may be handing over to another one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, MOST = 5.0, 60.0, 8
 STEADY_S = 120.0
-"""One that lived for so long came up well."""
+"""A supervisor that lived for so long had started well."""
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 MOST_DESCRIPTORS = 4096
 
 
 class Revive:
-    """Sees to it that a run has a supervisor. words: `supervisor` of the request: argv, env, folder (of the run).
+    """Starts the supervisor of a run again where it is gone. supervisor: see `HostRequest`.
 
-    secrets: what ranks got on top of their environment, for attempts that this supervisor starts; kept in memory only.
+    secrets: more environment of ranks, for the attempts that this supervisor starts; kept in memory only.
     """
 
     def __init__(
         self,
-        words: Optional[Mapping[str, Any]],
+        supervisor: Optional[Mapping[str, Any]],
         *,
         secrets: Mapping[str, str],
         complain: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._words = words
+        self._supervisor = supervisor
         self._secrets = dict(secrets)
         self._complain = complain
         self._clock = clock
@@ -139,8 +145,8 @@ class Revive:
         self._count = 0
 
     def look(self) -> None:
-        """Look once, and start one where none is; costs a lock and a small read."""
-        if self._words is None or self._count >= MOST:
+        """Look once, and start a supervisor if there is none; costs a lock and a small read."""
+        if self._supervisor is None or self._count >= MOST:
             return
         now = self._clock()
         if self._has_supervisor() or not self._goes_on():
@@ -154,32 +160,29 @@ class Revive:
         self._count += 1
         self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
         self._started_at = now
-        self._complain("the supervisor is gone: starting another one")
+        self._complain("the supervisor is gone; starting it again")
         try:
-            self._start(self._words)
+            self._start(self._supervisor)
         except OSError as error:
-            self._complain("no supervisor can be started: {}".format(error))
+            self._complain("the supervisor cannot be started: {}".format(error))
 
     def _start(self, words: Mapping[str, Any]) -> None:
-        """As nobody's child: this host agent ends all that it started before it leaves."""
+        """It is no descendant of this host agent, which ends all its descendants before it leaves."""
         reader, writer = os.pipe()
-        with _not_ours():
-            child = os.fork()
-            if child == 0:
-                _become(words, reader)
-            os.close(reader)
-            os.waitpid(child, 0)
+        with _no_subreaper():
+            _orphan(lambda: _become(words, reader))
+        os.close(reader)
         with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as stream:
             stream.write(json.dumps({"secrets": self._secrets}).encode())
 
     def _has_supervisor(self) -> bool:
-        assert self._words is not None
+        assert self._supervisor is not None
         try:
             descriptor = os.open(
-                Path(self._words["folder"]) / layout_names.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600
+                Path(self._supervisor["folder"]) / layout_names.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600
             )
         except OSError:
-            return True  # nobody can say; one more would only add to the confusion
+            return True  # unknown: a second supervisor would do harm
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -189,34 +192,23 @@ class Revive:
         return False
 
     def _goes_on(self) -> bool:
-        assert self._words is not None
-        try:
-            state: Dict[str, Any] = json.loads((Path(self._words["folder"]) / layout_names.STATE).read_bytes())
-            return state["phase"] in GOES_ON
-        except (OSError, ValueError, LookupError, TypeError):
-            return False
+        assert self._supervisor is not None
+        return read_record(Path(self._supervisor["folder"]) / layout_names.STATE).get("phase") in GOES_ON
 
 
 def _become(words: Mapping[str, Any], stdin: int) -> None:
     """Never returns."""
-    code = 1
-    try:
-        os.setsid()
-        if os.fork() == 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            for target, source in ((0, stdin), (1, null), (2, null)):
-                os.dup2(source, target)
-            os.closerange(3, MOST_DESCRIPTORS)  # slots, above all: their locks would outlive the run
-            os.chdir("/")
-            os.execve(words["argv"][0], list(words["argv"]), {**os.environ, **words["env"]})  # noqa: S606
-        code = 0
-    finally:
-        os._exit(code)
+    null = os.open(os.devnull, os.O_RDWR)
+    for target, source in ((0, stdin), (1, null), (2, null)):
+        os.dup2(source, target)
+    os.closerange(3, MOST_DESCRIPTORS)  # slots, above all: their locks would outlive the run
+    os.chdir("/")
+    os.execve(words["argv"][0], list(words["argv"]), {**os.environ, **words["env"]})  # noqa: S606
 
 
 @contextlib.contextmanager
-def _not_ours() -> Iterator[None]:
-    """What is detached meanwhile does not come back to us when its parent ends."""
+def _no_subreaper() -> Iterator[None]:
+    """A process that is orphaned meanwhile does not become a child of this one."""
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

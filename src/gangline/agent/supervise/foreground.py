@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 from gangline.agent import layout_names
+from gangline.agent.host_files import read_record, write_record
 from gangline.agent.supervise import host_agent, processes
-from gangline.agent.supervise.detach import detach, log_to, own
-from gangline.agent.supervise.json_files import read, write_whole
+from gangline.agent.supervise.detach import Ready, already_started, detach, log_to, own
 from gangline.agent.supervise.leases import TAG
+from gangline.agent.verbs import VerbFailed, answer
 
 PIPE = "request.pipe"
 REFUSED = "refused.json"
@@ -43,51 +44,39 @@ ENDINGS = ((0, 1.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 """How a launcher is ended: the signals that it gets, and how long it has to leave after each. 0: by itself."""
 FOREIGN = ("OMPI_", "PMIX_", "PMI_", "ORTE_", "PRTE_", "OPAL_", "SLURM_", "HYDRA_", "MPI_")
 """Variables of launchers. Ranks must not see them: libraries would take them for their own rank and world size."""
-NOT_STARTED = {"what": "the host agent did not start", "fix": "look at the log of the launcher on the head"}
+FIX = "look at the log of the launcher on the head"
 
 
 def main(argv: List[str]) -> int:
     """Entry point."""
-    os.umask(0o077)
     if argv[0] == "below":
         return _below(Path(argv[1]))
-    asked = json.loads(sys.stdin.buffer.read())
-    if argv[0] == "offer":
-        return _offer(asked)
-    folder = Path(asked["folder"])
-    if argv[0] == "end":
-        return _end(folder)
-    refused = detach(folder, lambda tell: _launch(folder, asked["argv"], tell))
-    return _refuse(refused) if refused else 0
-
-
-def _refuse(words: Dict[str, str]) -> int:
-    sys.stdout.write(json.dumps(words) + "\n")
-    return 1
+    return answer({"offer": _offer, "launch": _launch, "end": _end}[argv[0]])
 
 
 # --- the request, and who waits for it
 
 
-def _offer(asked: Dict[str, Any]) -> int:
-    """Give the request to the process below; 0 once the agent stands."""
+def _offer(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Give the request to the process below, and return once the agent runs; raises VerbFailed."""
     folder, deadline = Path(asked["request"]["folder"]), time.monotonic() + OFFER_S
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / layout_names.AGENT_RECORD).exists():
-        return _refuse({"what": "this attempt was already started here", "seen": str(folder), "fix": ""})
+        raise already_started(folder)
     pipe = folder / PIPE
     with contextlib.suppress(FileExistsError):
         os.mkfifo(str(pipe), 0o600)
     try:
         if not _give(pipe, json.dumps(asked).encode(), lambda: _is_over(folder, deadline)):
-            return _refuse(dict(NOT_STARTED, seen=f"nothing asked for its request within {OFFER_S:g} s"))
+            raise VerbFailed("the host agent did not start", f"nothing asked for its request within {OFFER_S:g} s", FIX)
         while not (folder / layout_names.AGENT_RECORD).exists():
             if (folder / REFUSED).exists():
-                return _refuse(read(folder / REFUSED))
+                refused = read_record(folder / REFUSED)
+                raise VerbFailed(refused["what"], refused["seen"], refused["fix"])
             if _is_over(folder, deadline):
-                return _refuse(dict(NOT_STARTED, seen=f"it did not stand within {OFFER_S:g} s"))
+                raise VerbFailed("the host agent did not start", f"it did not start within {OFFER_S:g} s", FIX)
             time.sleep(TICK_S)
-        return 0
+        return {"kind": "result"}
     finally:
         pipe.unlink()
 
@@ -140,7 +129,7 @@ def _below(folder: Path) -> int:
     if asked is None:
         return 0
     if own(folder) is None:
-        write_whole(folder / REFUSED, {"what": "this attempt was already started here", "seen": str(folder), "fix": ""})
+        write_record(folder / REFUSED, already_started(folder).record)
         return 0
     request, waiting = asked["request"], os.getpid()
     child = os.fork()
@@ -152,24 +141,21 @@ def _below(folder: Path) -> int:
             return 0
         time.sleep(TICK_S)
     if not (folder / layout_names.EXIT).exists() and not (folder / REFUSED).exists():
-        host_agent.reap(request)  # it was killed
+        host_agent.reap({"request": request})  # it was killed
     return 0
 
 
 def _be_agent(folder: Path, asked: Dict[str, Any], waiting: int) -> None:
-    """Never returns. waiting: the process that goes when the launcher goes."""
-
-    def tell(words: Optional[Dict[str, str]]) -> None:
-        if words is not None:
-            write_whole(folder / REFUSED, words)
-
+    """Never returns. waiting: the process that ends when the launcher ends."""
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         log_to(folder)
         for number in (signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        host_agent.stand(asked, tell, parent=waiting)
+        host_agent.run(asked, lambda: None, parent=waiting)
+    except VerbFailed as failed:
+        write_record(folder / REFUSED, failed.record)
     except BaseException as error:  # noqa: BLE001  (its end is ours, and the log keeps it)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.stderr.flush()
@@ -180,8 +166,15 @@ def _be_agent(folder: Path, asked: Dict[str, Any], waiting: int) -> None:
 # --- the launcher
 
 
-def _launch(folder: Path, argv: List[str], tell: Callable[[Optional[Dict[str, str]]], None]) -> None:
-    """Start it, and write down how it ends."""
+def _launch(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Start the launcher in the background, and return once it runs; raises VerbFailed."""
+    folder = Path(asked["folder"])
+    detach(folder, lambda ready: _run_launcher(folder, asked["argv"], ready))
+    return {"kind": "result"}
+
+
+def _run_launcher(folder: Path, argv: List[str], ready: Ready) -> None:
+    """Run the launcher to its end, and write down how it ended."""
     env = {name: value for name, value in os.environ.items() if name != TAG and not name.startswith(FOREIGN)}
     if os.geteuid() == 0:  # without both, OpenMPI refuses to run as root
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -191,34 +184,24 @@ def _launch(folder: Path, argv: List[str], tell: Callable[[Optional[Dict[str, st
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
     except OSError as error:
-        tell(
-            {
-                "what": f"{argv[0]} cannot be started",
-                "seen": f"{argv[0]}: {error.strerror}",
-                "fix": "install it (Debian: apt install openmpi-bin), or write `backend: direct` in cluster.yaml",
-            }
-        )
-        return
+        fix = "install it (Debian: apt install openmpi-bin), or write `backend: direct` in cluster.yaml"
+        raise VerbFailed(f"{argv[0]} cannot be started", f"{argv[0]}: {error.strerror}", fix) from error
     process = processes.find(child.pid)
     assert process is not None
-    write_whole(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
-    tell(None)
-    write_whole(folder / "ended.json", {"returncode": child.wait()})
+    write_record(folder / "launcher.json", {"pid": process.pid, "start_ticks": process.start_ticks})
+    ready()
+    write_record(folder / "ended.json", {"returncode": child.wait()})
 
 
-def _end(folder: Path) -> int:
+def _end(asked: Dict[str, Any]) -> Dict[str, Any]:
     """End the launcher, unless it leaves by itself."""
-    record = read(folder / "launcher.json")
+    record = read_record(Path(asked["folder"]) / "launcher.json")
     for number, leave_s in ENDINGS:
-        process = processes.find(int(record["pid"])) if record else None
-        if process is None or process.start_ticks != record["start_ticks"]:
-            return 0
-        processes.send(process, number)
+        if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record["pid"], number)
         deadline = time.monotonic() + leave_s
-        while processes.is_alive(process.pid, process.start_ticks) and time.monotonic() < deadline:
+        while processes.is_alive(record["pid"], record["start_ticks"]) and time.monotonic() < deadline:
             time.sleep(TICK_S)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return {"kind": "result"}

@@ -20,7 +20,6 @@ Standard library only, Python >= 3.8.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pkgutil
 import select
@@ -29,15 +28,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from gangline.agent import layout_names
 from gangline.agent.supervise import processes, warm_pool
-from gangline.agent.supervise.detach import Revive, detach, log_to, own
-from gangline.agent.supervise.leases import TAG, Leases, Taken, forget
+from gangline.agent.supervise.detach import Ready, Revive, detach, log_to, own
+from gangline.agent.supervise.leases import TAG, Leases, forget
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.part import HostPart
 from gangline.agent.supervise.warm_pool import PreforkedProcesses, stands_by
+from gangline.agent.verbs import VerbFailed, answer
 
 # Starting what a host agent owns: one command, in a session of its own, with what a run needs in its environment.
 
@@ -48,18 +48,10 @@ OWN_PATH = "GANGLINE_OWN_PATH"
 """Set where Python's path was set for gangline's own sake: the command shall not see it."""
 
 
-class StartFailed(Exception):
-    """The host agent does not stand; the text is what went wrong."""
-
-    def __init__(self, what: str, *, seen: str = "", fix: str = "") -> None:
-        super().__init__(what)
-        self.words = {"what": what, "seen": seen, "fix": fix}
-
-
 def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors: List[int]) -> int:
-    """Start the command of a host's request; its pid. Raises StartFailed. secrets: more environment.
+    """Start the command of a host's request; its pid. Raises VerbFailed. secrets: more environment.
 
-    Its words go to console.log in the request's folder. descriptors: those that it inherits.
+    Its output goes to console.log in the request's folder. descriptors: those that it inherits.
     """
     folder = Path(request["folder"])
     env = {**_own_env(), **secrets, **request["env"], TAG: request["folder"]}
@@ -79,7 +71,7 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
             )
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else request["argv"][0]
-        raise StartFailed("the gangline agent did not start", seen=f"cannot start {name}: {error.strerror}") from error
+        raise VerbFailed("the gangline agent did not start", seen=f"cannot start {name}: {error.strerror}") from error
     child.returncode = 0  # waitpid(-1) takes its exit code; Popen shall not wait for it
     return child.pid
 
@@ -128,16 +120,16 @@ class HostAgent:
     def __init__(self, request: Dict[str, Any], *, epoch: int, leases: Leases, parent: Optional[int] = None) -> None:
         self._parent = parent
         """The process whose end means that the launcher above us has ended; None: nothing is above us."""
-        self.told: Optional[str] = None
-        """What a signal to this process asks for."""
+        self.signal_order: Optional[str] = None
+        """The order that a signal to this process stands for."""
         self.exits: Dict[int, int] = {}
         """Exit codes of our own children: the command, and orphans that came back to us."""
         self._leases = leases
-        self._seats: Optional[PreforkedProcesses] = None
+        self._pool: Optional[PreforkedProcesses] = None
         if stands_by(request):
-            self._seats = PreforkedProcesses(Path(request["folder"]), num_ranks=len(request["ranks"]))
+            self._pool = PreforkedProcesses(Path(request["folder"]), num_ranks=len(request["ranks"]))
         self._kills = MemoryKills()
-        self.part = HostPart(request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log)
+        self.part = HostPart(request, epoch=epoch, pool=self._pool, kills=self._kills, complain=_log)
         self._console = self.part.console
         self._folders = [request["folder"]]
         """Of the parts that it has had; the first is in the environment of all that it started."""
@@ -146,13 +138,16 @@ class HostAgent:
         """When it is looked next whether the run has a supervisor."""
 
     def start(self, secrets: Dict[str, str]) -> None:
-        """Start the command, write agent.json and the first status; raises StartFailed."""
+        """Start the command, write agent.json and the first status; raises VerbFailed."""
         processes.become_subreaper()
-        self._prepare()
+        try:
+            if self._pool is not None:
+                self._pool.prepare(self.part.request)
+        except OSError as error:
+            raise VerbFailed("the gangline agent did not start", str(error)) from error
         self._secrets = secrets
         self._revive = self._reviver()
-        pid = start(self.part.request, secrets=secrets, descriptors=self._leases.descriptors)
-        command = processes.find(pid)
+        command = processes.find(start(self.part.request, secrets=secrets, descriptors=self._leases.descriptors))
         assert command is not None
         self.command = command
         self._stand()
@@ -168,16 +163,8 @@ class HostAgent:
             if not self._rest():
                 return self._end_rest(record)
 
-    def _prepare(self) -> None:
-        try:
-            if self._seats is not None:
-                self._seats.prepare(self.part.request)
-        except OSError as error:
-            raise StartFailed("the gangline agent did not start", seen=str(error)) from error
-
     def _stand(self) -> None:
-        me = processes.find(os.getpid())
-        assert me is not None
+        me = processes.this_process()
         launcher = {"torchrun_pid": self.command.pid, "torchrun_start_ticks": self.command.start_ticks}
         identity = {"pid": me.pid, "start_ticks": me.start_ticks, "tag": self._folders[0]}
         self.part.stand(dict(identity, **launcher), slots=self._leases.slots)
@@ -192,7 +179,7 @@ class HostAgent:
         self._wake.wait(seconds)
         self.exits.update(processes.reap())
         if self._parent is not None and os.getppid() != self._parent:
-            self._parent, self.told = None, "stop"
+            self._parent, self.signal_order = None, "stop"
             self.part.lose_launcher()
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SUPERVISOR_S
@@ -203,18 +190,14 @@ class HostAgent:
 
     def _follow(self) -> None:
         """Until the command has ended, everything is to be killed, or nothing but what stands by is left."""
-        while not self._has_ended and self.part.leaving.order != "kill" and not self._is_spent:
+        while not self._has_ended and self.part.leaving.order != "kill" and not self.part.is_spent(self.command):
             self._pause(TICK_S)
-            self.part.look(self.command, told=self.told)
-
-    @property
-    def _is_spent(self) -> bool:
-        return self.part.is_spent(self.command)
+            self.part.look(self.command, signal_order=self.signal_order)
 
     def _finish(self) -> None:
         is_spent = not self._has_ended and self.part.leaving.order != "kill"
         self.part.look_last()
-        left = processes.end_all(self._belongings)
+        left = processes.end_all(lambda: _belongings(self._folders))
         self.exits.update(processes.reap())
         code = None if is_spent else self.exits.get(self.command.pid, -signal.SIGKILL)
         record = self.part.record(code, exits=self._exits_of_ranks(), left=left)
@@ -224,12 +207,12 @@ class HostAgent:
 
     def _begin_rest(self) -> Optional[Dict[str, Any]]:
         """Say how the part ended, and rest; None where that cannot be."""
-        if self._has_ended or self.told or not self.part.may_rest or not self._all_stand():
+        if self._has_ended or self.signal_order or not self.part.may_rest or not self._all_stand():
             return None
         self.part.look_last()
         ready = [self.command, *processes.descendants(self.command.pid)]
         pids = {process.pid for process in ready}
-        if processes.end_all(lambda: [each for each in self._belongings() if each.pid not in pids]):
+        if processes.end_all(lambda: [each for each in _belongings(self._folders) if each.pid not in pids]):
             return None
         record = self.part.record(None, exits=self._exits_of_ranks(), left=0)
         try:
@@ -245,7 +228,7 @@ class HostAgent:
         """
         now = time.monotonic()
         deadline, look_at = now + warm_pool.may_rest(self.part.request), now + STANDING_S
-        while not self._has_ended and self.told is None and now < deadline:
+        while not self._has_ended and self.signal_order is None and now < deadline:
             if self.part.orders.read() in ("stop", "kill"):
                 return False
             following = warm_pool.taken(self.part.folder)
@@ -260,35 +243,35 @@ class HostAgent:
         return False
 
     def _all_stand(self) -> bool:
-        return self._seats is not None and self._seats.all_stand(self.command)
+        return self._pool is not None and self._pool.all_stand(self.command)
 
     def _take_over(self, request: Dict[str, Any], epoch: int) -> bool:
         """Go on as the host agent of this part; False where that cannot be, and then nothing has changed."""
         folder = Path(request["folder"])
         lock = own(folder) if self._all_stand() else None
-        if self._seats is None or lock is None:
+        if self._pool is None or lock is None:
             return False
         warm_pool.end(self.part.folder)
         log_to(folder)
         self._leases.pass_on(request, tag=self._folders[0])
         self._folders.append(request["folder"])
         self.part = HostPart(
-            request, epoch=epoch, seats=self._seats, kills=self._kills, complain=_log, words_of=self._console
+            request, epoch=epoch, pool=self._pool, kills=self._kills, complain=_log, console_of=self._console
         )
         self._revive = self._reviver()
         self._stand()
         os.close(lock)  # agent.json says the same from now on; one more for every attempt would be too many in the end
-        self._seats.give(request)
+        self._pool.give(request)
         return True
 
     def _end_rest(self, record: Dict[str, Any]) -> None:
         """End all that was held ready, and say so."""
-        if self._seats is not None:
-            self._seats.leave()
+        if self._pool is not None:
+            self._pool.leave()
         deadline = time.monotonic() + LEAVE_S
         while not self._has_ended and time.monotonic() < deadline:
             self._pause(REST_TICK_S)
-        left = processes.end_all(self._belongings)
+        left = processes.end_all(lambda: _belongings(self._folders))
         if not left:
             self._leases.end()
         with contextlib.suppress(OSError):  # it says the same already
@@ -298,63 +281,45 @@ class HostAgent:
     def _exits_of_ranks(self) -> Dict[int, int]:
         return {pid: code for pid, code in self.exits.items() if pid != self.command.pid}
 
-    def _belongings(self) -> List[processes.Process]:
-        return _belongings(self._folders)
-
 
 def main(argv: List[str]) -> int:
-    """Entry point; the exit code tells whether the host agent stands."""
-    os.umask(0o077)
-    asked = json.loads(sys.stdin.buffer.read())
+    """Entry point; the exit code says whether the host agent runs."""
+    return answer(reap if argv == ["reap"] else begin)
+
+
+def begin(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Have the host agent of a request run; raises VerbFailed."""
     request = asked["request"]
-    if argv == ["reap"]:
-        return reap(request)
-    if warm_pool.hand_over(request, epoch=int(asked.get("epoch", 0))):
-        return 0
-    said = detach(Path(request["folder"]), lambda tell: stand(asked, tell))
-    return _refuse(said) if said else 0
+    if not warm_pool.hand_over(request, epoch=int(asked.get("epoch", 0))):
+        detach(Path(request["folder"]), lambda ready: run(asked, ready))
+    return {"kind": "result"}
 
 
-def _refuse(words: Dict[str, str]) -> int:
-    sys.stdout.write(json.dumps(words) + "\n")
-    return 1
-
-
-def stand(
-    asked: Dict[str, Any], tell: Callable[[Optional[Dict[str, str]]], None], *, parent: Optional[int] = None
-) -> None:
-    """Be the host agent. parent: as for `Host agent`."""
+def run(asked: Dict[str, Any], ready: Ready, *, parent: Optional[int] = None) -> None:
+    """Be the host agent, to its end; raises VerbFailed if it cannot start. parent: see `HostAgent`."""
     request = asked["request"]
-    folders = [request["folder"]]
     try:
-        host_agent = HostAgent(request, epoch=int(asked.get("epoch", 0)), leases=_claimed(request), parent=parent)
+        leases = Leases()
+        try:
+            leases.claim(request)
+        except OSError as error:
+            raise VerbFailed(f"slots cannot be claimed: {error}") from error
+        host_agent = HostAgent(request, epoch=int(asked.get("epoch", 0)), leases=leases, parent=parent)
         # The machine shuts down: save and leave, as if ordered.
-        signal.signal(signal.SIGTERM, lambda *_: setattr(host_agent, "told", "stop"))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(host_agent, "signal_order", "stop"))
         host_agent.start(asked.pop("secrets", {}))
-        tell(None)
+        ready()
         host_agent.watch()
-    except StartFailed as error:
-        tell(error.words)
+    except VerbFailed:
+        raise
     except BaseException:
-        # Whatever it is, nothing may stay behind; the log keeps it.
-        processes.end_all(lambda: _belongings(folders))
+        # Whatever it is, nothing may stay behind; the log keeps the cause.
+        processes.end_all(lambda: _belongings([request["folder"]]))
         raise
 
 
-def _claimed(request: Dict[str, Any]) -> Leases:
-    """The leases of all slots that the request needs; raises StartFailed that says who holds them."""
-    leases = Leases()
-    try:
-        leases.claim(request)
-    except Taken as taken:
-        raise StartFailed(**taken.words()) from None
-    except OSError as error:
-        raise StartFailed(f"slots cannot be claimed: {error}") from error
-    return leases
-
-
-def _log(words: str) -> None:
-    sys.stderr.write(time.strftime("%Y-%m-%d %H:%M:%S ") + words + "\n")
+def _log(text: str) -> None:
+    sys.stderr.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
     sys.stderr.flush()
 
 
@@ -365,20 +330,17 @@ def _belongings(folders: Iterable[str]) -> List[processes.Process]:
     return list(found.values())
 
 
-def reap(request: Dict[str, Any]) -> int:
-    """End what carries the tag of a part, unless it serves another one now; exit code 1 if something is left."""
+def reap(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """End processes with the tag of a part, unless they serve another part now; raises VerbFailed if one is left."""
+    request = asked["request"]
     folder = Path(request["folder"])
     if warm_pool.is_handed(folder):
-        return 0
+        return {"kind": "result"}
     tags = {f"{TAG}={name}" for name in (request["folder"], warm_pool.tag_of(request))}
     left = processes.end_all(lambda: [process for tag in tags for process in processes.tagged(tag)])
     if left:
-        return _refuse({"what": f"{left} processes cannot be ended", "seen": str(folder), "fix": ""})
+        raise VerbFailed(f"{left} processes cannot be ended", str(folder))
     with contextlib.suppress(OSError):  # a lease that stays written down is looked through by the next who wants it
         forget(request)
         warm_pool.end(folder)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return {"kind": "result"}

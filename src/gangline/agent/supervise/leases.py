@@ -17,9 +17,11 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from gangline.agent.host_files import as_record, read_text
 from gangline.agent.supervise import processes
+from gangline.agent.verbs import VerbFailed
 
 TAG = "GANGLINE_PART"
 """Environment variable with the host agent's folder, by which what it started is found after it is gone."""
@@ -30,23 +32,19 @@ UNFIT = re.compile(r"[^A-Za-z0-9-]")
 """What a file of ours is not called by."""
 
 
-class Taken(Exception):
+class Taken(VerbFailed):
     """A slot is held by another run: `slot`, and `holder` as its lease says."""
 
     def __init__(self, slot: str, holder: Mapping[str, Any]) -> None:
-        super().__init__(slot)
+        run, attempt, pid = holder.get("run", "another run"), holder.get("attempt", "?"), holder.get("pid", "?")
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("since", 0)))
+        super().__init__(
+            f"{slot} is in use by {run}",
+            f"its attempt {attempt} holds it since {since} (process {pid})",
+            f"wait for it, or end it: gangline stop {run}",
+        )
         self.slot = slot
         self.holder = holder
-
-    def words(self) -> Dict[str, str]:
-        """For the user: what, seen, fix."""
-        run, attempt = self.holder.get("run", "another run"), self.holder.get("attempt", "?")
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.holder.get("since", 0)))
-        return {
-            "what": f"{self.slot} is in use by {run}",
-            "seen": f"its attempt {attempt} holds it since {since} (process {self.holder.get('pid', '?')})",
-            "fix": f"wait for it, or end it: gangline stop {run}",
-        }
 
 
 class Leases:
@@ -146,35 +144,36 @@ class Leases:
 def held(request: Mapping[str, Any]) -> List[str]:
     """Leases that are locked for this very part of a run."""
     found = []
-    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
-    for folder in folders:
-        for path in sorted(folder.glob("*-*")):
-            with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR)
-                try:
-                    mine = _content(descriptor).get("folder") == request["folder"]
-                    if mine and not _lock(descriptor, fcntl.LOCK_EX):
-                        found.append(path.name)
-                finally:
-                    os.close(descriptor)
+    for folder in _folders(request):
+        with contextlib.suppress(OSError):
+            found += [name for name, descriptor in _own(folder, request) if not _lock(descriptor, fcntl.LOCK_EX)]
     return found
 
 
 def forget(request: Mapping[str, Any]) -> None:
     """Clear leases that a part of a run has left behind, now that nothing of it runs; raises OSError."""
-    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
-    for folder in folders:
-        if not folder.is_dir():
-            continue
+    for folder in _folders(request):
         with _one_at_a_time(folder):
-            for path in sorted(folder.glob("*-*")):
-                descriptor = os.open(path, os.O_RDWR)
-                try:
-                    mine = _content(descriptor).get("folder") == request["folder"]
-                    if mine and _lock(descriptor, fcntl.LOCK_EX):
-                        os.ftruncate(descriptor, 0)
-                finally:
-                    os.close(descriptor)
+            for _, descriptor in _own(folder, request):
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    os.ftruncate(descriptor, 0)
+
+
+def _folders(request: Mapping[str, Any]) -> List[Path]:
+    """The folders in which a part may have leases."""
+    folders = [Path(request["leases"]), _gpu_folder()] if request.get("leases") else []
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _own(folder: Path, request: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
+    """Name and descriptor of each lease in a folder that was written for this part; raises OSError."""
+    for path in sorted(folder.glob("*-*")):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            if _content(descriptor).get("folder") == request["folder"]:
+                yield path.name, descriptor
+        finally:
+            os.close(descriptor)
 
 
 def _gpus(request: Mapping[str, Any]) -> List[str]:
@@ -191,9 +190,8 @@ def _uuids() -> List[str]:
     """UUIDs of the GPUs in the order of their bus addresses, as nvidia-smi lists them."""
     found = []
     for path in sorted(DRIVER.glob("*/information")):
-        with contextlib.suppress(OSError):
-            rows = [line.partition(":") for line in path.read_text(errors="replace").splitlines()]
-            found += [value.strip() for name, _, value in rows if name.strip() == "GPU UUID"]
+        rows = [line.partition(":") for line in (read_text(path) or "").splitlines()]
+        found += [value.strip() for name, _, value in rows if name.strip() == "GPU UUID"]
     return found
 
 
@@ -233,8 +231,7 @@ def _is_brother(slot: str, holder: Mapping[str, Any], request: Mapping[str, Any]
 
 
 def _claim(request: Mapping[str, Any]) -> Dict[str, Any]:
-    me = processes.find(os.getpid())
-    assert me is not None
+    me = processes.this_process()
     names = {"run": request["run_id"], "attempt": request["attempt"], "host": request["host"]}
     folder, rests = request["folder"], bool(request.get("stand_by"))
     process = {"pid": me.pid, "start_ticks": me.start_ticks, "since": time.time()}
@@ -264,11 +261,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _content(descriptor: int) -> Dict[str, Any]:
-    try:
-        value = json.loads(os.pread(descriptor, 1 << 16, 0))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return as_record(os.pread(descriptor, 1 << 16, 0))
 
 
 def _write(descriptor: int, value: Dict[str, Any]) -> None:

@@ -10,16 +10,14 @@ was noted. What a host agent that rests holds ready is not left; nor is what ser
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from gangline.agent import layout_names
+from gangline.agent.host_files import read_bytes, read_record
 from gangline.agent.supervise import leases, processes, warm_pool
-from gangline.agent.supervise.json_files import read
 from gangline.agent.supervise.leases import TAG
 
 SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
@@ -71,13 +69,13 @@ def _running(
 def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     """Processes that were noted when they started: pid, start, what."""
     folder = Path(request["folder"])
-    host_agent = read(folder / layout_names.AGENT_RECORD)
+    host_agent = read_record(folder / layout_names.AGENT_RECORD)
     if host_agent and not warm_pool.is_handed(folder):
         yield int(host_agent["pid"]), int(host_agent["start_ticks"]), "host agent"
         yield int(host_agent["torchrun_pid"]), int(host_agent["torchrun_start_ticks"]), "torchrun"
     files = Path(request["rank_files"])
     for rank in request.get("ranks", ()):
-        record = read(files / f"rank-{rank}.pid")
+        record = read_record(files / f"rank-{rank}.pid")
         # Who has told how a rank ended has waited for it; the pid may be of the process that stands by.
         if record and not (files / f"rank-{rank}.exit.json").exists():
             yield int(record["pid"]), int(record["start_ticks"]), f"rank {rank}"
@@ -112,20 +110,10 @@ def _gpus(pids: Set[int]) -> List[Dict[str, int]]:
 
 
 def _command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-    return words[:COMMAND_CHARACTERS]
+    words = read_bytes(Path(f"/proc/{pid}/cmdline")).replace(b"\0", b" ")
+    return words.decode(errors="replace").strip()[:COMMAND_CHARACTERS]
 
 
-def main(argv: List[str]) -> int:
-    """Entry point."""
-    del argv
-    asked = json.loads(sys.stdin.buffer.read())
-    sys.stdout.write(json.dumps(left_of(asked["requests"], port=asked.get("port"))) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def left(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """The verb."""
+    return left_of(asked["requests"], port=asked.get("port"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from gangline.agent.host_facts.system import meminfo, memory_groups
+from gangline.agent.host_files import read_text
 
 KILLED = re.compile(r"\bKilled process (\d+)\b")
 """What the kernel writes of a process that it killed for memory, and of no other."""
@@ -117,11 +118,7 @@ def _open_at_end(path: str) -> Optional[int]:
 
 def _group(root: Path, own: Path) -> Optional[Tuple[str, Path]]:
     """Our control group: its name, and the file that counts; of version 2, else 1."""
-    try:
-        lines = own.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
+    for line in (read_text(own) or "").splitlines():
         number, controllers, name = [*line.split(":", 2), "", "", ""][:3]
         if number == "0":
             place, file = root, "memory.events"
@@ -138,8 +135,5 @@ def _group(root: Path, own: Path) -> Optional[Tuple[str, Path]]:
 
 def _killed_in(file: Path) -> Optional[int]:
     """How many processes of a control group were killed for memory, ever; None where it does not say."""
-    try:
-        match = COUNT.search(file.read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        return None
+    match = COUNT.search(read_text(file) or "")
     return int(match.group(1)) if match is not None else None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from gangline.agent import layout_names
+from gangline.agent.host_files import DISK_S, read_record, size_bytes, stamped, write_record
 from gangline.agent.supervise import processes
-from gangline.agent.supervise.json_files import stamped, write_at_last, write_whole
 from gangline.agent.supervise.memory_kills import MemoryKills
 from gangline.agent.supervise.ranks import Ranks, Signs, Silence, reported_exits, tail
 from gangline.agent.supervise.warm_pool import PreforkedProcesses
@@ -28,7 +28,7 @@ STRENGTH = ("yield", "break", "stop", "kill")
 class Orders:
     """What the host agent of a folder was ordered.
 
-    epoch: of who started the host agent. complain: told once of each order that is refused.
+    epoch: of who started the host agent. complain: gets one line for each order that is refused.
     """
 
     def __init__(self, folder: Path, *, epoch: int, complain: Callable[[str], None]) -> None:
@@ -58,8 +58,8 @@ class Orders:
             return {}
         for name in names:
             match = ORDER_FILE.fullmatch(name)
-            record = _read(self._folder / name) if match else None
-            if match and record is not None and record.get("epoch") == int(match.group(1)):
+            record = read_record(self._folder / name) if match else {}
+            if match and record.get("epoch") == int(match.group(1)):
                 order = record.get("order")
                 found[int(match.group(1))] = order if isinstance(order, str) and order in STRENGTH else None
         return found
@@ -68,14 +68,6 @@ class Orders:
 def outweighs(order: Optional[str], other: Optional[str]) -> bool:
     """Whether an order takes the place of another one."""
     return order is not None and (other is None or STRENGTH.index(order) > STRENGTH.index(other))
-
-
-def _read(path: Path) -> Optional[Dict[str, object]]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # How the ranks of one part are made to leave, as ordered: ranks first, then torchrun, then everything.
@@ -90,14 +82,14 @@ RESTING = ("yield", "break")
 
 
 class Leaving:
-    """What was ordered of a part, and how far that has come. seats: None: nothing of it stands by."""
+    """What was ordered of a part, and how far that has come. pool: None: nothing of it stands by."""
 
     def __init__(
         self,
         request: Mapping[str, Any],
         ranks: Ranks,
         *,
-        seats: Optional[PreforkedProcesses],
+        pool: Optional[PreforkedProcesses],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.order: Optional[str] = None
@@ -105,7 +97,7 @@ class Leaving:
         """The ranks had their time, and were ended."""
         self._request = request
         self._ranks = ranks
-        self._seats = seats
+        self._pool = pool
         self._clock = clock
         self._deadline = float("inf")
         self._progress: Any = None
@@ -123,10 +115,10 @@ class Leaving:
             return
         self.order, self.is_late, self._progress = order, False, None
         self._deadline = self._clock() + self._patience_s()
-        if self._seats is not None and order in RESTING:
-            self._seats.hold()
-        elif self._seats is not None:
-            self._seats.release()
+        if self._pool is not None and order in RESTING:
+            self._pool.hold()
+        elif self._pool is not None:
+            self._pool.release()
 
     def go_on(self, launcher: processes.Process) -> None:
         """Take the next step; when all else has failed, the order becomes "kill"."""
@@ -135,8 +127,8 @@ class Leaving:
         self._ranks.terminate(signal.SIGUSR2 if self.order == "break" else signal.SIGTERM)
         if self.order == "break":
             self._ranks.end_stopped()
-        if self._seats is not None and self.order == "stop" and self._ranks.ended:
-            self._seats.leave()  # as torchrun ends the others when one has failed
+        if self._pool is not None and self.order == "stop" and self._ranks.ended:
+            self._pool.leave()  # as torchrun ends the others when one has failed
         if not self.is_late:
             self._extend()
         if self._clock() < self._deadline:
@@ -153,7 +145,7 @@ class Leaving:
 
     def _meant(self, order: Optional[str]) -> Optional[str]:
         """What an order means here: nothing rests where nothing stands by, and only our ranks know how to break off."""
-        if order == "yield" and self._seats is None:
+        if order == "yield" and self._pool is None:
             return "stop"
         if order == "break" and self._request.get("program", "worker") == "command":
             return "kill"
@@ -183,23 +175,23 @@ class Status:
         self._path = folder / layout_names.STATUS
         self._identity = identity
         self._beat = 0
-        self._told: Dict[str, Any] = {}
-        self._told_at = float("-inf")
+        self._written: Dict[str, Any] = {}
+        self._written_at = float("-inf")
 
     def is_due(self) -> bool:
         """Whether a second has passed since it was written."""
-        return time.monotonic() >= self._told_at + BEAT_S
+        return time.monotonic() >= self._written_at + BEAT_S
 
-    def tell(self, facts: Dict[str, Any]) -> None:
-        """Write what is new, or the next beat. On a full disk nothing is told; exit.json will."""
-        if facts == self._told and not self.is_due():
+    def update(self, facts: Dict[str, Any]) -> None:
+        """Write new facts, or the next beat. A full disk is no error: exit.json follows."""
+        if facts == self._written and not self.is_due():
             return
         with contextlib.suppress(OSError):
             self.write(facts)
 
     def write(self, facts: Dict[str, Any]) -> None:
         """Write now; raises OSError."""
-        self._told_at = time.monotonic()
+        self._written_at = time.monotonic()
         self._beat += 1
         # Not synced: after a power cut there is no host agent whose status could matter.
         fresh = self._path.with_name(".status.tmp")
@@ -207,24 +199,24 @@ class Status:
             json.dumps(stamped(dict(facts, beat=self._beat, time=time.time(), **self._identity))), encoding="utf-8"
         )
         fresh.replace(self._path)
-        self._told = json.loads(json.dumps(facts))
+        self._written = json.loads(json.dumps(facts))
 
 
 RESERVE = "reserve"
-"""A file that keeps room for the host agent's last words; it goes when they are written."""
+"""A file that keeps room on the disk for exit.json; it is removed just before."""
 RESERVE_BYTES = 64 << 10
 SPENT_S = 5.0
 """Processes that stand by, and do not say within this time how their ranks ended, cannot: the disk is full."""
 COPIED_BYTES = 1 << 20
-LEFT_AS_TOLD = (None, 0, -signal.SIGTERM, 128 + signal.SIGTERM)
-"""Exit codes of ranks that did no more than to leave when they were told to."""
+LEFT_AS_ORDERED = (None, 0, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of ranks that only did as they were ordered."""
 
 
 class HostPart:
-    """Seen from its host agent. seats: of the processes that stand by for its ranks, if any do.
+    """Seen from its host agent. pool: the warm pool of its ranks, if it has one.
 
-    kills: of which ranks the kernel has killed for memory; what was before this part is forgotten.
-    words_of: the console of a launcher that was started in an earlier attempt. What it says from now on is this one's.
+    kills: which ranks the kernel has killed for memory; kills from before this part are forgotten.
+    console_of: the console of a launcher that was started in an earlier attempt; its output from now on belongs here.
     """
 
     def __init__(
@@ -232,21 +224,21 @@ class HostPart:
         request: Dict[str, Any],
         *,
         epoch: int,
-        seats: Optional[PreforkedProcesses],
+        pool: Optional[PreforkedProcesses],
         kills: MemoryKills,
         complain: Callable[[str], None],
-        words_of: Optional[Path] = None,
+        console_of: Optional[Path] = None,
     ) -> None:
         self.request = request
         self.folder = Path(request["folder"])
         self.console = self.folder / layout_names.CONSOLE_LOG
-        self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), stand_by=seats is not None)
+        self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), stand_by=pool is not None)
         self.orders = Orders(self.folder, epoch=epoch, complain=complain)
-        self.leaving = Leaving(request, self.ranks, seats=seats)
+        self.leaving = Leaving(request, self.ranks, pool=pool)
         self.is_unjoined = False
         """Its ranks were ended because they had not joined in time."""
         self._is_unlaunched = False
-        self._seats = seats
+        self._pool = pool
         self._kills = kills
         kills.begin()
         self._signs = Signs(request, self.ranks)
@@ -255,31 +247,31 @@ class HostPart:
         self._slots: List[str] = []
         self._started = time.monotonic()
         self._gone_since: Optional[float] = None
-        self._words_of: Optional[Tuple[Path, int]] = (words_of, _size(words_of)) if words_of is not None else None
+        self._console_of = (console_of, size_bytes(console_of)) if console_of is not None else None
 
     def stand(self, host_agent: Mapping[str, Any], *, slots: List[str]) -> None:
         """Write the first status, and agent.json: from now on it stands. Raises OSError."""
         self._slots = slots
         self._status = Status(self.folder, {"pid": host_agent["pid"], "start_ticks": host_agent["start_ticks"]})
         self._status.write(self._facts())
-        write_whole(
+        write_record(
             self.folder / layout_names.AGENT_RECORD, dict(host_agent, started=time.time(), host=self.request["host"])
         )
         with contextlib.suppress(OSError):  # what is full already has nothing to keep
             (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
 
-    def look(self, launcher: processes.Process, *, told: Optional[str]) -> None:
-        """Look once at everything, take the next step towards what was ordered, and tell. told: by a signal to us."""
+    def look(self, launcher: processes.Process, *, signal_order: Optional[str]) -> None:
+        """Look once at everything, carry out the order in force, and report. signal_order: see `HostAgent`."""
         if self.ranks.scan(ordered=self.leaving.order is not None):
             self._failures = self._failed({})
         self.leaving.take(self.orders.read())
-        self.leaving.take(told)
+        self.leaving.take(signal_order)
         self.leaving.go_on(launcher)
         if self._status.is_due():
             self._signs.look(launcher)
             self._silence.look()
             self._expire()
-        self._status.tell(self._facts())
+        self._status.update(self._facts())
 
     def lose_launcher(self) -> None:
         """The launcher above the host agent has ended, and nothing was ordered before that."""
@@ -295,19 +287,19 @@ class HostPart:
         A launcher of an earlier attempt may wait even where no process does: for those of other hosts, which it met
         then and which may not be there any more.
         """
-        if self._seats is None or self.leaving.order == "kill" or not self.ranks.are_gone:
+        if self._pool is None or self.leaving.order == "kill" or not self.ranks.are_gone:
             return False
         if self.ranks.codes is not None:
-            return self.may_rest or self._words_of is not None
+            return self.may_rest or self._console_of is not None
         if self._gone_since is None:
             self._gone_since = time.monotonic()
-        return time.monotonic() > self._gone_since + SPENT_S and self._seats.any_stands(launcher)
+        return time.monotonic() > self._gone_since + SPENT_S and self._pool.any_stands(launcher)
 
     @property
     def may_rest(self) -> bool:
         """Whether all its ranks have said how they ended, and neither was all done, nor is all to end."""
         codes = self.ranks.codes
-        if self._seats is None or codes is None or self.leaving.order in ("stop", "kill"):
+        if self._pool is None or codes is None or self.leaving.order in ("stop", "kill"):
             return False
         return self.leaving.rests or any(codes)
 
@@ -317,7 +309,7 @@ class HostPart:
         code: of the launcher; None: it still runs. exits: of our own children, by pid. left: processes that we cannot
         end.
         """
-        self._gather_words()
+        self._copy_console()
         known = {**exits, **reported_exits(self.console)}
         failures = [] if code == 0 else self._failed(known)
         returncode = code if code is not None else self._code_of_ranks(failures)
@@ -336,7 +328,7 @@ class HostPart:
     def close(self, record: Mapping[str, Any]) -> None:
         """Write exit.json; raises OSError if there is no room for it for a minute."""
         (self.folder / RESERVE).unlink(missing_ok=True)
-        write_at_last(self.folder / layout_names.EXIT, record)
+        write_record(self.folder / layout_names.EXIT, record, wait_s=DISK_S)
 
     def _failed(self, exits: Mapping[int, int]) -> List[Dict[str, Any]]:
         failures = self.ranks.failures(dict(exits))
@@ -357,16 +349,16 @@ class HostPart:
             self.leaving.take("kill")
 
     def _code_of_ranks(self, failures: List[Dict[str, Any]]) -> int:
-        """0 if all left well or as they were told; else that of one that was killed, for others fail when they lose it;
+        """0 if all left well or as ordered; else that of one that was killed, for others fail when they lose it;
         else that of the first that did not.
         """
-        bad = [failure["exit"] or 1 for failure in failures if not self._left_as_told(failure)]
+        bad = [failure["exit"] or 1 for failure in failures if not self._left_as_ordered(failure)]
         return next((code for code in bad if code < 0), bad[0] if bad else 0)
 
-    def _left_as_told(self, failure: Mapping[str, Any]) -> bool:
+    def _left_as_ordered(self, failure: Mapping[str, Any]) -> bool:
         if not failure["ordered"]:
             return False
-        return self.leaving.order == "break" or (failure["error"] is None and failure["exit"] in LEFT_AS_TOLD)
+        return self.leaving.order == "break" or (failure["error"] is None and failure["exit"] in LEFT_AS_ORDERED)
 
     def _reason(self, code: int, *, by_launcher: bool) -> str:
         """finished: by itself, well or badly. stopped: by order, in order. killed: by order. broken: by order, because
@@ -384,18 +376,11 @@ class HostPart:
             return "broken" if order == "break" else "killed"
         return "signalled" if by_launcher and code < 0 else "finished"
 
-    def _gather_words(self) -> None:
+    def _copy_console(self) -> None:
         """Copy what an earlier attempt's launcher has said in this one; what finds no room is not copied."""
-        if self._words_of is None:
+        if self._console_of is None:
             return
-        console, offset = self._words_of
+        console, offset = self._console_of
         with contextlib.suppress(OSError), console.open("rb") as source, self.console.open("wb") as target:
             source.seek(max(offset, source.seek(0, 2) - COPIED_BYTES))
             target.write(source.read(COPIED_BYTES))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

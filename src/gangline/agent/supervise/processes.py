@@ -12,9 +12,12 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Protocol, Set, Tuple
+
+from gangline.agent.host_files import read_bytes
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,6 +42,13 @@ def find(pid: int) -> Optional[Process]:
     except OSError:  # it is gone; or another user's, where /proc shows everybody only his own
         return None
     return Process(pid, int(fields[19]), int(fields[1]), fields[0].decode(), int(fields[3]))
+
+
+def this_process() -> Process:
+    """The process that asks."""
+    process = find(os.getpid())
+    assert process is not None
+    return process
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
@@ -77,12 +87,14 @@ def tagged(tag: str) -> List[Process]:
     for process in every_process():
         if process.pid == os.getpid() or process.state in "ZX":
             continue
-        try:
-            if wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                found.append(process)
-        except OSError:
-            continue  # another user's, or gone
+        if wanted in environment(process.pid):
+            found.append(process)
     return found
+
+
+def environment(pid: int) -> List[bytes]:
+    """The variables, as NAME=value, with which a process was started; [] if it is gone, or another user's."""
+    return read_bytes(Path(f"/proc/{pid}/environ")).split(b"\0")
 
 
 def become_subreaper() -> None:
@@ -125,6 +137,53 @@ def end_all(found: Callable[[], List[Process]], *, timeout_s: float = 10.0) -> i
             send(process, signal.SIGKILL)
         reap()
         time.sleep(0.02)
+
+
+END_S = 5.0
+"""How long processes may take to go after SIGKILL; one that hangs in the kernel is left to it."""
+
+
+class Waitable(Protocol):
+    """A child of this process, such as a `subprocess.Popen`."""
+
+    pid: int
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code; raises subprocess.TimeoutExpired."""
+
+
+def end_family(process: Waitable) -> None:
+    """SIGKILL a command that leads a session, with its family, and wait until they are gone. A process that has made a
+    session of its own, and has no living parent in the family, is not of it.
+    """
+    # Stopped first, so that nothing forks between the look and the kill.
+    for pid in members(process.pid):
+        _send(pid, signal.SIGSTOP)
+    family = members(process.pid)
+    for pid in family:
+        _send(pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    deadline = time.monotonic() + END_S
+    while any(is_alive(pid, ticks) for pid, ticks in family.items()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def members(root: int) -> Dict[int, int]:
+    """Pid -> start in clock ticks after boot, of `root`, its descendants and every process of its session."""
+    seen = {process.pid: process for process in every_process() if process.state not in "ZX"}
+    found = {root} | {pid for pid, process in seen.items() if process.session == root}
+    grown = True
+    while grown:
+        below = {pid for pid, process in seen.items() if process.parent in found}
+        grown = not below <= found
+        found |= below
+    return {pid: seen[pid].start_ticks for pid in found if pid in seen}
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 # TCP sockets as /proc shows them: who listens, who is connected, who gets no answer.

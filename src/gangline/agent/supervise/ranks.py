@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
+from gangline.agent.host_files import read_bytes, read_record
 from gangline.agent.layout_names import PHASES
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, is_alive, send
@@ -93,7 +93,7 @@ class Ranks:
 
         logs: those of the ranks' logs, too; it is all that a program of the user's own shows.
         """
-        phases = [_bytes(self.folder / f"rank-{rank}.phase") for rank in sorted(self.processes)]
+        phases = [read_bytes(self.folder / f"rank-{rank}.phase") for rank in sorted(self.processes)]
         saved = _sizes(self.folder.parent.parent / "checkpoints", "step-*/part-*.tmp/**/*")
         return phases, saved, _sizes(self.folder, "rank-*.log") if logs else []
 
@@ -127,8 +127,8 @@ class Ranks:
         known = self.processes.get(rank)
         if known is not None and not self._stand_by:
             return
-        record = _json(self.folder / f"rank-{rank}.pid")
-        if record is None or (known is not None and known.pid == int(record["pid"])):
+        record = read_record(self.folder / f"rank-{rank}.pid")
+        if not record or (known is not None and known.pid == int(record["pid"])):
             return
         process = Process(int(record["pid"]), int(record["start_ticks"]), 0, "R")
         self.processes[rank] = process
@@ -143,8 +143,8 @@ class Ranks:
         path = self.folder / f"rank-{rank}.error.json"
         if self.ended.get(rank, {}).get("error") is not None:
             return False
-        error = _json(path)
-        if error is None:
+        error = read_record(path)
+        if not error:
             return False
         entry = self._entry(rank, ordered)
         entry["error"] = error
@@ -154,8 +154,8 @@ class Ranks:
     def _note_exit(self, rank: int, ordered: bool) -> bool:
         if not self._stand_by or self.ended.get(rank, {}).get("exit") is not None:
             return False
-        record = _json(self.folder / f"rank-{rank}.exit.json")
-        if record is None:
+        record = read_record(self.folder / f"rank-{rank}.exit.json")
+        if not record:
             return False
         entry = self._entry(rank, self._gone.get(rank, (0.0, ordered))[1])
         code = int(record["code"])
@@ -207,33 +207,17 @@ def tail(path: Path, *, num_lines: int = TAIL_LINES, num_bytes: int = TAIL_BYTES
         with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - num_bytes))
             return stream.read().decode("utf-8", "replace").splitlines()[-num_lines:]
-    except FileNotFoundError:
+    except OSError:
         return []
 
 
 def _phase(path: Path) -> Optional[Dict[str, Any]]:
-    data = _bytes(path)
+    data = read_bytes(path)
     if len(data) != PHASE_RECORD.size:
         return None
     step, phase, collectives, when = PHASE_RECORD.unpack(data)
     name = PHASES[phase] if 0 <= phase < len(PHASES) else None
     return {"phase": name, "step": step, "collectives": collectives, "time": when}
-
-
-def _json(path: Path) -> Optional[Dict[str, Any]]:
-    """A JSON object, or None while it is not there or not whole."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
 def _sizes(folder: Path, pattern: str) -> List[int]:
@@ -370,10 +354,7 @@ def _is_past_imports(phase: Optional[Dict[str, Any]]) -> bool:
 
 
 def _has_torch(pid: int) -> bool:
-    try:
-        return TORCH in Path(f"/proc/{pid}/maps").read_bytes()
-    except OSError:
-        return False
+    return TORCH in read_bytes(Path(f"/proc/{pid}/maps"))
 
 
 # How long each rank of the user's own program has printed nothing: its log is all that such a program shows of
@@ -445,8 +426,5 @@ class _Log:
             return self._size
 
     def _last_line(self) -> str:
-        try:
-            lines = tail(self._path, num_bytes=LINE_BYTES)
-        except OSError:
-            return ""
+        lines = tail(self._path, num_bytes=LINE_BYTES)
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:LINE_LETTERS]

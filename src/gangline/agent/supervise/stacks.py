@@ -18,14 +18,13 @@ Standard library only, Python >= 3.8.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import sys
 import time
 from pathlib import Path, PurePosixPath
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from gangline.agent.host_files import read_text, size_bytes
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, send
 from gangline.agent.supervise.ranks import Ranks
@@ -74,7 +73,7 @@ class _Asked:
     def __init__(self, process: Process, log: Path, *, may_ask: bool) -> None:
         self._process = process
         self._log = log
-        self._begin = self._size = _size(log)
+        self._begin = self._size = size_bytes(log)
         self._grown_at: Optional[float] = None
         self.state = _state(process)
         self.answers = may_ask and self.state not in STOPPED + ENDED and _takes_signal(process.pid)
@@ -86,7 +85,7 @@ class _Asked:
         """Whether nothing more comes, as far as one can tell."""
         if not self.answers:
             return True
-        size = _size(self._log)
+        size = size_bytes(self._log)
         if size != self._size:
             self._size, self._grown_at = size, now
         is_settled = self._grown_at is not None and now - self._grown_at >= SETTLED_S
@@ -171,36 +170,16 @@ def _state(process: Process) -> str:
 
 def _takes_signal(pid: int) -> bool:
     """Whether the process has a handler for SIGUSR1: before it has imported what it needs, it has none."""
-    try:
-        match = CAUGHT.search(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return False
+    match = CAUGHT.search(read_text(f"/proc/{pid}/status") or "")
     return match is not None and bool(int(match.group(1), 16) & 1 << (signal.SIGUSR1 - 1))
 
 
 def _wchan(pid: int) -> str:
     """The kernel function in which it waits; "" if it does not, or we may not know."""
-    try:
-        text = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    text = read_text(f"/proc/{pid}/wchan") or ""
     return "" if text == "0" else text[:MOST_LETTERS]
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def main(argv: List[str]) -> int:
-    """Entry point."""
-    del argv
-    asked = json.loads(sys.stdin.buffer.read())
-    sys.stdout.write(json.dumps({"ranks": stacks(asked["request"])}) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def stacks_by_rank(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """The verb."""
+    return {"ranks": stacks(asked["request"])}

@@ -12,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import signal
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from gangline.agent import layout_names
+from gangline.agent.host_files import read_record, write_record
 from gangline.agent.supervise import processes
-from gangline.agent.supervise.json_files import read, write_whole
 from gangline.agent.supervise.leases import TAG, forget
 
 # The processes that stand by on a host, and what their host agent tells them, by files.
@@ -62,7 +61,7 @@ class PreforkedProcesses:
             "files": request["rank_files"],
         }
         self._num_given += 1
-        write_whole(self._folder / f"seat-{self._num_given}.json", seat)
+        write_record(self._folder / f"seat-{self._num_given}.json", seat)
         # Not before: one whose rank has left well, and that finds neither, would leave.
         self.release()
 
@@ -92,15 +91,8 @@ class PreforkedProcesses:
 
 
 def _standing(launcher: processes.Process) -> Set[bytes]:
-    words = [word for process in processes.descendants(launcher.pid) for word in _environment(process.pid)]
+    words = [word for process in processes.descendants(launcher.pid) for word in processes.environment(process.pid)]
     return {word for word in words if word.startswith(LOCAL_RANK)}
-
-
-def _environment(pid: int) -> List[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has just left
-        return []
 
 
 TAKE_S = 10.0
@@ -119,8 +111,7 @@ def may_rest(request: Mapping[str, Any]) -> float:
 
 def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Process]) -> None:
     """Say that this process rests with what it holds; raises OSError. tag: what its processes carry."""
-    me = processes.find(os.getpid())
-    assert me is not None
+    me = processes.this_process()
     record = {
         "pid": me.pid,
         "start_ticks": me.start_ticks,
@@ -129,7 +120,7 @@ def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Pro
         "fits": _fingerprint(request),
         "holds": [[process.pid, process.start_ticks] for process in (me, *holds)],
     }
-    write_whole(Path(request["folder"]) / layout_names.RESTING, record)
+    write_record(Path(request["folder"]) / layout_names.RESTING, record)
 
 
 def end(folder: Path) -> None:
@@ -146,19 +137,19 @@ def taken(folder: Path) -> Optional[Dict[str, Any]]:
         (folder / layout_names.NEXT).rename(folder / layout_names.HANDED)
     except OSError:  # there is none, or it was taken back
         return None
-    return read(folder / layout_names.HANDED) or None
+    return read_record(folder / layout_names.HANDED) or None
 
 
 def tag_of(request: Mapping[str, Any]) -> str:
     """The part whose name is in the environment of what serves this one: the one for which it was started."""
-    return str(read(Path(request["folder"]) / layout_names.AGENT_RECORD).get("tag", request["folder"]))
+    return str(read_record(Path(request["folder"]) / layout_names.AGENT_RECORD).get("tag", request["folder"]))
 
 
 def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
     """What a host agent that rests in `folder` holds ready, itself included: pid and start. None: nobody rests
     there.
     """
-    record = read(folder / layout_names.RESTING)
+    record = read_record(folder / layout_names.RESTING)
     if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
         return None
     return {(int(pid), int(start_ticks)) for pid, start_ticks in record["holds"]}
@@ -166,10 +157,13 @@ def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
 
 def is_handed(folder: Path) -> bool:
     """Whether the host agent of the part in `folder` went on in another's, with all that it had."""
-    request = read(folder / layout_names.HANDED).get("request")
+    request = read_record(folder / layout_names.HANDED).get("request")
     if not isinstance(request, dict):
         return False
-    before, after = read(folder / layout_names.AGENT_RECORD), read(Path(request["folder"]) / layout_names.AGENT_RECORD)
+    before, after = (
+        read_record(folder / layout_names.AGENT_RECORD),
+        read_record(Path(request["folder"]) / layout_names.AGENT_RECORD),
+    )
     return bool(before) and all(before.get(name) == after.get(name) for name in ("pid", "start_ticks"))
 
 
@@ -182,7 +176,7 @@ def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
         return False
     was_taken = False
     for resting in _resting(folder):
-        host_agent = read(resting / layout_names.RESTING)
+        host_agent = read_record(resting / layout_names.RESTING)
         if not host_agent:
             continue
         if not was_taken and _fits(request, host_agent) and _offer(request, resting, host_agent, epoch=epoch):
@@ -208,7 +202,7 @@ def _offer(request: Mapping[str, Any], resting: Path, host_agent: Mapping[str, A
     """Whether the host agent that rests there has taken it."""
     try:
         # What the cluster file says of the environment may be private: it is the same, and the host agent has it.
-        write_whole(resting / layout_names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
+        write_record(resting / layout_names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
     except OSError:
         return False
     if _is_taken(resting, host_agent):
