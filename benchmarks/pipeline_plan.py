@@ -32,7 +32,7 @@ from benchmarks.scaling import commit, quiet
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import read_architecture
 from gangline.planner.shares import split_layers, stages_named
-from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_time
+from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_query, step_time
 from gangline.planner.traffic import Fabric, LinkModel, Traffic, fit_all_reduce, traffic, wire_bytes
 from gangline.planner.training import PlannedStrategy, Training
 
@@ -154,7 +154,7 @@ def predicted(case: Line, wire: LinkModel, computes: Sequence[ComputeModel]) -> 
     exchanged = traffic(model(), training, strategy, micro_batches=count, backend="gloo")
     works = [RankWork(compute=replace(each, optimizer_s=0.0), micro_batches=count) for each in computes]
     fabric = Fabric(slots=(1,) * size, wire=wire, inside=wire)
-    return step_time(strategy, exchanged, works, fabric, tokens=tokens, length=tokens), exchanged
+    return step_time(step_query(strategy, exchanged, works, fabric, tokens=tokens, length=tokens)), exchanged
 
 
 def model() -> Architecture:

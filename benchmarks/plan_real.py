@@ -24,7 +24,7 @@ from typing import Any
 from gangline.bench.compute import points_of, timed_batches
 from gangline.planner.calibration import fit_compute, shallow_config, with_optimizer
 from gangline.planner.config import read_architecture
-from gangline.planner.speed import RankWork, step_time
+from gangline.planner.speed import RankWork, step_query, step_time
 from gangline.planner.traffic import Fabric, fit_all_reduce, traffic, trained_weights
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.gang import Gang, GangRank
@@ -103,7 +103,7 @@ def measured(name: str, training: Training) -> Line:
     strategy = PlannedStrategy(kind="ddp", world_size=SIZE)
     sent = traffic(whole, training, strategy, micro_batches=MICRO_BATCHES, backend="gloo")
     fabric = Fabric(slots=(1,) * SIZE, wire=link, inside=link)
-    time_s = step_time(strategy, sent, work, fabric, tokens=training.tokens, length=LENGTH)
+    time_s = step_time(step_query(strategy, sent, work, fabric, tokens=training.tokens, length=LENGTH))
     steps = [max(line["step_s"][number] for line in said if line["kind"] == "steps") for number in range(STEPS)]
     return {
         "case": name,

@@ -28,7 +28,7 @@ from typing import Any
 
 from gangline.planner.architecture import Architecture, Layer, Linear
 from gangline.planner.calibration import fit_line
-from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_time
+from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_query, step_time
 from gangline.planner.traffic import Fabric, LinkModel, Traffic, fit_all_reduce, traffic, wire_bytes
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.gang import shares_by_time
@@ -217,7 +217,7 @@ def predicted(case: Case, wire: LinkModel, computes: Sequence[ComputeModel]) -> 
         RankWork(compute=replace(compute, optimizer_s=compute.optimizer_s * held), micro_batches=count)
         for compute, count in zip(computes, case.micro_batches, strict=True)
     ]
-    return step_time(case.strategy, case.traffic, each, fabric, tokens=TOKENS, length=TOKENS)
+    return step_time(step_query(case.strategy, case.traffic, each, fabric, tokens=TOKENS, length=TOKENS))
 
 
 def compared(case: Case, said: Sequence[Line], computes: Sequence[ComputeModel]) -> Line:

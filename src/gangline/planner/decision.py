@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gangline.catalog.gpu_specs import GPUS
 from gangline.planner.machines import PlannedCluster, imagine
-from gangline.planner.option import Draft, EvaluationContext, Option, Question, Shift, shifts
+from gangline.planner.option import EvaluationContext, Option, Question, Shift
 from gangline.planner.shares import Dividing
 from gangline.planner.traffic import LinkModel
 from gangline.planner.training import Number, PlannedStrategy, Training
@@ -61,7 +61,7 @@ class Verdict:
     def dividing(self) -> Dividing | None:
         """How well the batch divides, in what would be run; None where nothing fits."""
         option = self.runnable or self.best
-        return None if option is None else option.dividing(self.question)
+        return None if option is None else option.dividing
 
     @property
     def today(self) -> Option | None:
@@ -75,18 +75,13 @@ def decide(question: Question, world: PlannedCluster) -> Verdict:
     bench = EvaluationContext()
     if "batch" in question.open:
         question = _with_batch(question, world, bench)
-    drafts = drafts_of_kinds(question, world, bench)
-    options = [draft.weighed() for draft in drafts]
-    best, runnable = (
-        None if draft is None else options[drafts.index(draft)]
-        for draft in (choose(fitting(drafts)), _runnable(drafts))
-    )
-    whole = Few(count=len(world.hosts), best=best, runnable=runnable)
+    options = best_of_kinds(question, world, bench)
+    whole = Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
     return Verdict(
         question=question,
         world=world,
-        best=best,
-        runnable=runnable,
+        best=whole.best,
+        runnable=whole.runnable,
         by_kind=tuple(options),
         by_hosts=tuple(_by_hosts(question, world, bench, whole=whole)),
     )
@@ -94,25 +89,25 @@ def decide(question: Question, world: PlannedCluster) -> Verdict:
 
 def _with_batch(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Question:
     """The question with the batch that computes the most samples per second among those that are near the wish."""
-    drafts = drafts_of_kinds(question, world, bench)
+    drafts = best_of_kinds(question, world, bench)
     draft, least = _runnable(drafts) or choose(fitting(drafts)), question.training.micro_batch
     batch = least * whole_count(question.batch, least) if draft is None else draft.samples
     rest = tuple(key for key in question.open if key != "batch")
     return dataclasses.replace(question, batch=batch, about=question.batch, open=rest)
 
 
-def _runnable(drafts: list[Draft]) -> Draft | None:
+def _runnable(drafts: list[Option]) -> Option | None:
     built = [draft for draft in drafts if draft.is_built]
     return choose(fitting(built) or [draft for draft in built if draft.chance >= LEAST_CHANCE])
 
 
-def drafts_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Draft]:
+def best_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Option]:
     """The best of every strategy that these seats allow, the simplest first. bench: see there.
 
     Several pipelines are weighed where one would be taken, or nothing fits: how they compare with what is simpler has
     not been measured on GPUs.
     """
-    possible = shifts(question, world, trainings(question), bench)
+    possible = [Shift(question=question, world=world, training=each, cache=bench) for each in trainings(question)]
     kinds = weighed_kinds(question.strategy.kind)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
     taken = choose(fitting(list(found.values())))
@@ -129,19 +124,19 @@ def weighed_kinds(asked: str) -> tuple[str, ...]:
     return tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
 
 
-def _nearest(drafts: list[Draft]) -> Draft:
+def _nearest(drafts: list[Option]) -> Option:
     """The best that fits, else what is nearest to it."""
-    return choose(fitting(drafts)) or max(drafts, key=lambda draft: (draft.chance, draft.spare_bytes))
+    return choose(fitting(drafts)) or max(drafts, key=lambda draft: draft.nearness)
 
 
-def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Draft]:
+def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Option]:
     """All of one strategy, but for micro-batches larger than one that is not likely to fit: they need more.
 
     That is so as long as gradients are summed over several of them, or over none. Stages of unlike layers are tried all
     the same, for what a rank has room for depends on which ones it gets. more: the
     `more_candidates` of the strategy.
     """
-    found: list[Draft] = []
+    found: list[Option] = []
     half = plan_half(kind)
     too_large: set[tuple[bool, int]] = set()
     crowded = any(each.world.crowded for each in possible[:1])
@@ -150,14 +145,14 @@ def _drafts(possible: list[Shift], kind: str, *, more: bool = False) -> list[Dra
         if like in too_large:
             continue
         ways = half.more_candidates(each) if more else _strategies(each, kind)
-        drafts = [each.draft(strategy) for strategy in ways if not crowded or not strategy.half.capabilities.own_gpu]
+        drafts = [Option(shift=each, strategy=way) for way in ways if not crowded or not way.half.capabilities.own_gpu]
         if drafts and not any(draft.may_fit for draft in drafts) and (half.layers != "staged" or each.is_uniform):
             too_large.add(like)
         found += drafts
     return found
 
 
-def choose(drafts: list[Draft]) -> Draft | None:
+def choose(drafts: list[Option]) -> Option | None:
     """The simplest of the fastest; what computes other numbers than one big machine is never taken by itself.
 
     Nor is a strategy that has to be asked for, where another one fits: fsdp has in parts what zero has, and takes
@@ -167,13 +162,13 @@ def choose(drafts: list[Draft]) -> Draft | None:
     exact = [each for each in exact if each.strategy.asked or not each.strategy.half.capabilities.asked_only] or exact
     there = {draft.strategy.kind for draft in exact}
     exact = [draft for draft in exact if there.isdisjoint(draft.strategy.half.capabilities.yields_to)]
-    timed = [(draft.seconds() / draft.samples, draft) for draft in exact]
+    timed = [(draft.seconds / draft.samples, draft) for draft in exact]
     least_s = min((seconds for seconds, _ in timed), default=float("inf"))
     as_fast = [(seconds, draft) for seconds, draft in timed if seconds <= least_s * AS_FAST]
     return min(as_fast, key=_simplicity, default=(0.0, None))[1]
 
 
-def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, bool, int, float]:
+def _simplicity(timed: tuple[float, Option]) -> tuple[int, bool, bool, bool, int, float]:
     seconds, draft = timed
     return (
         SIMPLEST.get(draft.strategy.kind, len(SIMPLEST)),
@@ -186,7 +181,7 @@ def _simplicity(timed: tuple[float, Draft]) -> tuple[int, bool, bool, bool, int,
     )
 
 
-def fitting(drafts: list[Draft]) -> list[Draft]:
+def fitting(drafts: list[Option]) -> list[Option]:
     """Those that fit; where none does, those that may."""
     return [draft for draft in drafts if draft.fits] or [draft for draft in drafts if draft.may_fit]
 
@@ -230,13 +225,8 @@ def _by_hosts(question: Question, world: PlannedCluster, bench: EvaluationContex
 
 
 def _few(question: Question, world: PlannedCluster, bench: EvaluationContext) -> Few:
-    drafts = drafts_of_kinds(question, world, bench)
-    best, runnable = choose(fitting(drafts)), _runnable(drafts)
-    return Few(
-        count=len(world.hosts),
-        best=None if best is None else best.weighed(),
-        runnable=None if runnable is None else runnable.weighed(),
-    )
+    options = best_of_kinds(question, world, bench)
+    return Few(count=len(world.hosts), best=choose(fitting(options)), runnable=_runnable(options))
 
 
 def _best_of(several: list[Few]) -> Iterator[Few]:
@@ -307,7 +297,7 @@ def _of_the_job(question: Question, world: PlannedCluster, bench: EvaluationCont
     changes = list(_changes(question.training, on_gpus=_on_gpus(world)))
     built: list[Suggestion] = []
     others: list[Suggestion] = []
-    tried: dict[tuple[Training, ...], list[Draft]] = {}  # what the job leaves open is varied whatever is changed
+    tried: dict[tuple[Training, ...], list[Option]] = {}  # what the job leaves open is varied whatever is changed
     for count in range(1, MOST_TOGETHER + 1):
         for chosen in itertools.combinations(changes, count):
             words = tuple(change.words for change in chosen)
@@ -317,9 +307,9 @@ def _of_the_job(question: Question, world: PlannedCluster, bench: EvaluationCont
             key = tuple(trainings(changed))
             fitting = tried[key] = tried[key] if key in tried else _fitting(changed, world, bench)
             if (draft := choose([each for each in fitting if each.is_built])) is not None:
-                built.append(Suggestion(words=words, option=draft.weighed()))
+                built.append(Suggestion(words=words, option=draft))
             elif not _known(words, others) and (draft := choose(fitting)) is not None:
-                others.append(Suggestion(words=words, option=draft.weighed()))
+                others.append(Suggestion(words=words, option=draft))
         if len(built) >= ENOUGH:
             break
     return (built or others)[:ENOUGH]
@@ -385,12 +375,12 @@ def _one_card(question: Question, bench: EvaluationContext) -> Suggestion | None
         world = dataclasses.replace(_world_of(spec.name), asked=False)
         if (draft := choose(_fitting(question, world, bench))) is not None:
             words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
-            return Suggestion(words=(words,), option=draft.weighed())
+            return Suggestion(words=(words,), option=draft)
     return None
 
 
-def _fitting(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Draft]:
-    return [draft for draft in drafts_of_kinds(question, world, bench) if draft.fits]
+def _fitting(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Option]:
+    return [draft for draft in best_of_kinds(question, world, bench) if draft.fits]
 
 
 def _world_of(name: str) -> PlannedCluster:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +13,7 @@ from typing import Literal
 from gangline.catalog.gpu_specs import GpuSpec, find_gpu, suggest_gpus
 from gangline.catalog.link_rates import find_link, nvlink_of, suggest_links
 from gangline.errors import UsageError
-from gangline.planner.traffic import LinkModel
+from gangline.planner.traffic import Fabric, LinkModel
 
 MOST_RANKS = 4096
 DISPLAY_BYTES = 300 << 20
@@ -55,9 +57,9 @@ class Seat:
         return "cpu" if self.gpu is None else re.sub(r"^(NVIDIA |GeForce )+| GPU$", "", self.gpu)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the fabric is computed once, and kept
 class PlannedCluster:
-    """Seats by global rank, and the ways between them."""
+    """Seats by global rank, and the links between them."""
 
     seats: tuple[Seat, ...]
     """Those of a host are adjacent."""
@@ -72,6 +74,12 @@ class PlannedCluster:
     def hosts(self) -> tuple[str, ...]:
         """Names, in the order of ranks."""
         return tuple(dict.fromkeys(seat.host for seat in self.seats))
+
+    @functools.cached_property
+    def fabric(self) -> Fabric:
+        """The links of its ranks."""
+        slots = tuple(Counter(seat.host for seat in self.seats).values())
+        return Fabric(slots=slots, wire=self.wire, inside=self.inside)
 
     @property
     def crowded(self) -> tuple[str, ...]:

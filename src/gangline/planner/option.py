@@ -1,12 +1,9 @@
-"""One way to run a job, weighed: what every rank needs, who does how much, how long a step takes. Pure.
-
-A `Draft` says only what decides between ways, and an `Option` all of one. Drafts of a decision share a `Bench`.
-"""
+"""One way to run a job: the memory of every rank, the shares of the work, the seconds of a step. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,9 +14,18 @@ from gangline.planner.machines import PlannedCluster, Seat
 from gangline.planner.memory import Memory
 from gangline.planner.room import EVEN, SURE, Need, Room
 from gangline.planner.shares import Dividing, best_count, ceiling, with_others
-from gangline.planner.speed import ComputeModel, RankWork, StepTime, step_s, step_time, works_of
-from gangline.planner.traffic import CollectiveBackend, Fabric, Traffic, traffic
-from gangline.planner.training import Number, PlannedStrategy, Training
+from gangline.planner.speed import (
+    ComputeModel,
+    RankWork,
+    StepQuery,
+    StepTime,
+    step_query,
+    step_s,
+    step_time,
+    works_of,
+)
+from gangline.planner.traffic import CollectiveBackend, Traffic, traffic
+from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.gang import shares_by_time, split_whole, whole_count
 from gangline.runs.job import StrategyJob
 from gangline.strategies.base import Violation, asked_of, violations
@@ -44,19 +50,6 @@ def weights_of(world: PlannedCluster, found: Sequence[range]) -> list[float]:
     """What the cluster file says of their speeds, by crew."""
     weights = [1.0 if seat.weight is None else seat.weight for seat in world.seats]
     return [sum(weights[rank] for rank in crew) for crew in found]
-
-
-def hosts_s(seconds: Sequence[float], found: Sequence[range]) -> tuple[float, ...]:
-    """Of a micro-batch, by crew: as its slowest rank."""
-    return tuple(max(seconds[rank] for rank in crew) for crew in found)
-
-
-def rows_s(
-    strategy: PlannedStrategy, models: Sequence[ComputeModel], *, tokens: float, length: float
-) -> tuple[float, ...]:
-    """Of a micro-batch, by pipeline: as its slowest stage, for that decides how many go through."""
-    rows = works_of(strategy, [RankWork(compute=model, micro_batches=1) for model in models])
-    return tuple(max(stage.compute.micro_batch_s(tokens, length) for stage in row) for row in rows)
 
 
 Compute = Callable[[Seat, Training], ComputeModel | None]
@@ -88,132 +81,40 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way to run the job."""
-
-    architecture: Architecture
-    world: PlannedCluster
-    strategy: PlannedStrategy
-    training: Training
-    shares: tuple[int, ...]
-    """Micro-batches of a full step, by rank: those of its pipeline, or under tp of its host."""
-    needs: tuple[Need, ...]
-    traffic: Traffic
-    time: StepTime | None
-    """None where the speed of a seat is not known."""
-    narrow_s: float | None = None
-    """Of a step whose gradients travel in bf16; None where they do, would be no narrower, or nobody knows."""
-    tokens_per_sample: float = 0.0
-    """With which the times were reckoned."""
-    source: str = ""
-    """Where the times of computation come from, for people."""
-    profiles: tuple[str | None, ...] = ()
-    """By rank: see `ComputeModel.profile`."""
-    dealt_s: tuple[float, ...] = ()
-    """See `Shift.dealt_s`."""
-
-    @property
-    def chance(self) -> float:
-        """That all ranks fit; a seat whose memory is not known counts as fitting."""
-        return min((need.chance for need in self.needs if need.chance is not None), default=1.0)
-
-    @property
-    def fits(self) -> bool:
-        """Surely enough."""
-        return self.chance >= SURE
-
-    @property
-    def may_fit(self) -> bool:
-        """More likely than not."""
-        return self.chance >= EVEN
-
-    @property
-    def tightest(self) -> Need:
-        """The rank that is the first not to fit."""
-        return min(self.needs, key=lambda need: (1.0 if need.chance is None else need.chance, -need.shortage_bytes))
-
-    @property
-    def on_disk(self) -> str:
-        """What every rank writes to its host's disk and reads from it, in words; "" if nothing."""
-        most = max(need.memory.disk_bytes for need in self.needs)
-        return f"{format_bytes(most)} of each rank are written and read in every step" if most else ""
-
-    @property
-    def is_built(self) -> bool:
-        """Whether gangline's own trainer can do it."""
-        return is_built(self.strategy, self.training, self.architecture)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it computes what one big machine would."""
-        return is_exact(self.strategy)
-
-    @property
-    def seconds(self) -> float:
-        """Of a step; infinite where it is not known."""
-        return float("inf") if self.time is None else self.time.total_s
-
-    @property
-    def dealt(self) -> tuple[int, ...]:
-        """Shares of those that are dealt to, each once: hosts under tp, pipelines, else ranks."""
-        return tuple(self.shares[crew[0]] for crew in crews(self.world, self.strategy))
-
-    def dividing(self, question: Question) -> Dividing:
-        """How well the batch of the question, which this is an answer to, divides."""
-        found = Dividing(batch=question.batch, about=question.about, shares=self.dealt, ceiling=None)
-        if not self.dealt_s:
-            return found
-        here = ceiling(self.dealt_s, sum(self.dealt))
-        found = dataclasses.replace(found, ceiling=here, equal=self.strategy.half.lockstep)
-        return with_others(found, self.dealt_s, micro_batch=self.training.micro_batch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationContext:
-    """What was reckoned for one job, whatever the machines; it lives as long as a decision."""
+    """What was computed for one job, whatever the machines; it lives as long as a decision."""
 
     memories: dict[Training, dict[tuple[object, ...], Memory]] = field(default_factory=dict)
     """See `Room.known`."""
     models: dict[Training, dict[tuple[object, ...], ComputeModel | None]] = field(default_factory=dict)
     """Speeds of seats, by what these depend on."""
 
-    def room(self, question: Question, world: PlannedCluster, training: Training, *, accumulation: int) -> Room:
-        """Memory of ranks that do so many micro-batches, or more than one."""
-        training = dataclasses.replace(training, accumulation=accumulation)
-        known = self.memories.setdefault(training, {})
-        return Room(architecture=question.architecture, training=training, seats=world.seats, known=known)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
 class Shift:
-    """One training on one world: what all ways to share the work have in common."""
+    """One training on one cluster: what all candidates with it have in common."""
 
     question: Question
     world: PlannedCluster
     training: Training
-    fabric: Fabric
-    models: tuple[ComputeModel | None, ...]
-    """By rank."""
-    seconds: tuple[float, ...]
-    """Of a micro-batch, by rank; 1 where the speed is not known."""
-    own: tuple[int, ...]
-    """Micro-batches by rank where each does what it can."""
-    even: tuple[int, ...]
-    """Micro-batches by rank where all take part in every exchange."""
-    alone: Room
-    """Memory of ranks that do one micro-batch of a step."""
-    several: Room
-    """Memory of ranks that sum gradients over several."""
+    cache: EvaluationContext = field(compare=False, repr=False)
 
     @property
     def count(self) -> int:
-        """Micro-batches of a step that nobody deals."""
-        return _count(self.question, self.training)
+        """Micro-batches of a step where speeds do not decide."""
+        if "batch" in self.question.open:
+            return whole_count(self.question.batch, self.training.micro_batch)
+        return max(1, self.question.batch // self.training.micro_batch)
 
     @property
     def is_timed(self) -> bool:
         """Whether the speed of every seat is known."""
         return None not in self.models
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the cluster file gives shares."""
+        return any(seat.weight is not None for seat in self.world.seats)
 
     @property
     def is_uniform(self) -> bool:
@@ -222,47 +123,86 @@ class Shift:
         ends = (0, len(layers) - 1)
         return sum(number not in ends or layer.count > 1 for number, layer in enumerate(layers)) <= 1
 
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """Tokens of a micro-batch, and of a sample."""
+        length = self.question.tokens_per_sample
+        return self.training.micro_batch * length, length
+
+    @functools.cached_property
+    def models(self) -> tuple[ComputeModel | None, ...]:
+        """Speeds by rank; equal ones are the same object."""
+        known = self.cache.models.setdefault(self.training, {})
+        found: list[ComputeModel | None] = []
+        last: tuple[object, ...] = ()
+        for seat in self.world.seats:
+            key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w)
+            if key != last and key not in known:
+                model = self.question.compute(seat, self.training)
+                known[key] = next((each for each in known.values() if each == model), model)
+            found.append(found[-1] if key == last else known[key])
+            last = key
+        return tuple(found)
+
+    @functools.cached_property
+    def seconds(self) -> tuple[float, ...]:
+        """Seconds of a micro-batch, by rank; 1 where the speed is not known."""
+        return tuple(1.0 if model is None else model.micro_batch_s(*self.tokens) for model in self.models)
+
+    @functools.cached_property
+    def own(self) -> tuple[int, ...]:
+        """Micro-batches by rank where each does as many as its speed allows."""
+        if self.is_weighted:
+            return split_whole(self.count, weights_of(self.world, [range(n, n + 1) for n in range(len(self.seconds))]))
+        return shares_by_time(self.seconds, self._best_count(self.seconds)) if self.is_timed else self.even
+
+    @functools.cached_property
+    def even(self) -> tuple[int, ...]:
+        """Micro-batches by rank where all take part in every exchange."""
+        by_speed = self.is_timed and not self.is_weighted
+        count = self._best_count(_equal(self.seconds)) if by_speed else self.count
+        return split_whole(count, [1.0] * len(self.seconds))
+
+    def _best_count(self, seconds: Sequence[float]) -> int:
+        """Micro-batches of a step; where the batch is open, of the one that divides best."""
+        if "batch" in self.question.open:
+            return best_count(seconds, self.question.batch, self.training.micro_batch)
+        return self.count
+
     def shares(self, strategy: PlannedStrategy) -> tuple[int, ...]:
         """Micro-batches of every rank: those of its pipeline, or under tp of its host."""
         half = strategy.half
-        if half.layers != "all":
-            return self._of_crews(strategy)
-        return self.even if half.lockstep else self.own
-
-    def samples(self, strategy: PlannedStrategy) -> int:
-        """Of a step."""
-        shares = self.shares(strategy)
-        return self.training.micro_batch * sum(shares[crew[0]] for crew in crews(self.world, strategy))
-
-    def _of_crews(self, strategy: PlannedStrategy) -> tuple[int, ...]:
-        """Pipelines, or hosts, that do what they can; ranks of one do the same."""
+        if half.layers == "all":
+            return self.even if half.lockstep else self.own
         found = crews(self.world, strategy)
-        if strategy.half.layers == "staged" and strategy.replicas == 1:
+        if half.layers == "staged" and strategy.replicas == 1:
             shares: tuple[int, ...] = (self.count,)
-        elif _is_weighted(self.world):
+        elif self.is_weighted:
             shares = split_whole(self.count, weights_of(self.world, found))
         else:
             seconds = self._crews_s(strategy)
-            count = _dealt(self.question, self.training, seconds) if self.is_timed else self.count
-            shares = shares_by_time(seconds, count)
+            shares = shares_by_time(seconds, self._best_count(seconds) if self.is_timed else self.count)
         return tuple(share for crew, share in zip(found, shares, strict=True) for _ in crew)
 
     def _crews_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
-        """Of a micro-batch, by pipeline or by host. Pipelines of which nobody knows the speed are as fast."""
+        """Seconds of a micro-batch by host, as its slowest rank, or by pipeline, as its slowest stage.
+
+        Pipelines of unknown speeds count as equally fast.
+        """
         if strategy.half.layers == "sliced":
-            return hosts_s(self.seconds, crews(self.world, strategy))
+            return tuple(max(self.seconds[rank] for rank in crew) for crew in crews(self.world, strategy))
         models = [model for model in self.models if model is not None]
         if len(models) < len(self.models):
             return (1.0,) * strategy.replicas
-        length = self.question.tokens_per_sample
-        return rows_s(strategy, models, tokens=self.training.micro_batch * length, length=length)
+        rows = works_of(strategy, [RankWork(compute=model, micro_batches=1) for model in models])
+        return tuple(max(stage.compute.micro_batch_s(*self.tokens) for stage in row) for row in rows)
 
     def dealt_s(self, strategy: PlannedStrategy) -> tuple[float, ...]:
-        """Seconds of the micro-batches that are dealt, by rank, by pipeline, under tp by host; none where speeds have
-        no say in who gets how many.
+        """Seconds of the micro-batches that are shared out, by rank, by pipeline, under tp by host; empty where speeds
+        do not decide the shares.
         """
         half = strategy.half
-        if not self.is_timed or _is_weighted(self.world) or (half.layers == "staged" and strategy.replicas == 1):
+        if not self.is_timed or self.is_weighted or (half.layers == "staged" and strategy.replicas == 1):
             return ()
         if half.layers != "all":
             return self._crews_s(strategy)
@@ -282,219 +222,173 @@ class Shift:
         """Memory of its ranks; of pipelines as if each had all micro-batches, for that is known before their layers."""
         staged = plan_half(kind).layers == "staged"
         several = self.count > 1 if staged else max(self.shares(PlannedStrategy(kind=kind, world_size=1))) > 1
-        return self.several if several else self.alone
+        training = dataclasses.replace(self.training, accumulation=2 if several else 1)
+        known = self.cache.memories.setdefault(training, {})
+        return Room(architecture=self.question.architecture, training=training, seats=self.world.seats, known=known)
 
     @property
     def told_seconds(self) -> tuple[float, ...]:
-        """Seconds of a micro-batch by rank; where the cluster file says who does how much, in proportion to that."""
-        if not _is_weighted(self.world):
+        """Seconds of a micro-batch by rank; where the cluster file gives shares, in proportion to these."""
+        if not self.is_weighted:
             return self.seconds
         return tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
 
-    def draft(self, strategy: PlannedStrategy) -> Draft:
-        """One way to share the work."""
-        room = self.room(strategy.kind)
-        chance, spare_bytes = room.nearness(strategy)
-        return Draft(shift=self, strategy=strategy, room=room, chance=chance, spare_bytes=spare_bytes)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """One way to run the job, with what decides between ways; the words are those of `Option`."""
+@dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept
+class Option:
+    """One way to run the job. Its figures are computed when somebody asks for them."""
 
     shift: Shift
     strategy: PlannedStrategy
-    room: Room
-    chance: float
-    spare_bytes: int
-    """Of the tightest rank."""
+
+    @property
+    def question(self) -> Question:
+        """The question that it is an answer to."""
+        return self.shift.question
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model."""
+        return self.question.architecture
+
+    @property
+    def world(self) -> PlannedCluster:
+        """The machines."""
+        return self.shift.world
+
+    @functools.cached_property
+    def room(self) -> Room:
+        """Memory of its ranks."""
+        return self.shift.room(self.strategy.kind)
 
     @property
     def training(self) -> Training:
         """What a rank computes."""
         return self.room.training
 
-    @property
+    @functools.cached_property
     def shares(self) -> tuple[int, ...]:
-        """Micro-batches by rank."""
+        """Micro-batches of a full step, by rank: those of its pipeline, or under tp of its host."""
         return self.shift.shares(self.strategy)
 
     @property
+    def dealt(self) -> tuple[int, ...]:
+        """The shares of hosts under tp, of pipelines, else of ranks."""
+        return tuple(self.shares[crew[0]] for crew in crews(self.world, self.strategy))
+
+    @functools.cached_property
+    def samples(self) -> int:
+        """Samples of a step."""
+        return self.training.micro_batch * sum(self.dealt)
+
+    @functools.cached_property
+    def nearness(self) -> tuple[float, int]:
+        """The chance that all ranks fit, and the bytes that the tightest of them has to spare."""
+        return self.room.nearness(self.strategy)
+
+    @property
+    def chance(self) -> float:
+        """The chance that all ranks fit; a seat whose memory is not known counts as fitting."""
+        return self.nearness[0]
+
+    @property
     def fits(self) -> bool:
-        """Surely enough."""
+        """Whether it fits surely enough."""
         return self.chance >= SURE
 
     @property
     def may_fit(self) -> bool:
-        """More likely than not."""
+        """Whether it is more likely to fit than not."""
         return self.chance >= EVEN
+
+    @functools.cached_property
+    def needs(self) -> tuple[Need, ...]:
+        """Memory of every rank."""
+        return self.room.needs(self.strategy)
+
+    @property
+    def tightest(self) -> Need:
+        """The rank that is the first not to fit."""
+        return min(self.needs, key=lambda need: (1.0 if need.chance is None else need.chance, -need.shortage_bytes))
+
+    @property
+    def on_disk(self) -> str:
+        """What every rank writes to its host's disk and reads from it, in words; "" if nothing."""
+        most = max(need.memory.disk_bytes for need in self.needs)
+        return f"{format_bytes(most)} of each rank are written and read in every step" if most else ""
 
     @property
     def is_built(self) -> bool:
-        """Whether gangline's own trainer can do it."""
-        return is_built(self.strategy, self.training, self.shift.question.architecture)
+        """Whether gangline's own trainer can do it, and does: some strategies only where the job asks for them."""
+        taken = self.strategy.asked or not self.strategy.half.capabilities.asked_only
+        return taken and lacking(self.strategy, self.training, self.architecture) is None
 
     @property
     def is_exact(self) -> bool:
         """Whether it computes what one big machine would."""
-        return is_exact(self.strategy)
+        return self.strategy.half.capabilities.exact
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """The exchanges of a step."""
+        return self._traffic(self.training)
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Seconds of a step; infinite where they are not known."""
+        return step_s(self._step(self.traffic)) if self.shift.is_timed else float("inf")
+
+    @functools.cached_property
+    def time(self) -> StepTime | None:
+        """How long a step takes; None where the speed of a seat is not known."""
+        return step_time(self._step(self.traffic)) if self.shift.is_timed else None
+
+    @functools.cached_property
+    def narrow_s(self) -> float | None:
+        """Seconds of a step whose gradients travel in bf16; None where they do, would be no narrower, or speeds are
+        not known.
+        """
+        training = self.training
+        if not self.strategy.half.narrows or training.parameters != "fp32" or training.exchange:
+            return None
+        narrow = self._traffic(dataclasses.replace(training, exchange="bf16"))
+        return step_s(self._step(narrow)) if self.shift.is_timed else None
+
+    def _traffic(self, training: Training) -> Traffic:
+        backend: CollectiveBackend = "gloo" if any(seat.gpu is None for seat in self.world.seats) else "nccl"
+        return traffic(self.architecture, training, self.strategy, micro_batches=max(self.shares), backend=backend)
+
+    def _step(self, flow: Traffic) -> StepQuery:
+        works = zip(self.shift.models, self.shares, strict=True)
+        ranks = [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
+        tokens, length = self.shift.tokens
+        return step_query(self.strategy, flow, ranks, self.world.fabric, tokens=tokens, length=length)
 
     @property
-    def samples(self) -> int:
-        """Of a step."""
-        return self.shift.samples(self.strategy)
+    def source(self) -> str:
+        """Where the times of computation come from, for people."""
+        return ", ".join(dict.fromkeys(model.source for model in self.shift.models if model is not None))
 
-    def seconds(self) -> float:
-        """Of a step; infinite where it is not known. Reckoned anew for each call."""
-        if not self.shift.is_timed:
-            return float("inf")
-        tokens, length = self._tokens()
-        return step_s(self.strategy, self._traffic(), self._work(), self.shift.fabric, tokens=tokens, length=length)
-
-    def weighed(self) -> Option:
-        """Everything that can be said of it."""
-        shift, flow, time = self.shift, self._traffic(), None
-        tokens, length = self._tokens()
-        if shift.is_timed:
-            time = step_time(self.strategy, flow, self._work(), shift.fabric, tokens=tokens, length=length)
-        return Option(
-            architecture=shift.question.architecture,
-            world=shift.world,
-            strategy=self.strategy,
-            training=self.training,
-            shares=self.shares,
-            needs=self.room.needs(self.strategy),
-            traffic=flow,
-            time=time,
-            narrow_s=self._narrow_s(),
-            tokens_per_sample=length,
-            source=", ".join(dict.fromkeys(model.source for model in shift.models if model is not None)),
-            profiles=tuple(None if model is None else model.profile for model in shift.models),
-            dealt_s=shift.dealt_s(self.strategy),
-        )
-
-    def _narrow_s(self) -> float | None:
-        training = self.training
-        if (
-            not self.strategy.half.narrows
-            or training.parameters != "fp32"
-            or training.exchange
-            or not self.shift.is_timed
-        ):
-            return None
-        (tokens, length), flow = self._tokens(), self._traffic(exchange="bf16")
-        return step_s(self.strategy, flow, self._work(), self.shift.fabric, tokens=tokens, length=length)
-
-    def _tokens(self) -> tuple[float, float]:
-        """Of a micro-batch, and of a sample."""
-        length = self.shift.question.tokens_per_sample
-        return self.training.micro_batch * length, length
-
-    def _work(self) -> list[RankWork]:
-        works = zip(self.shift.models, self.shares, strict=True)
-        return [RankWork(compute=model, micro_batches=share) for model, share in works if model is not None]
-
-    def _traffic(self, *, exchange: Number | None = None) -> Traffic:
-        backend: CollectiveBackend = "gloo" if any(seat.gpu is None for seat in self.shift.world.seats) else "nccl"
-        architecture, shares = self.shift.question.architecture, self.shares
-        training = dataclasses.replace(self.training, exchange=exchange) if exchange else self.training
-        return traffic(architecture, training, self.strategy, micro_batches=max(shares), backend=backend)
-
-
-def weigh(question: Question, world: PlannedCluster, strategy: PlannedStrategy, training: Training) -> Option:
-    """Everything that can be said of one way to run the job."""
-    return shifts(question, world, [training], EvaluationContext())[0].draft(strategy).weighed()
-
-
-def shifts(
-    question: Question, world: PlannedCluster, trainings: Sequence[Training], bench: EvaluationContext
-) -> list[Shift]:
-    """Each of the trainings on one world."""
-    links = fabric(world)
-    return [_shift(question, world, links, training, bench) for training in trainings]
-
-
-def _shift(
-    question: Question, world: PlannedCluster, links: Fabric, training: Training, bench: EvaluationContext
-) -> Shift:
-    length = question.tokens_per_sample
-    tokens, count = training.micro_batch * length, _count(question, training)
-    models = _models(question, world, training, bench)
-    seconds = tuple(1.0 if model is None else model.micro_batch_s(tokens, length) for model in models)
-    even = own = split_whole(count, [1.0] * len(models))
-    if _is_weighted(world):
-        own = split_whole(count, [1.0 if seat.weight is None else seat.weight for seat in world.seats])
-    elif None not in models:
-        own = shares_by_time(seconds, _dealt(question, training, seconds))
-        even = split_whole(_dealt(question, training, _equal(seconds)), [1.0] * len(models))
-    return Shift(
-        question=question,
-        world=world,
-        training=training,
-        fabric=links,
-        models=models,
-        seconds=seconds,
-        own=own,
-        even=even,
-        alone=bench.room(question, world, training, accumulation=1),
-        several=bench.room(question, world, training, accumulation=2),
-    )
-
-
-def _count(question: Question, training: Training) -> int:
-    if "batch" in question.open:
-        return whole_count(question.batch, training.micro_batch)
-    return max(1, question.batch // training.micro_batch)
-
-
-def _dealt(question: Question, training: Training, seconds: Sequence[float]) -> int:
-    """Micro-batches of a step, of the batch that divides best where that is open."""
-    if "batch" in question.open:
-        return best_count(seconds, question.batch, training.micro_batch)
-    return _count(question, training)
+    @property
+    def dividing(self) -> Dividing:
+        """How well the batch of the question divides."""
+        dealt_s = self.shift.dealt_s(self.strategy)
+        found = Dividing(batch=self.question.batch, about=self.question.about, shares=self.dealt, ceiling=None)
+        if not dealt_s:
+            return found
+        here = ceiling(dealt_s, sum(self.dealt))
+        found = dataclasses.replace(found, ceiling=here, equal=self.strategy.half.lockstep)
+        return with_others(found, dealt_s, micro_batch=self.training.micro_batch)
 
 
 def _equal(seconds: Sequence[float]) -> tuple[float, ...]:
-    """What a micro-batch takes where all wait for the slowest."""
+    """Seconds of a micro-batch where all wait for the slowest."""
     return (max(seconds),) * len(seconds)
-
-
-def _is_weighted(world: PlannedCluster) -> bool:
-    return any(seat.weight is not None for seat in world.seats)
-
-
-def _models(
-    question: Question, world: PlannedCluster, training: Training, bench: EvaluationContext
-) -> tuple[ComputeModel | None, ...]:
-    """Speeds by rank; equal ones are the same object."""
-    known = bench.models.setdefault(training, {})
-    found: list[ComputeModel | None] = []
-    last: tuple[object, ...] = ()
-    for seat in world.seats:
-        key = (seat.host, seat.gpu, seat.spec, seat.power_limit_w)
-        if key != last and key not in known:
-            model = question.compute(seat, training)
-            known[key] = next((each for each in known.values() if each == model), model)
-        found.append(found[-1] if key == last else known[key])
-        last = key
-    return tuple(found)
-
-
-def fabric(world: PlannedCluster) -> Fabric:
-    """The links of a world's ranks."""
-    slots = tuple(Counter(seat.host for seat in world.seats).values())
-    return Fabric(slots=slots, wire=world.wire, inside=world.inside)
 
 
 def builds_method(training: Training, architecture: Architecture) -> bool:
     """Whether gangline's own trainer can do it with such a model: it quantises linears, and no other weights."""
     return training.method != "qlora" or not unpackable(architecture)
-
-
-def is_built(strategy: PlannedStrategy, training: Training, architecture: Architecture) -> bool:
-    """Whether gangline's own trainer can do it, and does: some strategies only where the job asks for them."""
-    taken = strategy.asked or not strategy.half.capabilities.asked_only
-    return taken and lacking(strategy, training, architecture) is None
 
 
 def lacking(strategy: PlannedStrategy, training: Training, architecture: Architecture) -> Violation | None:
@@ -508,8 +402,3 @@ def lacking(strategy: PlannedStrategy, training: Training, architecture: Archite
             key="method.kind", what=what, seen=what, expected="weights of linears", fix="write method: lora"
         )
     return strategy.half.model_violation(architecture, strategy)
-
-
-def is_exact(strategy: PlannedStrategy) -> bool:
-    """Whether it computes what one big machine would."""
-    return strategy.half.capabilities.exact

@@ -218,10 +218,10 @@ def _forecast(option: Option) -> Forecast:
             chance=need.chance,
             compute_s=compute_s,
             gpu=need.seat.gpu,
-            profile=profile,
+            profile=None if model is None else model.profile,
             persistent_bytes=need.memory.persistent_bytes,
         )
-        for need, compute_s, profile in zip(option.needs, compute, option.profiles, strict=True)
+        for need, compute_s, model in zip(option.needs, compute, option.shift.models, strict=True)
     )
     return Forecast(
         ranks=ranks,
@@ -231,7 +231,7 @@ def _forecast(option: Option) -> Forecast:
         communication_s=None if time is None else time.communication_s,
         exposed_s=None if time is None else time.exposed_s - time.inside_s,
         sent_bytes=option.traffic.sent_bytes,
-        tokens_per_sample=option.tokens_per_sample,
+        tokens_per_sample=option.question.tokens_per_sample,
         source=option.source,
     )
 

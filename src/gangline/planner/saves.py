@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.planner.option import Option, fabric
+from gangline.planner.option import Option
 from gangline.planner.states import state_width, trained_shards
 from gangline.planner.traffic import Among, Exchange, exchange_s, trained_weights
 from gangline.planner.training import BYTES
@@ -180,4 +180,4 @@ def _gather_s(option: Option, num_bytes: int) -> float:
         among=among,
         backend="gloo" if any(seat.gpu is None for seat in option.world.seats) else "nccl",
     )
-    return exchange_s(gather, fabric(option.world), shard_size=row if whole else strategy.shard_size)
+    return exchange_s(gather, option.world.fabric, shard_size=row if whole else strategy.shard_size)

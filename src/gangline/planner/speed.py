@@ -255,51 +255,7 @@ def uncalibrated(
     )
 
 
-def step_time(
-    strategy: PlannedStrategy,
-    traffic: Traffic,
-    ranks: Sequence[RankWork],
-    fabric: Fabric,
-    *,
-    tokens: float,
-    length: float,
-) -> StepTime:
-    """Seconds of an optimizer step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`."""
-    whole = _query(strategy, traffic, ranks, fabric, tokens=tokens, length=length)
-    ask = strategy.half.in_buckets(whole)
-    total_s, optimizer_s = ask.total_s(), ask.optimizer_s()
-    free_s = dataclasses.replace(ask, traffic=dataclasses.replace(traffic, exchanges=())).total_s()
-    bounds = []
-    for sign in (-1, 1):
-        bent = strategy.half.in_buckets(_bent(whole, sign))
-        bounds.append(bent.total_s() + bent.optimizer_s())
-    return StepTime(
-        compute_s=ask.compute_s(),
-        communication_s=sum(each.times * ask.once(each) for each in ask.traffic.exchanges),
-        exposed_s=max(0.0, total_s - free_s),
-        optimizer_s=optimizer_s,
-        total_s=total_s + optimizer_s,
-        low_s=bounds[0],
-        high_s=bounds[1],
-        inside_s=ask.spent("in-layer"),
-    )
-
-
-def step_s(
-    strategy: PlannedStrategy,
-    traffic: Traffic,
-    ranks: Sequence[RankWork],
-    fabric: Fabric,
-    *,
-    tokens: float,
-    length: float,
-) -> float:
-    """`StepTime.total_s` of the same arguments, which is what decides between ways."""
-    ask = strategy.half.in_buckets(_query(strategy, traffic, ranks, fabric, tokens=tokens, length=length))
-    return ask.total_s() + ask.optimizer_s()
-
-
-def _query(
+def step_query(
     strategy: PlannedStrategy,
     traffic: Traffic,
     ranks: Sequence[RankWork],
@@ -308,9 +264,10 @@ def _query(
     tokens: float,
     length: float,
 ) -> StepQuery:
-    """With the part of its micro-batches that each rank computes; equal devices keep equal models.
+    """A step of ranks that may be unlike; `tokens` of a micro-batch, in documents of `length`.
 
-    One rank of each kind: where all are waited for, it does not matter how many do the same. Pipelines have all ranks.
+    It has the part of its micro-batches that each rank computes; equal devices keep equal models. One rank of each kind
+    stands for all of them, for where all are waited for their number does not matter. Pipelines have all ranks.
     """
     half = strategy.half
     models = {id(rank.compute): half.compute_of(rank.compute, strategy) for rank in ranks}
@@ -319,6 +276,31 @@ def _query(
     return StepQuery(
         strategy, traffic, works if half.layers == "staged" else list(unlike), works, fabric, tokens, length
     )
+
+
+def step_time(whole: StepQuery) -> StepTime:
+    """Seconds of an optimizer step, and the bounds between which they may lie."""
+    half, flow = whole.strategy.half, whole.traffic
+    ask = half.in_buckets(whole)
+    total_s, optimizer_s = ask.total_s(), ask.optimizer_s()
+    free_s = dataclasses.replace(ask, traffic=dataclasses.replace(flow, exchanges=())).total_s()
+    low_s, high_s = (step_s(_bent(whole, sign)) for sign in (-1, 1))
+    return StepTime(
+        compute_s=ask.compute_s(),
+        communication_s=sum(each.times * ask.once(each) for each in ask.traffic.exchanges),
+        exposed_s=max(0.0, total_s - free_s),
+        optimizer_s=optimizer_s,
+        total_s=total_s + optimizer_s,
+        low_s=low_s,
+        high_s=high_s,
+        inside_s=ask.spent("in-layer"),
+    )
+
+
+def step_s(whole: StepQuery) -> float:
+    """`StepTime.total_s` of the same step, which decides between candidates."""
+    ask = whole.strategy.half.in_buckets(whole)
+    return ask.total_s() + ask.optimizer_s()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,24 @@ import pytest
 
 from gangline.planner import decision, room
 from gangline.planner import report as reports
-from gangline.planner.decision import AS_FAST, Verdict, decide, drafts_of_kinds, ways_out
+from gangline.planner.decision import AS_FAST, Verdict, best_of_kinds, decide, ways_out
 from gangline.planner.machines import PlannedCluster, Seat, link
 from gangline.planner.memory import CPU, rank_memory
-from gangline.planner.option import Compute, EvaluationContext, Option, Question, lacking, weigh
+from gangline.planner.option import Compute, EvaluationContext, Option, Question, lacking
 from gangline.planner.report import Length, report, slower_than_alone, verdict_json, ways_lines
 from gangline.planner.saves import Saving
 from gangline.planner.speed import ComputeModel
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import StrategyJob
 from gangline.units import format_duration
-from tests.unit.planner.worlds import crowded, question, with_memory, world
+from tests.unit.planner.worlds import crowded, option_of, question, with_memory, world
 
 EIGHT = "rtx4090,rtx4080,rtx3090,rtx3080,rtx4070,rtx4060,rtx3060,rtx5090"
 
 
-def best_of_kinds(job: Question, machines: PlannedCluster) -> list[Option]:
+def options_of(job: Question, machines: PlannedCluster) -> list[Option]:
     """The best option of every strategy, all that fit and those that do not."""
-    return [draft.weighed() for draft in drafts_of_kinds(job, machines, EvaluationContext())]
+    return best_of_kinds(job, machines, EvaluationContext())
 
 
 def kind(verdict: Verdict, name: str) -> Option:
@@ -381,7 +381,7 @@ def test_a_faster_link_never_makes_a_plan_slower(seed: int) -> None:
     machines = with_memory(world("rtx4090,rtx3090,rtx3060"), 80, 80, 80)
     last = float("inf")
     for name in ("100mbit", "1gbit", "2.5gbit", "10gbit", "100gbit", "hdr"):
-        options = best_of_kinds(job, dataclasses.replace(machines, wire=link(name)))
+        options = options_of(job, dataclasses.replace(machines, wire=link(name)))
         fastest = min(option.seconds for option in options if option.is_exact)
         assert fastest <= last * AS_FAST  # of those that are as fast the simplest is taken
         last = fastest
@@ -399,7 +399,7 @@ def test_shares_sum_to_the_batch_whatever_the_machines() -> None:
 
 def test_a_rank_without_known_speed_leaves_time_open_and_shares_equal() -> None:
     job = dataclasses.replace(question(), compute=lambda _seat, _training: None)
-    option = weigh(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
+    option = option_of(job, world(), PlannedStrategy(kind="ddp", world_size=3), job.training)
     assert option.time is None
     assert option.shares == (8, 8, 8)
     verdict = decide(job, world())
@@ -414,7 +414,7 @@ def test_the_users_own_shares_are_kept() -> None:
             dataclasses.replace(seat, weight=weight) for seat, weight in zip(machines.seats, (3, 2, 1), strict=True)
         ),
     )
-    option = weigh(question(), weighted, PlannedStrategy(kind="ddp", world_size=3), question().training)
+    option = option_of(question(), weighted, PlannedStrategy(kind="ddp", world_size=3), question().training)
     assert option.shares == (12, 8, 4)
 
 
@@ -473,7 +473,7 @@ def test_micro_batch_and_batch_are_chosen_together() -> None:
         training = dataclasses.replace(floor.training, micro_batch=size)
         for other in (each for each in range(24, 43) if each % size == 0):
             exact = dataclasses.replace(floor, batch=other, training=training, open=())
-            option = weigh(exact, BIG, PlannedStrategy(kind="ddp", world_size=3), training)
+            option = option_of(exact, BIG, PlannedStrategy(kind="ddp", world_size=3), training)
             assert other / option.seconds <= taken * 1.04  # 2 % for the simpler one, 1 % for the nearer batch
 
 
@@ -519,10 +519,10 @@ def test_ranks_with_equal_shares_get_a_batch_that_has_as_many_for_each() -> None
 def test_of_every_strategy_the_best_of_all_its_ways_is_shown(method: str, gib: int) -> None:
     job = question("meta-llama/Llama-3.2-1B", method=method, batch=24, sequence_length=512)
     machines = with_memory(world("rtx4090,rtx4090,rtx3060"), gib, gib, gib)
-    for shown in best_of_kinds(job, machines):
+    for shown in options_of(job, machines):
         if shown.strategy.kind == "pipeline":  # each way has stages of its own
             continue
-        others = [weigh(job, machines, shown.strategy, training) for training in decision.trainings(job)]
+        others = [option_of(job, machines, shown.strategy, training) for training in decision.trainings(job)]
         assert shown in others
         fitting = [each for each in others if each.fits] or [each for each in others if each.may_fit]
         if fitting:

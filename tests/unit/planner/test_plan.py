@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from gangline.planner.option import weigh
 from gangline.planner.plan import DataCount, Plan, make_plan
 from gangline.planner.report import explain
 from gangline.planner.shares import rows_named, stages_named
@@ -15,7 +14,7 @@ from gangline.planner.training import PlannedStrategy
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import DataJob, Job, ModelJob, SourceJob, StrategyJob
 from gangline.strategies.pipeline.plan import pipeline
-from tests.unit.planner.worlds import question, world
+from tests.unit.planner.worlds import option_of, question, world
 
 JOB = Job(
     name="tiny",
@@ -101,7 +100,7 @@ def test_hosts_that_train_apart_are_said_to_give_other_numbers() -> None:
 def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foreseen(kind: str, size: int) -> None:
     asked = question(method="lora")
     strategy = PlannedStrategy(kind=kind, world_size=4, shard_size=size, reshard=kind == "hsdp")  # type: ignore[arg-type]
-    option = weigh(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
+    option = option_of(asked, world("pc1=2xa100-80gb,pc2=2xa100-80gb"), strategy, asked.training)
     micro_batch = option.training.micro_batch
     job = dataclasses.replace(JOB, micro_batch=micro_batch, batch=micro_batch * sum(option.shares))
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
@@ -117,7 +116,7 @@ def test_a_model_in_parts_keeps_its_shares_and_every_rank_knows_what_was_foresee
 
 def test_in_a_pipeline_every_rank_does_all_micro_batches_of_some_of_the_layers() -> None:
     asked = question(method="lora")
-    option = weigh(asked, world("pc1=2xa100-80gb,pc2=a100-80gb"), pipeline((13, 10, 9)), asked.training)
+    option = option_of(asked, world("pc1=2xa100-80gb,pc2=a100-80gb"), pipeline((13, 10, 9)), asked.training)
     job = dataclasses.replace(JOB, batch=24, micro_batch=1)
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=3 - number) for number in (1, 2))
     plan = make_plan(job, Cluster(name="two", hosts=hosts), option=option)
@@ -136,7 +135,7 @@ def test_ranks_that_have_layers_between_them_have_the_share_of_their_host() -> N
     asked = dataclasses.replace(question("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
     strategy = PlannedStrategy(kind="tp", world_size=4, shard_size=2)
     machines = world("pc1=2xrtx4090,pc2=2xrtx3060")
-    option = weigh(asked, machines, strategy, asked.training)
+    option = option_of(asked, machines, strategy, asked.training)
     job = dataclasses.replace(JOB, batch=24, micro_batch=1, strategy=StrategyJob(kind="tp"))
     hosts = tuple(Host(name=f"pc{number}", workdir="/w", python="python", slots=2) for number in (1, 2))
     for plan in (make_plan(job, Cluster(name="two", hosts=hosts), option=option),
@@ -159,7 +158,7 @@ def test_of_several_pipelines_each_has_its_share_and_is_named() -> None:
     asked = question(method="lora")
     ways = pipeline((18, 14, 16, 16), replicas=2)
     machines = world("pc1=a100-80gb,pc2=a100-80gb,pc3=rtx4090,pc4=rtx4090")
-    option = weigh(asked, machines, ways, asked.training)
+    option = option_of(asked, machines, ways, asked.training)
     assert sum(option.dealt) * asked.training.micro_batch == asked.batch
     assert option.dealt[0] > option.dealt[1]
     job = dataclasses.replace(JOB, batch=asked.batch, micro_batch=asked.training.micro_batch)

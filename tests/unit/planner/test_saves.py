@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from gangline.planner.decision import decide
-from gangline.planner.option import Option, weigh
+from gangline.planner.option import Option
 from gangline.planner.report import Length, report
 from gangline.planner.saves import DISK, Rate, Saving, save_cost
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.checkpoints import minutes_between
-from tests.unit.planner.worlds import question, with_memory, world
+from tests.unit.planner.worlds import option_of, question, with_memory, world
 
 SLOW = Rate(low=1e6, likely=2e6, high=4e6, source="a stick")
 MINUTES = Saving(every_minutes=10)
@@ -21,7 +21,7 @@ MINUTES = Saving(every_minutes=10)
 def option(kind: str, method: str = "lora", **words: object) -> Option:
     asked = question(method=method)
     machines = with_memory(world("a=2xa100-80gb,b=2xa100-80gb"), 1000, 1000, 1000, 1000)
-    return weigh(asked, machines, PlannedStrategy(kind=kind, world_size=4, **words), asked.training)  # type: ignore[arg-type]
+    return option_of(asked, machines, PlannedStrategy(kind=kind, world_size=4, **words), asked.training)  # type: ignore[arg-type]
 
 
 def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_them() -> None:
@@ -34,7 +34,7 @@ def test_adapters_and_their_states_are_saved_whole_on_every_host_where_all_have_
 def test_moments_of_8_bits_are_saved_as_they_are_paged_or_not() -> None:
     for kind in ("adamw-8bit", "paged-adamw-8bit"):
         asked = question(method="lora", optimizer=kind)
-        way = weigh(asked, world("a100-80gb"), PlannedStrategy(kind="single", world_size=1), asked.training)
+        way = option_of(asked, world("a100-80gb"), PlannedStrategy(kind="single", world_size=1), asked.training)
         assert save_cost(way, MINUTES).num_bytes == round((4 + 2 + 2 * 4 / 256) * 8_388_608)
 
 
@@ -115,7 +115,8 @@ def test_the_cadence_is_the_shorter_one_of_steps_and_minutes() -> None:
         cost = save_cost(way, Saving(every_steps=steps, every_minutes=minutes))
         assert cost.every_s == (seconds if seconds is None else pytest.approx(seconds))
     assert save_cost(way, Saving()).share is None
-    unknown = dataclasses.replace(way, time=None)
+    nobody_knows = dataclasses.replace(way.question, compute=lambda *_: None)
+    unknown = option_of(nobody_knows, way.world, way.strategy, nobody_knows.training)
     assert save_cost(unknown, Saving(every_steps=2)).every_s is None
 
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from gangline.planner.config import read_architecture
-from gangline.planner.decision import decide, drafts_of_kinds
+from gangline.planner.decision import best_of_kinds, decide
 from gangline.planner.memory import CUDA, rank_memory
 from gangline.planner.option import EvaluationContext, lacking
-from gangline.planner.speed import ComputeModel, RankWork, step_time
+from gangline.planner.speed import ComputeModel, RankWork, step_query, step_time
 from gangline.planner.traffic import Exchange, Fabric, LinkModel, traffic, wire_bytes
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.job import StrategyJob
@@ -117,7 +117,7 @@ def test_a_step_waits_for_the_sums_of_every_micro_batch() -> None:
     compute = ComputeModel(per_token_s=1e-4)
     ranks = [RankWork(compute=compute, micro_batches=4)] * 16
     flow = traffic(LLAMA, LORA, TP, micro_batches=4)
-    time = step_time(TP, flow, ranks, fabric, tokens=1024, length=1024)
+    time = step_time(step_query(TP, flow, ranks, fabric, tokens=1024, length=1024))
     sums_s = 4 * 4 * 32 * (2 * 7 / 8) * 1024 * 4096 * 2 / 1e11
     assert time.compute_s == pytest.approx([4 * 1024 * 1e-4 / 8] * 16)
     assert time.inside_s == pytest.approx(sums_s)
@@ -127,15 +127,14 @@ def test_a_step_waits_for_the_sums_of_every_micro_batch() -> None:
 def test_hosts_share_a_batch_and_their_ranks_do_the_same() -> None:
     asked = dataclasses.replace(question("meta-llama/Llama-3.1-8B", method="lora"), strategy=StrategyJob(kind="tp"))
     hosts = world("2xrtx4090,2xrtx3060")
-    draft = drafts_of_kinds(asked, with_memory(hosts, 24, 24, 24, 24), EvaluationContext())[0]
-    assert draft.strategy == PlannedStrategy(kind="tp", world_size=4, shard_size=2)
-    first, _, second, _ = draft.shares
-    assert draft.shares == (first, first, second, second)
+    option = best_of_kinds(asked, with_memory(hosts, 24, 24, 24, 24), EvaluationContext())[0]
+    assert option.strategy == PlannedStrategy(kind="tp", world_size=4, shard_size=2)
+    first, _, second, _ = option.shares
+    assert option.shares == (first, first, second, second)
     assert first > second
-    assert (first + second) * draft.training.micro_batch == draft.samples == 24
-    option = draft.weighed()
+    assert (first + second) * option.training.micro_batch == option.samples == 24
     assert option.dealt == (first, second)
-    assert option.dividing(asked).shares == (first, second)
+    assert option.dividing.shares == (first, second)
 
 
 def test_it_is_taken_by_itself_only_where_nothing_simpler_fits() -> None:

@@ -11,6 +11,7 @@ from gangline.planner.speed import (
     RankWork,
     attention_flops,
     flops_per_token,
+    step_query,
     step_s,
     step_time,
     uncalibrated,
@@ -48,7 +49,7 @@ def step(kind, ranks, *, architecture=SMALL, training=FULL, wire=GIGABIT, slots=
     work = [RankWork(compute=one, micro_batches=count) for one, count in ranks]
     sent = traffic(architecture, training, plan, micro_batches=max(count for _, count in ranks))
     where = fabric(slots or (1,) * len(ranks), wire)
-    return step_time(plan, sent, work, where, tokens=2048, length=2048)
+    return step_time(step_query(plan, sent, work, where, tokens=2048, length=2048))
 
 
 # --- FLOPs
@@ -357,7 +358,7 @@ def test_many_that_do_the_same_take_what_one_of_each_takes(kind):
     plan = strategy(kind, 6, **more)
     work = [RankWork(compute=model, micro_batches=count) for model, count in copies]
     sent = traffic(LLAMA_32_1B, FULL, plan, micro_batches=3)
-    assert step_s(plan, sent, work, fabric((1,) * 6), tokens=2048, length=2048) == took.total_s
+    assert step_s(step_query(plan, sent, work, fabric((1,) * 6), tokens=2048, length=2048)) == took.total_s
     if kind != "pipeline":
         assert took.compute_s == tuple(count * model.micro_batch_s(2048, 2048) for model, count in unlike)
 

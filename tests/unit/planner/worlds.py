@@ -9,9 +9,9 @@ from gangline.catalog.models import known_config
 from gangline.planner.architecture import Architecture
 from gangline.planner.config import read_architecture
 from gangline.planner.machines import PlannedCluster, Seat, imagine, link
-from gangline.planner.option import Question
+from gangline.planner.option import EvaluationContext, Option, Question, Shift
 from gangline.planner.speed import ComputeModel, uncalibrated
-from gangline.planner.training import Training
+from gangline.planner.training import PlannedStrategy, Training
 
 HOME_LAN = "pc1=rtx5070ti-laptop,pc2=rtx4070-laptop,pc3=rtx3070ti"
 NOWHERE = Path("/nowhere")
@@ -60,3 +60,9 @@ def question(
         compute=compute,
         open=("micro_batch", "activation_checkpointing") if leave_open else (),
     )
+
+
+def option_of(asked: Question, machines: PlannedCluster, strategy: PlannedStrategy, training: Training) -> Option:
+    """One way to run a job."""
+    shift = Shift(question=asked, world=machines, training=training, cache=EvaluationContext())
+    return Option(shift=shift, strategy=strategy)

@@ -108,7 +108,7 @@ class Hsdp(FsdpPlan):
 
     def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """One copy inside every host; where that is one copy in all, or none, a job that asks for it gets fsdp."""
-        size, slots = len(shift.world.seats), shift.fabric.slots
+        size, slots = len(shift.world.seats), shift.world.fabric.slots
         offload = shift.offload(self.kind)
         if len(slots) > 1 and len(set(slots)) == 1 and slots[0] > 1:
             yield PlannedStrategy(kind=self.kind, world_size=size, shard_size=slots[0], offload=offload)

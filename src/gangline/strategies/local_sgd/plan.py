@@ -72,7 +72,7 @@ class LocalSgdPlan(PlanHalf):
 
     def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Over hosts; where these have unlike numbers of ranks, each rank counts as one."""
-        job, slots = shift.question.strategy, shift.fabric.slots
+        job, slots = shift.question.strategy, shift.world.fabric.slots
         if shift.training.method == "full":
             yield PlannedStrategy(
                 kind=self.kind,

@@ -90,7 +90,7 @@ class TensorParallelPlan(PlanHalf):
 
     def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Over the ranks of every host, by itself where that is possible; one rank on each has all: ddp."""
-        size, slots = len(shift.world.seats), shift.fabric.slots
+        size, slots = len(shift.world.seats), shift.world.fabric.slots
         asked = shift.question.strategy.kind == self.kind
         if max(slots) == 1:
             if asked:
