@@ -186,7 +186,7 @@ class CausalLoss(nn.Module):
         was_training = self.model.training
         self.model.eval()
         try:
-            return _head_is_plain(core, head)
+            return head_is_plain(core, head)
         except torch.OutOfMemoryError:  # a RuntimeError, and no sign of how the model is made
             raise
         except (TypeError, AttributeError, RuntimeError, ValueError, IndexError):
@@ -207,7 +207,7 @@ def _inputs(input_ids: torch.Tensor, position_ids: torch.Tensor, entered: torch.
     return {**tokens, "position_ids": position_ids, "use_cache": False}
 
 
-def _head_is_plain(core: Any, head: nn.Linear) -> bool:
+def head_is_plain(core: Any, head: nn.Linear) -> bool:
     """Compare on hidden states made so large that logits reach about 100: a cap is the identity near zero.
 
     Shapes are the module's: its weight may be in parts, and have none.

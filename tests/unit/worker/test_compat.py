@@ -101,7 +101,7 @@ def test_a_private_name_of_a_library_is_recognised(source):
         "from __future__ import annotations",
         "import os\nos._exit(1)",
         "class A:\n    def __init__(self):\n        self._own = 1\n    def f(self):\n        return self._own.__class__",
-        "from gangline.worker import loss as loss_module\nloss_module._head_is_plain(1)",
+        "from gangline.worker import loss as loss_module\nloss_module._own(1)",
         "def _f():\n    pass\nx._f()",
     ],
 )

@@ -461,7 +461,7 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
     """The session of that job; called inside a FakeTensorMode."""
     _make_fake(model)
     # the loss tries whether decoder and head give the model's logits; without numbers, the operations must tell
-    with patch.object(loss_module, "_head_is_plain", _head_is_all):
+    with patch.object(loss_module, "head_is_plain", _head_is_all):
         loss = CausalLoss(model, compute=precision.compute)
     samples = full_samples(
         job.batch * 2,
