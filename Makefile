@@ -13,7 +13,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder --rotate -m "not slow"
 STORY := tests/lab/test_story.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab versions lint format bench clean
+.PHONY: help demo test lab versions processors lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -38,6 +38,18 @@ lab: .venv/dev.stamp ## all tests with real hosts in namespaces, the slow ones t
 
 versions: .venv/dev.stamp ## a short set of tests with the lowest and with the newest versions of the tested range
 	$(BIN)/python -m benchmarks.versions
+
+# PyTorch's kernels and oneDNN's, as on processors without AVX, with AVX2, and with AVX-512.
+PROCESSORS := default-SSE41 avx2-AVX2 avx512-AVX512_CORE_BF16
+
+processors: .venv/dev.stamp ## every test with a tolerance, with the kernels for three kinds of processors: an hour
+	@status=0; \
+	for kinds in $(PROCESSORS); do \
+		echo "== kernels for $$kinds"; \
+		ATEN_CPU_CAPABILITY=$${kinds%-*} ONEDNN_MAX_CPU_ISA=$${kinds#*-} GANGLINE_TURN=all $(BIN)/python -m pytest -n 2 \
+			$(BY_FILE) $$(grep -l tests.train.tolerances tests/train/test_*.py) || status=1; \
+	done; \
+	exit $$status
 
 lint: .venv/dev.stamp ## style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gangline import app
+from gangline.control.listing import list_runs
 from gangline.control.user_command import Command
 from gangline.decide.what_if import WhatIf, foretell
 from gangline.errors import UsageError
@@ -45,7 +46,7 @@ def test_a_resume_is_refused_and_the_run_stays_as_it_was(world, deps):
 def test_runs_are_listed_and_plans_are_made(world, deps):
     layout = app.train(world.start(), console=world, deps=world.deps)
     world.ended(layout.run_id)
-    assert [each.record.id for each in app.all_records(world.home, deps)] == [layout.run_id]
+    assert [each.record.id for each in list_runs(world.home, deps=deps)] == [layout.run_id]
     assert foretell(world.start(), WhatIf(), console=world, deps=deps).decision is not None
 
 

@@ -129,7 +129,8 @@ def test_a_run_that_fails_ends_with_its_cause_and_exit_code_5(world: World, caps
 def test_closing_the_terminal_during_preparation_ends_the_tokeniser_and_is_written_down(
     world: World, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "gangline.cli.main", *train_words(world, returncode=0, slow=True)]
+    words = [sys.executable, "-m", "gangline.cli.main", *train_words(world, returncode=0, slow=True)]
+    command = ["env", "--default-signal=HUP,TERM", *words]  # under nohup HUP would be ignored
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     note = world.root / "places" / "a" / "tokeniser"
     wait_until(lambda: note.exists() and note.read_text(encoding="utf-8"), "the tokeniser runs", timeout_s=30)
