@@ -137,7 +137,7 @@ def lay() -> None:
     put(CausalLoss, "forward", hanging("busy", compute_for_ever))
     put(ddp._Exchange, "send", hanging("native", wait_for_lock))
     put(record, "pick", evaluate_slowly)
-    put(checkpoint, "_sync_file", functools.partial(slowly, "save"))
+    put(checkpoint, "sync_folder", functools.partial(slowly, "save"))
     try:
         pace_s = float((FOLDER / "pace").read_text(encoding="ascii"))
     except OSError:

@@ -4,10 +4,8 @@ import contextlib
 import io
 import json
 import os
-import tempfile
 import time
 import types
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -48,8 +46,7 @@ def lines(method: str = "lora", free: int | None = None, **more):
         calibrate.free_bytes = lambda _: free
     torch.set_num_threads(1)
     ask = order(method, **more)
-    with tempfile.TemporaryDirectory() as folder:
-        copy = calibrate.build(ask, torch.device("cpu"), Path(folder))
+    copy = calibrate.build(ask, torch.device("cpu"))
     with contextlib.redirect_stdout(io.StringIO()) as text:
         calibrate.run(ask, copy)
     return [json.loads(line) for line in text.getvalue().splitlines()]
@@ -57,8 +54,7 @@ def lines(method: str = "lora", free: int | None = None, **more):
 
 def depths():
     """Layers that run in each of the copies, and in the whole afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = calibrate.build(order("full"), torch.device("cpu"), Path(folder))
+    copy = calibrate.build(order("full"), torch.device("cpu"))
     stack = copy.core.base_model.layers
     found = []
     for layers in (2, 1):

@@ -170,8 +170,8 @@ def refused(folder, *, damage=None, to_exists=False, merged=False, **how):
     kept = {name: getattr(export_module, name) for name in ("write_adapter", "write_model")}
 
     def writing(name):
-        def write(trained, target):
-            expected = kept[name](trained, target)
+        def write(trained, checkpoint, target):
+            expected = kept[name](trained, checkpoint, target)
             globals()[damage](target)
             return expected
 

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -55,8 +53,7 @@ def exchanges(hosts, method):
     """Gradients of a step alone and of a step together, and the weights before and after both."""
     ask = order(hosts, method=method, batch=4)
     world = _world(ask)
-    with tempfile.TemporaryDirectory() as folder:
-        rig = bench_scaling.build(ask, world, Path(folder))
+    rig = bench_scaling.build(ask, world)
     bench = bench_scaling.ScalingBenchmark(rig, seconds=15.0)
     ways = bench._ways()
     parameters = list(trainable(rig.session.model).values())

@@ -198,7 +198,7 @@ def test_the_program_counts_parameters(zygote):
     ("text", "seen"),
     [
         ("{", "Expecting property name"),
-        ("3", "it is no object but int"),
+        ("3", "expected the keys of TraceOrder, found 3"),
         ('{"model": "a", "config": {}}', "give one of config and model"),
         ('{"model": "a", "deepth": 3}', "unknown keys deepth"),
         ('{"model": "a", "method": {"kind": "dora"}}', "expected one of 'full', 'lora', 'qlora'"),

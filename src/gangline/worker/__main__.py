@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 
 from gangline.errors import GanglineError
+from gangline.worker.json_lines import error_document, write_line
 from gangline.worker.rank_files import early, hold
 
 # verb -> module and function taking argv; imported on use, for each costs seconds
@@ -36,16 +36,10 @@ def main(argv: list[str]) -> int:
     try:
         return int(getattr(importlib.import_module(module), function)(argv[1:]) or 0)
     except GanglineError as error:
-        _tell(argv[0], error)
+        if argv[0] != "generate":  # its stdout is for a person, not for a controller
+            write_line(**error_document(error))
+        sys.stderr.write(f"{error}\n")
         return error.exit_code
-
-
-def _tell(verb: str, error: GanglineError) -> None:
-    """Where a controller listens it gets the error as data; a talk has a person at the other end."""
-    if verb != "generate":
-        record = error.to_json()
-        sys.stdout.write(json.dumps({**record, "error_kind": record["kind"], "kind": "error"}) + "\n")
-    sys.stderr.write(f"{error}\n")
 
 
 if __name__ == "__main__":

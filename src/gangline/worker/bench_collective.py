@@ -12,16 +12,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gangline.worker.json_lines import write_line
 from gangline.worker.process_group import leave
 
 ITERATIONS_LEAST, ITERATIONS_MOST = 3, 50
@@ -54,7 +55,7 @@ def run(order: dict[str, Any], device: torch.device) -> None:
             _report_once("skipped", num_bytes=size, why=why)
             return
         times = measure(size, device, left_s / (len(sizes) - number))
-        one_s = median(times)
+        one_s = median_high(times)
         _report_once(
             "collective",
             operation="all_reduce",
@@ -135,11 +136,6 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def median(values: list[float]) -> float:
-    """The middle of the sorted values; of two, the larger."""
-    return sorted(values)[len(values) // 2]
-
-
 def most(value: float) -> float:
     """The largest over all ranks, which wait for each other here."""
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -154,6 +150,5 @@ def least(value: float) -> float:
 
 
 def report(kind: str, **figures: Any) -> None:
-    """Write one record of this rank as a line, in one write: ranks of a host share a pipe."""
-    sys.stdout.write(json.dumps({"kind": kind, "rank": dist.get_rank(), **figures}) + "\n")
-    sys.stdout.flush()
+    """Write a line of this rank."""
+    write_line(kind, **{"rank": dist.get_rank(), **figures})

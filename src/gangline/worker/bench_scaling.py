@@ -19,11 +19,9 @@ What a machine's processors have done, and how much of it was this rank's.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,15 +36,16 @@ import torch.distributed as dist
 from gangline.errors import DoesNotFit, GanglineError, UsageError
 from gangline.runs.decode import build as decoded
 from gangline.runs.gang import Gang, split_whole
-from gangline.runs.job import Job, ModelJob, ScheduleJob
+from gangline.runs.job import Job, ScheduleJob
 from gangline.worker.agree import StepReport, gather
 from gangline.worker.batch import Indices, SampleOrder
 from gangline.worker.bench_collective import read_order, report, settle, timed
 from gangline.worker.data.tokens import RepeatedSamples, Sample
+from gangline.worker.json_lines import error_document
 from gangline.worker.loop import Synchronous, TrainingRun
 from gangline.worker.loss import CausalLoss
-from gangline.worker.model import base_of, load_model, trainable
-from gangline.worker.optimizer import clip, gradient_norm
+from gangline.worker.model import base_of, random_model, trainable
+from gangline.worker.optimizer import update_once
 from gangline.worker.pace import simulated_slowdown
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup, join, leave
@@ -124,8 +123,7 @@ def scaling_main(argv: list[str]) -> int:
     try:
         measure(order, world)
     except GanglineError as error:
-        record = error.to_json()
-        report(**{**record, "error_kind": record["kind"], "kind": "error"})
+        report(**error_document(error))
         leave(error.exit_code)
     leave(0)
 
@@ -133,9 +131,7 @@ def scaling_main(argv: list[str]) -> int:
 def measure(order: dict[str, Any], world: ProcessGroup) -> None:
     """Build the model and take all turns. Raises DoesNotFit, and UsageError where a step takes too long."""
     try:
-        with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-            rig = build(order, world, Path(folder))
-        ScalingBenchmark(rig, seconds=order["seconds"]).run()
+        ScalingBenchmark(build(order, world), seconds=order["seconds"]).run()
     except torch.cuda.OutOfMemoryError as error:
         raise DoesNotFit(
             f"{world.host}: the job does not fit on {torch.cuda.get_device_name(world.device)}",
@@ -144,15 +140,13 @@ def measure(order: dict[str, Any], world: ProcessGroup) -> None:
         ) from error
 
 
-def build(order: dict[str, Any], world: ProcessGroup, folder: Path) -> Rig:
+def build(order: dict[str, Any], world: ProcessGroup) -> Rig:
     """The model, drawn at random on the device, with one strategy for all ranks and one for those of a host."""
-    (folder / "config.json").write_text(json.dumps(order["config"]), encoding="utf-8")
-    job = _measured_job(Job.from_json(order["job"]), folder)
+    job = _measured_job(Job.from_json(order["job"]))
     precision = agree_precision(job, world.device, world_size=world.size)
     drawn = precision.parameters if job.method.kind == "full" else precision.compute
-    with world.device:  # a processor would need a minute to draw a large model
-        model = load_model(job, device=world.device, compute=precision.compute, drawn=drawn)
-        loss = CausalLoss(model, compute=precision.compute)
+    model = random_model(job, order["config"], device=world.device, compute=precision.compute, drawn=drawn)
+    loss = CausalLoss(model, compute=precision.compute)
     vocabulary = int(base_of(model).config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     rows = random_samples(job.batch, length=job.data.sequence_length, vocabulary=vocabulary)
     groups = {
@@ -335,18 +329,16 @@ def time_updates(session: Session) -> float:
     parameters = list(trainable(session.model).values())
 
     def once() -> None:
-        clip(parameters, gradient_norm(parameters), maximum=session.job.optimizer.clip_norm)
-        session.optimizer.step()
+        update_once(session.optimizer, parameters, maximum=session.job.optimizer.clip_norm)
         session.optimizer.zero_grad(set_to_none=False)
 
     return statistics.median(timed(session.world.device, once) for _ in range(UPDATES))
 
 
-def _measured_job(asked: Job, folder: Path) -> Job:
-    """The job with made-up weights and samples; at a rate of 0 it learns nothing, and all weights stay equal."""
+def _measured_job(asked: Job) -> Job:
+    """The job for ever, at a rate of 0: it learns nothing, and all weights stay equal."""
     return dataclasses.replace(
         asked,
-        model=ModelJob(path=str(folder), start="random", attention=asked.model.attention),
         optimizer=dataclasses.replace(asked.optimizer, learning_rate=0.0),
         schedule=ScheduleJob(kind="constant"),
         epochs=None,

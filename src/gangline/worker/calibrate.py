@@ -11,15 +11,14 @@ deadline, wherever it hangs.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import torch
@@ -27,12 +26,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from gangline.runs.job import Job, ModelJob
+from gangline.runs.job import Job
 from gangline.worker import compat
 from gangline.worker.batch import Batch
 from gangline.worker.bench_collective import (
     free_bytes,
-    median,
     most,
     proc_bytes,
     rank_device,
@@ -41,8 +39,8 @@ from gangline.worker.bench_collective import (
     timed,
 )
 from gangline.worker.loss import CausalLoss, LinearCrossEntropy
-from gangline.worker.model import base_of, load_model, trainable
-from gangline.worker.optimizer import clip, gradient_norm, make_optimizer
+from gangline.worker.model import base_of, random_model, trainable
+from gangline.worker.optimizer import make_optimizer, update_once
 from gangline.worker.pace import simulated_slowdown
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import leave
@@ -78,21 +76,16 @@ def calibrate_main(argv: list[str]) -> int:
     device = rank_device()
     # ranks exchange single numbers only, so the processor's backend will do everywhere
     dist.init_process_group("gloo", timeout=timedelta(seconds=order["deadline_s"]))
-    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
-        copy = build(order, device, Path(folder))
-    run(order, copy)
+    run(order, build(order, device))
     leave(0)
 
 
-def build(order: dict[str, Any], device: torch.device, folder: Path) -> CalibrationCopy:
+def build(order: dict[str, Any], device: torch.device) -> CalibrationCopy:
     """The copy, drawn at random on the device."""
-    (folder / "config.json").write_text(json.dumps(order["config"]), encoding="utf-8")
-    asked = Job.from_json(order["job"])
-    model = ModelJob(path=str(folder), start="random", attention=asked.model.attention)
-    job = dataclasses.replace(asked, model=model)
+    job = Job.from_json(order["job"])
     precision = agree_precision(job, device, world_size=dist.get_world_size())
-    with device:  # a processor would need a minute to draw a large model
-        loss = CausalLoss(load_model(job, device=device, compute=precision.compute), compute=precision.compute)
+    model = random_model(job, order["config"], device=device, compute=precision.compute)
+    loss = CausalLoss(model, compute=precision.compute)
     return CalibrationCopy(
         loss=loss,
         optimizer=make_optimizer(loss.model, job.optimizer),
@@ -165,10 +158,10 @@ class _Times:
     def tell(self) -> None:
         """A line for each depth."""
         slowdown = self._copy.slowdown
-        head_s = slowdown * median(self._heads)
+        head_s = slowdown * median_high(self._heads)
         for layers, rows in self._rows.items():
             whole = sorted(slowdown * sum(row) for row in rows)
-            middle = median(whole)
+            middle = median_high(whole)
             report(
                 "point",
                 layers=layers,
@@ -176,7 +169,7 @@ class _Times:
                 length=self._batch.input_ids.shape[1],
                 seconds=middle,
                 head_s=min(head_s, middle),
-                backward_share=median([row[1] / sum(row) for row in rows]),
+                backward_share=median_high(row[1] / sum(row) for row in rows),
                 spread=(whole[-1] - whole[0]) / 2 / middle,
                 repeats=len(rows),
             )
@@ -200,15 +193,12 @@ def update(copy: CalibrationCopy, *, until_s: float) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
 
-    def once() -> None:
-        clip(parameters, gradient_norm(parameters), maximum=copy.job.optimizer.clip_norm)
-        copy.optimizer.step()
-
+    once = partial(update_once, copy.optimizer, parameters, maximum=copy.job.optimizer.clip_norm)
     times = [timed(copy.device, once) for _ in range(2)][1:]
     while len(times) < REPEATS_MOST and (len(times) < REPEATS_LEAST or time.monotonic() < until_s):
         times.append(timed(copy.device, once))
     numbers = sum(parameter.numel() for parameter in parameters)
-    report("optimizer", numbers=numbers, seconds=median(times), tensors=len(parameters))
+    report("optimizer", numbers=numbers, seconds=median_high(times), tensors=len(parameters))
 
 
 def describe(copy: CalibrationCopy) -> dict[str, Any]:
@@ -228,10 +218,9 @@ def describe(copy: CalibrationCopy) -> dict[str, Any]:
 def shallow(copy: CalibrationCopy, layers: int) -> Iterator[bool]:
     """The copy with its first `layers` layers only; False where they cannot be found."""
     decoder = getattr(copy.core, "base_model", copy.core)
-    depth = next((len(x) for x in decoder.modules() if isinstance(x, nn.ModuleList)), 0)
-    stack = next((x for x in decoder.modules() if isinstance(x, nn.ModuleList)), None)
-    if stack is None or depth <= layers:
-        yield depth == layers
+    stack = next((x for x in decoder.modules() if isinstance(x, nn.ModuleList)), nn.ModuleList())
+    if len(stack) <= layers:
+        yield len(stack) == layers
         return
     whole = list(stack)
     del stack[layers:]

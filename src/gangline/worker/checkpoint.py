@@ -37,11 +37,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from gangline.errors import CheckpointError
 from gangline.runs import checkpoints as disk
-from gangline.runs import checkpoints as retention
 from gangline.runs.files import sync_folder
 from gangline.runs.job import CheckpointJob
 from gangline.runs.manifest import describe_part
@@ -177,7 +176,7 @@ class Saver:
         folder = disk.part_folder(self._checkpoints, part.step, self._host)
         temporary = folder.with_name(f"{folder.name}.tmp")
         try:
-            retention.prune(
+            disk.prune(
                 self._checkpoints,
                 keep_last=self._job.keep_last,
                 keep_best=self._job.keep_best,
@@ -208,7 +207,7 @@ class Saver:
         (temporary / STATE_FILE).write_text(part.state, encoding="utf-8")
         disk.at_point("save: state written")
         for path in temporary.iterdir():
-            _sync_file(path)
+            sync_folder(path)
         disk.at_point("save: files on disk")
         described = describe_part(
             temporary,
@@ -290,21 +289,13 @@ def _write_tensors(folder: Path, pieces: Sequence[LocalShard]) -> None:
 def _put_in_place(temporary: Path, folder: Path) -> None:
     """Rename the part. An older part of the same step (of an attempt before) goes first, and its record before it."""
     if folder.exists():
-        retention.remove_record(folder.parent)
+        disk.remove_record(folder.parent)
         shutil.rmtree(folder)
     disk.at_point("save: old part gone")
     temporary.rename(folder)
     disk.at_point("save: part renamed")
     sync_folder(folder.parent)
     disk.at_point("save: end")
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explain(error: BaseException, folder: Path, num_bytes: int) -> CheckpointError:
@@ -369,23 +360,13 @@ def own_shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[LocalShard]:
             continue
         local = tensor.detach().to_local()
         if local.numel():
-            yield LocalShard(name=name, tensor=local, offsets=_offsets(tensor), shape=tuple(tensor.shape))
+            yield LocalShard(name=name, tensor=local, offsets=shard_offsets(tensor), shape=tuple(tensor.shape))
 
 
-def _offsets(tensor: DTensor) -> tuple[int, ...]:
-    """Where this rank's shard begins in the whole: FSDP2 cuts one dimension after another as `torch.chunk` does."""
-    sizes, offsets = list(tensor.shape), [0] * tensor.ndim
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None, "a rank with a shard is in its mesh"
-    for count, index, placement in zip(tensor.device_mesh.shape, coordinate, tensor.placements, strict=True):
-        if isinstance(placement, Shard):
-            dim = placement.dim
-            chunk = -(-sizes[dim] // count)
-            start = min(index * chunk, sizes[dim])
-            sizes[dim] = min(chunk, sizes[dim] - start)
-            offsets[dim] += start
-    assert tuple(sizes) == tuple(tensor.to_local().shape), "FSDP2 cuts as torch.chunk does"
-    return tuple(offsets)
+def shard_offsets(tensor: DTensor) -> tuple[int, ...]:
+    """Where this rank's shard begins in the whole tensor, by dimension; DTensor's own word to DCP."""
+    (chunk,) = tensor.__create_chunk_list__()
+    return tuple(chunk.offsets)
 
 
 def shards_of_host(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> Iterator[LocalShard]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,9 @@ from gangline import __version__
 from gangline.errors import ModelError, RunFailed, UsageError
 from gangline.runs.files import sync_folder, write_json
 from gangline.worker.data.model_folder import weights_folder
-from gangline.worker.model import base_of, load_config, load_tokenizer, model_of, trainable
+from gangline.worker.json_lines import write_line
+from gangline.worker.model import base_of, load_config, load_tokenizer, model_of
+from gangline.worker.restore import some
 from gangline.worker.trained import (
     Checkpoint,
     adapted_layers,
@@ -35,8 +36,10 @@ from gangline.worker.trained import (
     hush_libraries,
     load_trained,
     merge_adapter,
+    merged_weight,
     open_checkpoint,
     open_saved,
+    read_trained,
     refuse_shared,
 )
 from gangline.worker.weights import Files, meta_model, read_whole
@@ -78,10 +81,10 @@ def export_main(argv: list[str]) -> int:
     hush_libraries()
 
     def say(text: str) -> None:
-        _write_line({"kind": "progress", "text": text})
+        write_line("progress", text=text)
 
     done = export(options.run, options.checkpoint, options.to, merged=options.merged, say=say)
-    _write_line({"kind": "result", **asdict(done)})
+    write_line("result", **asdict(done))
     return 0
 
 
@@ -203,8 +206,7 @@ def _reload(folder: Path, checkpoint: Checkpoint) -> tuple[Any, Mapping[str, tor
 def _require_same(expected: Mapping[str, str], seen: Mapping[str, str]) -> None:
     differing = sorted(name for name in expected.keys() | seen.keys() if expected.get(name) != seen.get(name))
     if differing:
-        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise _wrong(f"these tensors are not what was written: {', '.join(differing[:3])}{more}")
+        raise _wrong(f"these tensors are not what was written: {some(differing)}")
 
 
 def _digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -306,7 +308,7 @@ def write_merged(model: nn.Module, files: Files, checkpoint: Checkpoint, folder:
     for name in files.rows:
         dtype = buffers[name].dtype if name in buffers else checkpoint.stored
         for key, value in read_whole(files, name):
-            merged = _merged(layers[name], value) if name in layers else value
+            merged = merged_weight(layers[name], value) if name in layers else value
             writer.add(key, merged.to(dtype))
     _complete(writer, _skeleton(checkpoint), checkpoint, folder)
 
@@ -369,20 +371,9 @@ def _with_adapter(checkpoint: Checkpoint) -> tuple[nn.Module, Files] | None:
     found = meta_model(job, compute=checkpoint.stored)
     if found is None:
         return None
-    model, files = found
-    wanted = {f"model.{name}": each.detach() for name, each in trainable(model).items()}
-    open_saved(checkpoint, wanted)[0].read(wanted)
-    check_weights(model)
-    return model, files
-
-
-@torch.no_grad()
-def _merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """W + scale * B A in fp32, as `merge_adapter` has it."""
-    total = weight.float()
-    for adapter in layer.active_adapters:
-        total = (total + layer.get_delta_weight(adapter).float()).to(weight.dtype).float()
-    return total
+    read_trained(checkpoint, found[0])
+    check_weights(found[0])
+    return found
 
 
 def _write_surroundings(model: Any, checkpoint: Checkpoint, folder: Path) -> None:
@@ -480,8 +471,3 @@ def _wrong(seen: str) -> RunFailed:
         seen=seen,
         fix="export again; if it comes back, check the disk, and whether the base model's folder was changed",
     )
-
-
-def _write_line(value: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()

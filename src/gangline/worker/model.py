@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,25 @@ def load_model(
     # no device has to hold what they were before
     quantise(core, layers_of(core), job.method, compute=compute, device=device)
     return ready.to(device)
+
+
+def random_model(
+    job: Job,
+    config: Mapping[str, Any],
+    *,
+    device: torch.device,
+    compute: torch.dtype,
+    drawn: torch.dtype = torch.float32,
+) -> nn.Module:
+    """`load_model` for measurements: with random weights, and `config`, as config.json has it, in place of the job's.
+
+    Drawn on the device: a processor would need a minute for a large model.
+    """
+    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        model = ModelJob(path=folder, start="random", attention=job.model.attention)
+        with device:
+            return load_model(replace(job, model=model), device=device, compute=compute, drawn=drawn)
 
 
 def finish_model(model: Any, job: Job, *, compute: torch.dtype) -> nn.Module:

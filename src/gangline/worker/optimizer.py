@@ -137,6 +137,12 @@ def clip(parameters: Iterable[nn.Parameter], norm: torch.Tensor, *, maximum: flo
         gradient.mul_(factor.to(gradient.dtype))
 
 
+def update_once(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, maximum: float | None) -> None:
+    """Norm, clipping and step, for measurements: a step of the loop has them apart."""
+    clip(parameters, gradient_norm(parameters), maximum=maximum)
+    optimizer.step()
+
+
 log = logging.getLogger(__name__)
 
 

@@ -118,7 +118,7 @@ class Blocks:
         others = "; ".join(f"part-{host} is not here, which holds {words}" for host, words in self.lacking.items())
         raise CheckpointError(
             f"{self.folder.parent} lacks what this rank reads",
-            seen=f"{others or 'there are all parts'}; some values are nowhere of {_some(names)}",
+            seen=f"{others or 'there are all parts'}; some values are nowhere of {some(names)}",
             fix="gangline resume brings the parts that lie on other hosts",
         )
 
@@ -143,20 +143,6 @@ class Blocks:
             self.metadata.storage_data.setdefault(index, inside)
 
 
-def read_parts(parts: Sequence[tuple[Path, str]], *, prefix: str) -> dict[str, torch.Tensor]:
-    """The saved tensors whose names begin with `prefix`, by the rest of their names, in new memory on the CPU.
-
-    For whoever needs the weights and not the optimizer. Raises CheckpointError as `load_parts` does.
-    """
-    blocks = Blocks(parts)
-    blocks.open_all()
-    tensors = {
-        name: torch.empty_like(empty, device="cpu") for name, empty in blocks.empty().items() if name.startswith(prefix)
-    }
-    blocks.read(tensors)
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-
-
 def _verified(folder: Path, digest: str) -> CheckpointPart:
     try:
         data = (folder / PART_FILE).read_bytes()
@@ -178,10 +164,10 @@ def _read_metadata(folder: Path, part: CheckpointPart) -> Metadata:
     if not isinstance(metadata, Metadata):
         raise _suspicious(folder, f"a {type(metadata).__name__}")
     if strangers := [name for name, item in metadata.state_dict_metadata.items() if not _is_tensor(item)]:
-        raise _suspicious(folder, f"items that are not tensors (DCP would unpickle them): {_some(strangers)}")
+        raise _suspicious(folder, f"items that are not tensors (DCP would unpickle them): {some(strangers)}")
     files = {file.name for file in part.files}
     if outside := {info.relative_path for info in metadata.storage_data.values()} - files:
-        raise _suspicious(folder, f"files that are not of the part: {_some(sorted(outside))}")
+        raise _suspicious(folder, f"files that are not of the part: {some(sorted(outside))}")
     return metadata
 
 
@@ -239,17 +225,17 @@ def _compare(folder: Path, tensors: Mapping[str, torch.Tensor], metadata: Metada
     saved = metadata.state_dict_metadata
     _compare_optimizers(folder, _optimizer_of(saved), _optimizer_of(tensors))
     rows = (
-        [f"missing in the checkpoint: {_some(sorted(set(tensors) - set(saved)))}"] if set(tensors) - set(saved) else []
+        [f"missing in the checkpoint: {some(sorted(set(tensors) - set(saved)))}"] if set(tensors) - set(saved) else []
     )
     if unexpected := sorted(set(saved) - set(tensors) - set(elsewhere)):
-        rows.append(f"unknown to this job: {_some(unexpected)}")
+        rows.append(f"unknown to this job: {some(unexpected)}")
     others = [
         f"{name} is {_form(saved[name].properties.dtype, saved[name].size)} in the checkpoint "
         f"and {_form(tensor.dtype, tensor.shape)} in this job"
         for name, tensor in sorted(tensors.items())
         if name in saved and (saved[name].size != tensor.shape or saved[name].properties.dtype != tensor.dtype)
     ]
-    rows += [_some(others)] if others else []
+    rows += [some(others)] if others else []
     if rows:
         raise CheckpointError(
             f"{folder} holds the state of another model, method or precision",
@@ -286,7 +272,8 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first names of a list, and how many more there are."""
     more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return ", ".join(names[:_MAX_SHOWN]) + more
 

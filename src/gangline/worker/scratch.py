@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.errors import DataError, UsageError
+from gangline.worker.json_lines import write_line
 
 END_OF_TEXT = "<|endoftext|>"
 _CHARS = 1 << 16
@@ -39,7 +39,7 @@ def scratch_main(argv: list[str]) -> int:
     vocabulary = _write_tokenizer(temporary, arguments.texts, size=arguments.vocabulary, context=arguments.context)
     _write_config(temporary, arguments, vocabulary=vocabulary)
     temporary.rename(arguments.to)
-    sys.stdout.write(json.dumps({"kind": "result", "folder": str(arguments.to), "vocabulary": vocabulary}) + "\n")
+    write_line("result", folder=str(arguments.to), vocabulary=vocabulary)
     return 0
 
 

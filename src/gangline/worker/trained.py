@@ -18,7 +18,7 @@ from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, CheckpointPart, Commit
 from gangline.worker.model import base_of, load_config, load_model, trainable
-from gangline.worker.restore import Blocks, read_parts
+from gangline.worker.restore import Blocks, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,7 @@ def load_trained(checkpoint: Checkpoint, *, packed: bool = False) -> Any:
     method = job.method if packed or job.method.kind == "full" else dataclasses.replace(job.method, kind="lora")
     loaded = dataclasses.replace(job, method=method, activation_checkpointing=False)
     model = load_model(loaded, compute=checkpoint.stored)
-    wanted, saved = trainable(model), read_parts(checkpoint.parts, prefix="model.")
-    require_fit(wanted, saved, checkpoint)
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(saved[name])
+    read_trained(checkpoint, model)
     model.eval()
     # training turns the cache off; from here on the model has its own setting
     base_of(model).config.use_cache = load_config(job.model).use_cache  # type: ignore[union-attr]
@@ -139,10 +135,9 @@ def require_fit(wanted: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Te
     strangers = sorted(set(wanted) ^ set(saved))
     strangers += [name for name in wanted if name in saved and wanted[name].shape != saved[name].shape]
     if strangers:
-        more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
         raise CheckpointError(
             f"{checkpoint.parts[0][0]} does not fit the model of this run",
-            seen=f"expected the same trainable tensors in both; they differ in {', '.join(strangers[:5])}{more}",
+            seen=f"expected the same trainable tensors in both; they differ in {some(strangers)}",
             fix="use the run directory that the checkpoint came from; its model folder may have changed since",
         )
 
@@ -154,6 +149,12 @@ def open_saved(checkpoint: Checkpoint, wanted: Mapping[str, torch.Tensor]) -> tu
     saved = {name: each for name, each in blocks.empty().items() if name.startswith("model.")}
     require_fit(wanted, saved, checkpoint)
     return blocks, saved
+
+
+def read_trained(checkpoint: Checkpoint, model: Any) -> None:
+    """Read the trained weights of a model in place. Raises CheckpointError as `require_fit`."""
+    wanted = {f"model.{name}": each.detach() for name, each in trainable(model).items()}
+    open_saved(checkpoint, wanted)[0].read(wanted)
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> str:
@@ -177,10 +178,16 @@ def merge_adapter(model: Any) -> Any:
     for name, layer in adapted_layers(model):
         weight = layer.get_base_layer().weight
         refuse_shared(model, name, weight)
-        for adapter in layer.active_adapters:
-            delta = layer.get_delta_weight(adapter)
-            weight.data = (weight.data.float() + delta.float()).to(weight.dtype)
+        weight.data = merged_weight(layer, weight.data)
     return model.unload()
+
+
+@torch.no_grad()
+def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """W + scale * B A of the adapters of a layer, in the dtype of W."""
+    for adapter in layer.active_adapters:
+        weight = (weight.float() + layer.get_delta_weight(adapter).float()).to(weight.dtype)
+    return weight
 
 
 def adapted_layers(model: Any) -> list[tuple[str, Any]]:
@@ -203,7 +210,7 @@ def refuse_shared(model: Any, name: str, weight: torch.Tensor) -> None:
 
 def check_weights(model: Any) -> None:
     """Raises RunFailed for useless weights: NaN, an empty tensor, an adapter that does nothing."""
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = trainable(model)
     for name, value in trained.items():
         check_weight(name, value)
     outputs = [value for name, value in trained.items() if "lora_B" in name or "lora_embedding_B" in name]

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 from gangline.errors import ModelError
 from gangline.runs.job import Job
 from gangline.worker import compat
+from gangline.worker.checkpoint import shard_offsets
 from gangline.worker.data.model_folder import ONE_WEIGHTS_FILE, WEIGHTS_INDEX, weights_folder
 from gangline.worker.model import base_of, finish_model, layers_of, load_config, model_of, weights_dtype
 from gangline.worker.quantised import QuantisedLinear, replace_linears
@@ -268,10 +269,8 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """
     if not isinstance(tensor, DTensor):
         return tensor, 0, 0
-    mesh = tensor.device_mesh
-    ((place, cut),) = [(number, each) for number, each in enumerate(tensor.placements) if isinstance(each, Shard)]
-    size = -(-tensor.shape[cut.dim] // mesh.size(place))
-    return tensor.to_local(), cut.dim, min(tensor.shape[cut.dim], size * mesh.get_local_rank(place))
+    (cut,) = (each for each in tensor.placements if isinstance(each, Shard))
+    return tensor.to_local(), cut.dim, shard_offsets(tensor)[cut.dim]
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from gangline.worker.data.model_folder import (
     open_model_folder,
 )
 from gangline.worker.data.row_formats import Format
+from gangline.worker.json_lines import write_line
 
 PROGRESS_INTERVAL_S = 0.5
 
@@ -89,16 +88,11 @@ def inputs_main(argv: list[str]) -> int:
         raise UsageError("inputs takes two words", seen=f"{len(argv)} words", fix="inputs <job.json> <root>")
 
     def progress(done_bytes: int, total_bytes: int, rows: int) -> None:
-        _write({"kind": "progress", "done_bytes": done_bytes, "total_bytes": total_bytes, "rows": rows})
+        write_line("progress", done_bytes=done_bytes, total_bytes=total_bytes, rows=rows)
 
     inputs = prepare_inputs(Job.load(Path(argv[0])), Path(argv[1]), progress=progress)
-    _write({"kind": "result", **dataclasses.asdict(inputs)})
+    write_line("result", **dataclasses.asdict(inputs))
     return 0
-
-
-def _write(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 def _load_tooling(job: Job, folder: ModelFolder) -> Tooling:

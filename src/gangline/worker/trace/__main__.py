@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from gangline.errors import GanglineError, UsageError
+from gangline.worker.json_lines import error_document
 from gangline.worker.trace.order import TraceOrder
 
 Answer = tuple[dict[str, Any], int]
@@ -57,8 +58,7 @@ def _one(data: Any, *, count: bool) -> Answer:
 
 def _failure(error: GanglineError) -> Answer:
     sys.stderr.write(f"{error}\n")
-    record = error.to_json()
-    return {**record, "error_kind": record["kind"], "kind": "error"}, error.exit_code
+    return error_document(error), error.exit_code
 
 
 if __name__ == "__main__":

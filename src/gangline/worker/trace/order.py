@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gangline.errors import UsageError
-from gangline.runs.decode import build
+from gangline.runs.decode import DecodeError, build
 from gangline.runs.job import DataJob, Job, MethodJob, ModelJob, OptimizerJob, SourceJob
 
 AttentionKernel = Literal["flash", "math", "cpu"]
@@ -50,17 +50,13 @@ class TraceOrder:
     def from_json(data: Any) -> TraceOrder:
         """The order of this JSON object. Raises UsageError."""
         try:
-            if not isinstance(data, dict):
-                raise TypeError(f"it is no object but {type(data).__name__}")
-            order = build(TraceOrder, data)
-            order._check()
-        except (TypeError, ValueError) as error:
+            return build(TraceOrder, data)
+        except DecodeError as error:
             raise UsageError(
                 "the order for a trace is off",
                 seen=f"expected the fields of TraceOrder; {error}",
                 fix="correct this field of the order",
             ) from error
-        return order
 
     def job(self, folder: str) -> Job:
         """The job whose step is traced, with the model of `folder`, which holds a config.json."""
@@ -86,7 +82,7 @@ class TraceOrder:
         """Micro-batches that are traced: the third is like the second."""
         return min(2, self.micro_batches)
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         if (self.config is None) == (self.model is None):
             raise ValueError("give one of config and model")
         sizes = (self.micro_batch, self.micro_batches, self.sequence_length - 1, self.ranks, self.rounding_bytes)

@@ -28,19 +28,18 @@ from gangline.runs.gang import Gang, GangRank
 from gangline.runs.job import Job
 from gangline.worker import compat
 from gangline.worker import loss as loss_module
-from gangline.worker.batch import Batch, SampleOrder
+from gangline.worker.batch import Batch
 from gangline.worker.data.tokens import NO_TARGET, RepeatedSamples, Sample
 from gangline.worker.loop import Loop
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, layers_of, load_model, trainable
-from gangline.worker.optimizer import make_optimizer
 from gangline.worker.precision import Precision, agree_precision
 from gangline.worker.process_group import ProcessGroup
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.quantised import require_library
 from gangline.worker.rank_files import StopFlag
 from gangline.worker.run_io import RunIO
-from gangline.worker.session import Session, _make_scaler
+from gangline.worker.session import Session, assemble
 from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.trace.configs import at_depth
 from gangline.worker.trace.order import AttentionKernel, TraceOrder
@@ -469,26 +468,10 @@ def build_session(model: nn.Module, job: Job, precision: Precision, *, order: Tr
         vocabulary=int(base_of(model).config.get_text_config().vocab_size),  # type: ignore[union-attr, operator]
         num_documents=2 if order.packing and order.attention != "flash_attention_2" else 1,
     )
+    gang = Gang(run_id="trace", attempt=1, ranks=(GangRank(host="trace", share=order.passes),))
+    world = ProcessGroup(gang=gang, rank=0, device=CPU)
     with _maps_by_shape(job):
-        optimizer = make_optimizer(loss.model, job.optimizer)
-    world = ProcessGroup(
-        gang=Gang(run_id="trace", attempt=1, ranks=(GangRank(host="trace", share=order.passes),)), rank=0, device=CPU
-    )
-    strategy = Strategy(StrategySetup(job=job, world=world, precision=precision))
-    strategy.wrap(loss)
-    return Session(
-        job=job,
-        world=world,
-        precision=precision,
-        loss=loss,
-        strategy=strategy,
-        optimizer=optimizer,
-        scaler=_make_scaler(CPU) if precision.scaled else None,
-        train_set=samples,
-        evaluation_set=None,
-        order=SampleOrder(num_samples=len(samples), batch=job.batch, micro_batch=job.micro_batch, seed=job.seed),
-        total_steps=2,
-    )
+        return assemble(loss, Strategy(StrategySetup(job=job, world=world, precision=precision)), train_set=samples)
 
 
 @contextmanager
