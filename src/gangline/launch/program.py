@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 from gangline.errors import UsageError
 from gangline.runs.record_versions import Record
 
-# Launchers of other systems as the command of `gangline run`: recognised, taken off, and never started. Pure.
+# Launchers of other systems in the command of `gangline run`: gangline recognises them and never starts them. Pure.
 
 
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -21,161 +21,75 @@ MODULE_OPTIONS = {"-m", "--module"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The options of a program, as far as they tell where the next program begins."""
-
-    values: Mapping[str, int] = field(default_factory=dict)
-    """How many words follow an option, where it is not `default`."""
-    default: int = 0
-    """How many words follow an option that is not in `values`; none where the option has its value after `=`."""
-
-    def end(self, words: Sequence[str], start: int) -> int:
-        """The position of the first word that is neither an option nor the value of one."""
-        position = start
-        while position < len(words) and words[position].startswith("-"):
-            word = words[position]
-            if word == "--":
-                return position + 1
-            name, has_value, _ = word.partition("=")
-            position += 1 + (0 if has_value else self.values.get(name, self.default))
-        return position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
     """A program that starts ranks, or commands on other hosts, by itself."""
 
-    programs: tuple[str, ...] = ()
-    """What it is called; the first name is the one in errors."""
+    programs: tuple[str, ...]
+    """Its names; errors use the first one."""
     verbs: tuple[str, ...] = ()
     """Its verbs that start something, such as `launch`, `job submit`; (): it has none."""
     modules: tuple[str, ...] = ()
-    """Python modules that are the same."""
-    options: Options = field(default_factory=Options)
+    """Python modules that are the same program."""
     has_program: bool = True
-    """After its options comes the program of a rank; else a file of its own, or nothing."""
-
-
-def _options(*, flags: str = "", values: str = "", pairs: str = "", default: int = 0) -> Options:
-    counts = dict.fromkeys(flags.split(), 0) | dict.fromkeys(values.split(), 1)
-    return Options(values=counts | dict.fromkeys(pairs.split(), 2), default=default)
+    """The program of a rank follows its options; otherwise a file of its own, or nothing."""
 
 
 LAUNCHERS = (
-    Launcher(
-        programs=("torchrun",),
-        modules=("torch.distributed.run",),
-        options=_options(
-            flags="--standalone --no-python --no_python -m --module --run-path --run_path --virtual-local-rank "
-            "--virtual_local_rank",
-            default=1,
-        ),
-    ),
-    Launcher(
-        programs=("torch.distributed.launch",),
-        modules=("torch.distributed.launch",),
-        options=_options(
-            flags="--standalone --no-python --no_python -m --module --use-env --use_env --run-path --run_path",
-            default=1,
-        ),
-    ),
+    Launcher(programs=("torchrun",), modules=("torch.distributed.run",)),
+    Launcher(programs=("torch.distributed.launch",), modules=("torch.distributed.launch",)),
     Launcher(
         programs=("accelerate",),
         verbs=("launch",),
         modules=("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
-        options=_options(
-            flags="--cpu --multi_gpu --multi-gpu --tpu --use_deepspeed --use-deepspeed --use_fsdp --use-fsdp "
-            "--use_megatron_lm --use_parallelism_config --use_xpu --ipex -m --module --no_python --no-python --debug "
-            "-q --quiet --same_network --same-network --tpu_cluster --no_tpu_cluster --tpu_use_sudo "
-            "--enable_cpu_affinity --use_mps_device",
-            default=1,
-        ),
     ),
     Launcher(
         programs=("deepspeed", "ds", "deepspeed.pt"),
         modules=("deepspeed.launcher.runner", "deepspeed.launcher.launch"),
-        options=_options(
-            flags="--module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid "
-            "--elastic_training --bind_cores_to_rank",
-            default=1,
-        ),
     ),
     Launcher(
-        programs=("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra"),
-        options=_options(
-            values="-n --n -np --np -c -H -host --host -hosts --hosts -hostfile --hostfile -machinefile --machinefile "
-            "-f -x -wdir --wdir -wd -map-by --map-by -bind-to --bind-to -rank-by --rank-by -N -npernode --npernode "
-            "-ppn -perhost -ppr --prefix -output-filename --output-filename -rf --rankfile --timeout -iface "
-            "-genvlist -envlist -path --path -launcher -bootstrap -am --am --slot-list --cpu-set --cpu-list --app",
-            pairs="-mca --mca -gmca --gmca --prtemca --pmixmca -genv -env",
-        ),
+        programs=("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", "mpiexec.hydra")
     ),
-    Launcher(
-        programs=("horovodrun",),
-        modules=("horovod.runner.launch",),
-        options=_options(
-            flags="--gloo --mpi --jsrun --verbose --check-build -cb --disable-cache --start-timeout-disable "
-            "--prefix-output-with-timestamp --autotune --no-autotune --hierarchical-allreduce --hierarchical-allgather "
-            "--timeline-mark-cycles --no-stall-check --mpi-threads-disable --tcp -v --version",
-            default=1,
-        ),
-    ),
-    Launcher(
-        programs=("srun",),
-        options=_options(
-            values="-n -N -c -t -p -J -A -w -x -D -o -e -i -G -C -L -M -d -m -q -r -T -W -B -K --ntasks --nodes "
-            "--cpus-per-task --time --partition --job-name --account --nodelist --exclude --chdir --output --error "
-            "--input --gpus --gres --constraint --mem --mem-per-cpu --mem-per-gpu --ntasks-per-node --gpus-per-node "
-            "--gpus-per-task --qos --reservation --jobid --container-image --container-mounts --export --wait --mpi "
-            "--distribution --dependency --relative",
-        ),
-    ),
+    Launcher(programs=("horovodrun",), modules=("horovod.runner.launch",)),
+    Launcher(programs=("srun",)),
     Launcher(programs=("sbatch", "salloc"), has_program=False),
-    Launcher(
-        programs=("pdsh", "dsh"),
-        options=_options(values="-w -x -g -X -R -M -l -t -u -f -o -P"),
-    ),
-    Launcher(
-        programs=("parallel-ssh", "pssh"),
-        options=_options(
-            values="-h -H -l -p -o -e -t -O -x -X --hosts --host --user --par --outdir --errdir --timeout --option "
-            "--extra-args --extra-arg",
-        ),
-    ),
-    Launcher(programs=("clush",), options=_options(values="-w -x -g -X -f -t -u -l -o -R -O -m")),
-    Launcher(
-        programs=("ray",),
-        verbs=("job submit",),
-        options=_options(flags="--no-wait -v --verbose --log-color", default=1),
-    ),
+    Launcher(programs=("pdsh", "dsh")),
+    Launcher(programs=("parallel-ssh", "pssh")),
+    Launcher(programs=("clush",)),
+    Launcher(programs=("ray",), verbs=("job submit",)),
     Launcher(programs=("ray",), verbs=("submit", "exec", "start", "up", "attach"), has_program=False),
-    Launcher(programs=("colossalai",), verbs=("run",), options=_options(flags="--no_python -m", default=1)),
+    Launcher(programs=("colossalai",), verbs=("run",)),
     Launcher(programs=("tune",), verbs=("run",), has_program=False),
 )
 """Every launcher that `run` knows."""
 
-PREFIXES: Mapping[str, tuple[str, Options]] = {
-    "env": ("", _options(flags="-i --ignore-environment -0 -v", values="-u --unset -C --chdir -S")),
-    "nohup": ("", Options()),
-    "time": ("", _options(values="-o -f")),
-    "exec": ("", _options(values="-a")),
-    "setsid": ("", Options()),
-    "nice": ("", _options(values="-n")),
-    "ionice": ("", _options(values="-c -n")),
-    "stdbuf": ("", _options(values="-i -o -e")),
-    "timeout": ("1", _options(values="-s -k")),
-    "taskset": ("1", Options()),
-    "numactl": ("", Options()),
-    "sudo": ("", _options(values="-u -g -C -D -h -p -R -T -U")),
-    "uv": ("run", _options(values="--with --python -p --extra --group --project --directory --env-file --package")),
-    "poetry": ("run", Options()),
-    "pipenv": ("run", Options()),
-    "pixi": ("run", _options(values="-e --environment")),
-    "conda": ("run", _options(values="-n --name -p --prefix --cwd")),
-    "mamba": ("run", _options(values="-n --name -p --prefix --cwd")),
-    "micromamba": ("run", _options(values="-n --name -p --prefix --cwd")),
+
+def _prefix(verb: str = "", *, values: str = "") -> tuple[str, frozenset[str]]:
+    return verb, frozenset(values.split())
+
+
+PREFIXES: Mapping[str, tuple[str, frozenset[str]]] = {
+    "env": _prefix(values="-u --unset -C --chdir -S"),
+    "nohup": _prefix(),
+    "time": _prefix(values="-o -f"),
+    "exec": _prefix(values="-a"),
+    "setsid": _prefix(),
+    "nice": _prefix(values="-n"),
+    "ionice": _prefix(values="-c -n"),
+    "stdbuf": _prefix(values="-i -o -e"),
+    "timeout": _prefix("1", values="-s -k"),
+    "taskset": _prefix("1"),
+    "numactl": _prefix(),
+    "sudo": _prefix(values="-u -g -C -D -h -p -R -T -U"),
+    "uv": _prefix("run", values="--with --python -p --extra --group --project --directory --env-file --package"),
+    "poetry": _prefix("run"),
+    "pipenv": _prefix("run"),
+    "pixi": _prefix("run", values="-e --environment"),
+    "conda": _prefix("run", values="-n --name -p --prefix --cwd"),
+    "mamba": _prefix("run", values="-n --name -p --prefix --cwd"),
+    "micromamba": _prefix("run", values="-n --name -p --prefix --cwd"),
 }
-"""Programs in front of another program -> the word that must follow them ("1": any one word), and their options."""
+"""Programs in front of another program -> the word that must follow them ("1": any one word), and their options that
+take a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +101,9 @@ class Launch:
     """The program that it would start as every rank, with its own options; (): it is not known."""
 
 
-def find_launcher(words: Sequence[str]) -> Launch | None:
+def find_launcher(command: Sequence[str]) -> Launch | None:
     """The launcher that a command would start, whatever stands in front of it; None where it starts none."""
-    words = tuple(words[_begin(words) :])
+    words = tuple(command)[_begin(tuple(command)) :]
     if not words:
         return None
     for launcher in LAUNCHERS:
@@ -200,7 +114,7 @@ def find_launcher(words: Sequence[str]) -> Launch | None:
     return None
 
 
-def _begin(words: Sequence[str]) -> int:
+def _begin(words: tuple[str, ...]) -> int:
     """Where the command itself begins, after assignments and programs that only prepare something for it."""
     position = 0
     while position < len(words):
@@ -208,17 +122,24 @@ def _begin(words: Sequence[str]) -> int:
         if ASSIGNMENT.fullmatch(words[position]):
             position += 1
             continue
-        verb, options = PREFIXES.get(word, ("", None))
-        if options is None:
+        if word not in PREFIXES:
             return position
-        after = options.end(words, position + 1) if verb in {"", "1"} else position + 1
-        if verb == "1":
-            after += 1
-        elif verb:
-            if list(words[after : after + 1]) != [verb]:
-                return position
-            after = options.end(words, after + 1)
-        position = after
+        verb, with_value = PREFIXES[word]
+        if verb in {"", "1"}:
+            position = _end_of_options(words, position + 1, with_value) + (verb == "1")
+        elif words[position + 1 : position + 2] == (verb,):
+            position = _end_of_options(words, position + 2, with_value)
+        else:
+            return position
+    return position
+
+
+def _end_of_options(words: Sequence[str], position: int, with_value: Collection[str]) -> int:
+    """The position of the first word that is neither an option nor the value of one."""
+    while position < len(words) and words[position].startswith("-"):
+        if words[position] == "--":
+            return position + 1
+        position += 2 if words[position] in with_value else 1
     return position
 
 
@@ -253,21 +174,25 @@ def _name(launcher: Launcher, words: Sequence[str], start: int) -> str:
     return " ".join([PurePosixPath(words[0]).name, *(words[1:start] if launcher.verbs else ())])
 
 
-def _program(launcher: Launcher, words: Sequence[str], start: int) -> tuple[str, ...]:
+def _program(launcher: Launcher, words: tuple[str, ...], start: int) -> tuple[str, ...]:
+    """The first word that looks like a program, and what follows it; (): no word does.
+
+    Options of a launcher are not known here: the program only completes an error message.
+    """
     if not launcher.has_program:
         return ()
-    end = launcher.options.end(words, start)
-    program = tuple(words[end:])
-    if not program:
-        return ()
-    flags = {name for name in MODULE_OPTIONS if launcher.options.values.get(name) == 0}
-    if flags & set(words[start:end]):
-        return ("-m", *program)
-    begin = _begin(program)
-    inner = program[begin:]
-    if len(inner) > 1 and PYTHON.fullmatch(inner[0]) and (not inner[1].startswith("-") or inner[1] == "-m"):
-        return inner[1:]  # the hosts' own Python is meant
-    return inner
+    for position in range(start, len(words)):
+        word, rest = words[position], words[position + 1 :]
+        if word in MODULE_OPTIONS and (launcher.modules or launcher.verbs):
+            while rest and rest[0].startswith("-"):
+                rest = rest[1:]
+            return ("-m", *rest) if rest else ()
+        if PYTHON.fullmatch(word) and rest and (not rest[0].startswith("-") or rest[0] == "-m"):
+            return rest  # the hosts' own Python is meant
+        is_path = word.startswith("./") and not words[position - 1].startswith("-")
+        if is_path or PYTHON.fullmatch(word) or word.endswith((".py", ".sh")):
+            return words[position:]
+    return ()
 
 
 def module_position(words: Sequence[str]) -> int | None:
