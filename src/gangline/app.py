@@ -7,12 +7,15 @@ claim     the folders that are written to; then the run directory is made
 equip     code, environment          -> every host
 bring     job, model, data           -> every host; tokenised once, on the head
 render    Plan                       -> Request (a dry run prints it and ends)
-start     a detached supervisor, on the head if it can; whoever follows it may leave at any time
+start     a detached supervisor, on the head if it can; the terminal that follows it may close at any time
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gangline.checks.judge import require
 from gangline.context import (
@@ -51,7 +54,7 @@ from gangline.control.user_command import (
     require_resumable,
     start_command,
 )
-from gangline.decide.decide import decide
+from gangline.decide.decide import Decision, decide
 from gangline.decide.forecast import require_startable
 from gangline.decide.inspect import OWN_PROGRAM, InspectOptions, InspectResult, inspect
 from gangline.provision.checkpoint_sources import bring, survey_places
@@ -66,27 +69,21 @@ from gangline.runs.registry import find_run, run_ids
 from gangline.runs.state import ProcessId, RunState
 from gangline.supervise.lock import prepare_lock
 
-# --- the verbs that start or end a run
+# --- the verbs that start a run
 
 
 def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -> RunLayout:
     """Start a run and return once its gang has been started; raises GanglineError, and then nothing runs."""
     job, cluster = load(start)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
-        decision = decide(job, cluster, context)
-        require(decision.findings)
-        require_startable(decision.job, decision.outlook, force=start.force)
+        decision = _startable(job, cluster, context, force=start.force)
         require_engine(decision.plan, decision.cluster, decision.inventory)
         claim(cluster, context)
-        layout = create_folder(start.home)
-        state = RunState(name=job.name, supervisor=ProcessId.current())
-        with report_if_startable(layout, console), prepare_lock(layout), preparing(layout, state):
-            write_documents(layout, {**decision.documents(), "cluster": cluster.to_json()})
+        with _new_run(job.name, cluster, context, decision.documents()) as layout:
             ready = equip(decision.inspection, context, job=decision.job)
             plan, ready = bring_inputs(layout, decision, ready, context)
             gang = plan.gang(layout.run_id, 1)
             start_attempt(layout, ready, gang, context, program=worker_program(decision.job))
-    console.report(f"run {layout.run_id} started")
     return layout
 
 
@@ -95,16 +92,22 @@ def run(order: Command, *, console: Console, deps: Dependencies = REAL) -> RunLa
     record = draft(order)
     cluster = load_cluster(order.cluster, order.home)
     with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
-        inspection = inspect(cluster, OWN_PROGRAM, context)
-        require(inspection.findings)
+        inspection = _inspected(cluster, context)
         claim(cluster, context)
-        layout = create_folder(order.home)
-        state = RunState(name=order.name, supervisor=ProcessId.current())
-        with report_if_startable(layout, console), prepare_lock(layout), preparing(layout, state):
-            write_documents(layout, {**inspection.documents(), "cluster": cluster.to_json()})
+        with _new_run(order.name, cluster, context, inspection.documents()) as layout:
             start_command(layout, record, equip(inspection, context), 1, context)
-    console.report(f"run {layout.run_id} started")
     return layout
+
+
+@contextlib.contextmanager
+def _new_run(name: str, cluster: Cluster, context: Context, documents: Mapping[str, Any]) -> Iterator[RunLayout]:
+    """The folder of a new run, whose state.json stays true while it is prepared in here."""
+    layout = create_folder(context.home)
+    state = RunState(name=name, supervisor=ProcessId.current())
+    with report_if_startable(layout, context.console), prepare_lock(layout), preparing(layout, state):
+        write_documents(layout, {**documents, "cluster": cluster.to_json()})
+        yield layout
+    context.console.report(f"run {layout.run_id} started")
 
 
 def resume(
@@ -116,30 +119,40 @@ def resume(
     console: Console,
     deps: Dependencies = REAL,
 ) -> RunLayout:
-    """Go on with a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
-    force: see `Start.force`.
+    """Continue a run from its newest valid checkpoint, on the same hosts or on those of another cluster file.
+    force: see `StartOptions.force`.
 
     Raises UsageError for a run that is alive or finished, CheckpointError where none of its checkpoints can be used,
     DataError or ModelError where what it reads has changed.
     """
     layout = find_run(home, prefix)
-    with prepare_lock(layout), open_run(layout.run_id, home=home, deps=deps) as run:
-        ended = resumable(run, deps)
-        cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
-            if (record := CommandRecord.of(layout)) is not None:
-                _resume_command(run, ended, record, cluster, context)
-            else:
-                _resume_job(run, ended, cluster, context, force=force)
+    with (
+        prepare_lock(layout),
+        _ended_run(layout.run_id, home, cluster_path, console, deps) as (run, ended, (cluster, context)),
+    ):
+        if (record := CommandRecord.of(layout)) is not None:
+            _resume_command(run, ended, record, cluster, context)
+        else:
+            _resume_job(run, ended, cluster, context, force=force)
     console.report(f"run {layout.run_id} resumed, attempt {ended.attempt + 1}")
     return layout
 
 
+@contextlib.contextmanager
+def _ended_run(
+    prefix: str, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies
+) -> Iterator[tuple[RunHandle, RunState, tuple[Cluster, Context]]]:
+    """A run that has ended, its last state, and the hosts on which it is to continue."""
+    with open_run(prefix, home=home, deps=deps) as run:
+        ended = resumable(run, deps)
+        cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
+        with starting(cluster, home=home, console=console, deps=deps) as found:
+            yield run, ended, found
+
+
 def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Context, *, force: bool) -> None:
     layout = run.layout
-    decision = decide(Job.load(layout.job), cluster, context)
-    require(decision.findings)
-    require_startable(decision.job, decision.outlook, force=force)
+    decision = _startable(Job.load(layout.job), cluster, context, force=force)
     require_engine(decision.plan, decision.cluster, decision.inventory)
     claim(cluster, context)
     with preparing(layout, next_state(ended), before=ended):
@@ -157,14 +170,28 @@ def _resume_job(run: RunHandle, ended: RunState, cluster: Cluster, context: Cont
 
 
 def _resume_command(run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context) -> None:
-    """Start the user's command again, with the words that make it go on."""
+    """Start the user's command again, with the flag that makes it resume."""
     require_resumable(run.layout.run_id, record)
-    inspection = inspect(cluster, OWN_PROGRAM, context)
-    require(inspection.findings)
+    inspection = _inspected(cluster, context)
     claim(cluster, context)
     with preparing(run.layout, next_state(ended), before=ended):
         write_documents(run.layout, inspection.documents())
         start_command(run.layout, record, equip(inspection, context), ended.attempt + 1, context)
+
+
+def _startable(job: Job, cluster: Cluster, context: Context, *, force: bool) -> Decision:
+    """The decision; raises what stops the start: a finding, or a plan that is too slow."""
+    decision = decide(job, cluster, context)
+    require(decision.findings)
+    require_startable(decision.job, decision.outlook, force=force)
+    return decision
+
+
+def _inspected(cluster: Cluster, context: Context) -> InspectResult:
+    """The hosts of the user's own command; raises the finding that stops the start."""
+    inspection = inspect(cluster, OWN_PROGRAM, context)
+    require(inspection.findings)
+    return inspection
 
 
 # --- the verbs that change nothing
@@ -174,9 +201,7 @@ def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL
     """The exact commands that `train` would start, host by host. Starts nothing and leaves nothing."""
     job, cluster = load(start)
     with starting(cluster, home=start.home, console=console, deps=deps) as (cluster, context):
-        decision = decide(job, cluster, context)
-        require(decision.findings)
-        require_startable(decision.job, decision.outlook, force=start.force)
+        decision = _startable(job, cluster, context, force=start.force)
         ready = foresee(decision.inspection, context, job=decision.job)
         gang = decision.plan.gang(new_id(run_ids(start.home)), 1)
         return printed(render(ready, gang, context, program=worker_program(decision.job)))
@@ -187,10 +212,7 @@ def rehearse_command(order: Command, *, console: Console, deps: Dependencies = R
     record = foresee_project_of(draft(order), console=console)
     cluster = load_cluster(order.cluster, order.home)
     with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
-        inspection = inspect(cluster, OWN_PROGRAM, context)
-        require(inspection.findings)
-        gang = command_gang(cluster, new_id(run_ids(order.home)), 1)
-        return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
+        return _command_lines(record, new_id(run_ids(order.home)), 1, cluster, context)
 
 
 def rehearse_resume(
@@ -203,37 +225,30 @@ def rehearse_resume(
     deps: Dependencies = REAL,
 ) -> list[str]:
     """The exact commands that `resume` would start. Starts nothing and leaves nothing."""
-    with open_run(prefix, home=home, deps=deps) as run:
-        ended = resumable(run, deps)
-        cluster = run.cluster if cluster_path is None else load_cluster(cluster_path, home)
-        with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
-            if (record := CommandRecord.of(run.layout)) is not None:
-                return _rehearse_command_again(run, ended, record, cluster, context)
-            decision = decide(Job.load(run.layout.job), cluster, context)
-            require(decision.findings)
-            require_startable(decision.job, decision.outlook, force=force)
-            ready = foresee(decision.inspection, context, job=decision.job)
-            choice = choose(survey_places(places_of(run, ready, context), run.layout.run_id))
-            step = max(choice.adoptable, default=choice.step)
-            console.report(f"resuming from {'the beginning' if step is None else f'step {step}'}")
-            gang = decision.plan.gang(run.layout.run_id, ended.attempt + 1, resume_step=step)
-            return printed(render(ready, gang, context, program=worker_program(decision.job)))
+    with _ended_run(prefix, home, cluster_path, console, deps) as (run, ended, (cluster, context)):
+        run_id, attempt = run.layout.run_id, ended.attempt + 1
+        if (record := CommandRecord.of(run.layout)) is not None:
+            require_resumable(run_id, record)
+            return _command_lines(record, run_id, attempt, cluster, context)
+        decision = _startable(Job.load(run.layout.job), cluster, context, force=force)
+        ready = foresee(decision.inspection, context, job=decision.job)
+        choice = choose(survey_places(places_of(run, ready, context), run_id))
+        step = max(choice.adoptable, default=choice.step)
+        console.report(f"resuming from {'the beginning' if step is None else f'step {step}'}")
+        gang = decision.plan.gang(run_id, attempt, resume_step=step)
+        return printed(render(ready, gang, context, program=worker_program(decision.job)))
 
 
-def _rehearse_command_again(
-    run: RunHandle, ended: RunState, record: CommandRecord, cluster: Cluster, context: Context
-) -> list[str]:
-    require_resumable(run.layout.run_id, record)
-    inspection = inspect(cluster, OWN_PROGRAM, context)
-    require(inspection.findings)
-    gang = command_gang(cluster, run.layout.run_id, ended.attempt + 1)
+def _command_lines(record: CommandRecord, run_id: str, attempt: int, cluster: Cluster, context: Context) -> list[str]:
+    inspection = _inspected(cluster, context)
+    gang = command_gang(cluster, run_id, attempt)
     return printed(render(foresee(inspection, context), gang, context, program=program_of(record, gang)))
 
 
 def check(
     cluster_path: Path | None, *, home: Path, options: InspectOptions, console: Console, deps: Dependencies = REAL
 ) -> InspectResult:
-    """Look at every host of a cluster. Changes nothing, and tells nothing but how it gets on."""
+    """Look at every host of a cluster and report progress only. Changes nothing."""
     cluster = load_cluster(cluster_path, home)
     with reached(cluster, home=home, console=console, deps=deps) as (cluster, context):
         return inspect(cluster, options, context, silent=True)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from gangline.errors import HostUnreachable, UsageError
 from gangline.launch.backend import Backend
-from gangline.launch.backends import BACKENDS, Backends, backend
+from gangline.launch.backends import BACKENDS, backend
 from gangline.launch.poll import free_port
 from gangline.provision.environment import wrapped
 from gangline.provision.tell import Console
@@ -21,6 +20,7 @@ from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record
+from gangline.runs.state import StopOrder
 from gangline.supervise.detached import (
     cannot_supervise,
     is_alive,
@@ -39,62 +39,20 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 """Variables of the user's shell that ranks on other hosts get."""
 
 
-class StopRun(Protocol):
-    """See `gangline.supervise.detached.stop_run`."""
-
-    def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
-        """Order a run to end, and return."""
-        ...
-
-
-class LeaveRun(Protocol):
-    """See `gangline.supervise.detached.leave_run`."""
-
-    def __call__(self, layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequence[str]) -> None:
-        """Ask a run to go on without some of its hosts, and return."""
-        ...
-
-
-class Spawn(Protocol):
-    """See `gangline.supervise.detached.spawn`."""
-
-    def __call__(self, run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
-        """Have a detached supervisor on this computer start an attempt."""
-        ...
-
-
-class SpawnThere(Protocol):
-    """See `gangline.supervise.detached.spawn_there`."""
-
-    def __call__(
-        self, head: Host, keeper: Transport, there: RunLayout, attempt: int, *, secrets: Mapping[str, str] | None = None
-    ) -> None:
-        """Have a detached supervisor on the head start an attempt."""
-        ...
-
-
-class FreePort(Protocol):
-    """See `gangline.launch.poll.free_port`."""
-
-    def __call__(self, cluster: Cluster, head: Transport, *, claim: bool = True) -> int:
-        """A port of the head for the ranks to meet at."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
     """What touches the world; tests put fakes here."""
 
     connect: Callable[[Cluster], Transports] = connect_all
-    backend: Callable[[], Backend] = Backends
-    spawn: Spawn = spawn
-    spawn_there: SpawnThere = spawn_there
+    backend: Callable[[str], Backend] = backend
+    spawn: Callable[[Path, int, Mapping[str, str]], None] = spawn
+    spawn_there: Callable[[Host, Transport, RunLayout, int, Mapping[str, str]], None] = spawn_there
     cannot_supervise: Callable[[Cluster, Transport], list[str]] = cannot_supervise
     is_alive: Callable[[RunLayout, Transport | None], bool] = is_alive
     unfinished: Callable[[RunLayout, Transport | None], tuple[str, ...]] = unfinished
-    stop_run: StopRun = stop_run
-    leave_run: LeaveRun = leave_run
-    free_port: FreePort = free_port
+    stop_run: Callable[[RunLayout, StopOrder, Transport | None], None] = stop_run
+    leave_run: Callable[[RunLayout, Sequence[str], Transport | None], None] = leave_run
+    free_port: Callable[..., int] = free_port
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
@@ -206,7 +164,7 @@ def starting(
     """As `reached`, for verbs that start something: on the hosts that the backend gives. Raises UsageError where it
     cannot start anything.
     """
-    cluster = deps.backend().hosts(cluster, deps.variables)
+    cluster = deps.backend(cluster.backend).hosts(cluster, deps.variables)
     with reached(cluster, home=home, console=console, deps=deps) as found:
         yield found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gangline.control.supervision import copy_records, hand_over, seen_from_head
 from gangline.errors import GanglineError, HostUnreachable
-from gangline.launch.backends import Backends
+from gangline.launch.backends import backend as named_backend
 from gangline.launch.direct import DirectBackend
 from gangline.launch.program import Program
 from gangline.provision.trees import host_layout
@@ -46,7 +46,7 @@ def gang_of(hosts, run_id, attempt=1):
 
 def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
     """What our backend renders, with the fake gang in the place of torchrun."""
-    request = Backends().render(cluster, gang, port=port, program=program)
+    request = named_backend(cluster.backend).render(cluster, gang, port=port, program=program)
     head = cluster.head
     parts = []
     for node, part in enumerate(request.hosts):
@@ -63,7 +63,7 @@ def fake_request(cluster, gang, *, port=PORT, steps=0, program=None):
 
 def torch_request(cluster, gang, *, script, port=PORT):
     """What our backend renders, with a script on the hosts in the place of our worker."""
-    request = Backends().render(cluster, gang, port=port)
+    request = named_backend(cluster.backend).render(cluster, gang, port=port)
     parts = [
         dataclasses.replace(part, argv=(*part.argv[: part.argv.index("gangline.worker") - 1], script, part.rank_files))
         for part in request.hosts
@@ -167,7 +167,7 @@ def order(verb, run_id="calm-otter-7", keep="desk"):
     elif verb == "unfinished":
         answer = list(detached.unfinished(layout, keeper))
     else:
-        answer = detached.stop_run(layout, keeper, now=verb == "kill")
+        answer = detached.stop_run(layout, verb, keeper)
     return {"answer": answer, "seconds": time.monotonic() - begun}
 
 

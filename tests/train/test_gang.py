@@ -103,7 +103,7 @@ def test_a_program_of_the_user_is_started_followed_logged_and_stopped(start, tmp
         assert f"rank {rank} of 3 with ['{mode}'] in {folder}" in log.read_text()
     if mode == "forever":
         wait_until(lambda: "joined" in [each["event"] for each in read_events(layout.events)], "the board is done")
-        stop_run(layout, now=False)
+        stop_run(layout, "stop")
     outcome = outcome_of(layout)
     assert (outcome.result, outcome.error) == ("stopped" if mode == "forever" else "finished", None)
     assert (outcome.left, outcome.unverified) == ((), ())

@@ -23,14 +23,14 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
     """
     if hosts:
         require_leavable(run, hosts)
-        deps.leave_run(run.records, run.keeper, hosts=hosts)
+        deps.leave_run(run.records, hosts, run.keeper)
         return True
     record = run.record()
     _require_started(run, record)
     try:
         if not _may_run(run, record, deps) and not deps.unfinished(run.records, run.keeper):
             return False
-        deps.stop_run(run.records, run.keeper, now=now)
+        deps.stop_run(run.records, "kill" if now else "stop", run.keeper)
     except HostKeyRefused:
         raise
     except HostUnreachable as error:

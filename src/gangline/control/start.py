@@ -41,7 +41,7 @@ def render(
     """Exactly what would be started; the head says which port is free there. claim: keep it, for it will be used."""
     cluster, deps = ready.cluster, context.deps
     port = deps.free_port(cluster, context.transports[cluster.head.name], claim=claim)
-    return deps.backend().render(cluster, gang, port=port, networks=ready.networks, program=program)
+    return deps.backend(cluster.backend).render(cluster, gang, port=port, networks=ready.networks, program=program)
 
 
 def worker_program(job: Job) -> Program:
@@ -87,7 +87,7 @@ def start_attempt(
         if keeping.host is None:
             keeping.save(layout)
             with _in_doubt(layout):
-                context.deps.spawn(layout.folder, number, secrets=context.secrets)
+                context.deps.spawn(layout.folder, number, context.secrets)
         else:
             _spawn_there(layout, cluster, number, keeping, context)
     except RunFailed:
@@ -110,7 +110,7 @@ def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keep
     with _kept_by(layout, cluster, keeping):
         try:
             with _in_doubt(layout):
-                context.deps.spawn_there(head, keeper, there, number, secrets=context.secrets)
+                context.deps.spawn_there(head, keeper, there, number, context.secrets)
         except HostUnreachable:
             raise
         except GanglineError:

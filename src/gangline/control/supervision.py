@@ -158,7 +158,7 @@ def kill_without_keeper(run: RunHandle, error: HostUnreachable, deps: Dependenci
     state = RunState.load(run.layout)
     request = _request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
-    missed = deps.backend().stop(request, run.transports, now=True, epoch=state.epoch + 1)
+    missed = deps.backend(request.backend).stop(request, run.transports, now=True, epoch=state.epoch + 1)
     told = [name for name in request.names if name not in missed]
     raise HostUnreachable(
         f"{run.keeping.host}, which keeps {run.layout.run_id}, does not answer",
@@ -326,7 +326,7 @@ def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -
         return False
     context = Context(transports=dict(run.transports), home=run.layout.root, console=console, deps=deps)
     try:
-        deps.spawn(run.layout.folder, record.state.attempt, secrets=context.secrets)
+        deps.spawn(run.layout.folder, record.state.attempt, context.secrets)
     except RunFailed:
         if run.record().lost:
             raise

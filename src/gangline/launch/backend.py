@@ -2,7 +2,7 @@
 
 A backend owns five things: the hosts (a list from the cluster file, or an allocation), the way of the host agent to
 each of them, the end of the gang, the signs of that end, and the promises that it keeps. It is named in `cluster.yaml`
-(`backend:`), and in the request of every attempt. `launch.registry` has the table of backends.
+(`backend:`), and in the request of every attempt. `launch.backends` has the table of backends.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ NOT_PROMISED: Mapping[str, str] = {
     "orderly_queue": "of two starts at the same moment on the same slots, both may fail",
 }
 
+LONGEST_S = 1e9
+"""No rank runs for longer: 30 years."""
+MOST = 1 << 62
+"""Steps and collectives are counted in 64 bits."""
 Networks = Mapping[str, Mapping[str, str]]
 """Variables that name the network interfaces of each host."""
 
@@ -194,8 +198,15 @@ class RankSigns:
     collectives: int | None = None
     """How many it has entered, as its phase file says."""
     same_s: float | None = None
-    """For how long its phase file has said the same, by the clock of its host agent; it may tell the same phase
-    anew."""
+    """For how long its phase file has said the same, by the clock of its host agent; a rank may report the same phase
+    again."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a count that has more than 64 bits, and for a time that no rank runs."""
+        if not all(0 <= each <= MOST for each in (self.step or 0, self.collectives or 0)):
+            raise ValueError(f"rank {self.rank}: step {self.step}, collectives {self.collectives} are out of range")
+        if not 0 <= (self.same_s or 0) <= LONGEST_S:
+            raise ValueError(f"rank {self.rank}: {self.same_s} s are out of range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +235,11 @@ class RankSilence:
     has_printed: bool
     line: str
     """The last that it printed; "" until it has been silent for a few seconds."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for times that cannot be."""
+        if not 0 <= self.silent_s <= self.age_s <= LONGEST_S:
+            raise ValueError(f"rank {self.rank} was silent for {self.silent_s} of {self.age_s} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +359,7 @@ class Backend(Protocol):
 
 
 class NamedBackend(Backend, Protocol):
-    """One backend of the table (`launch.registry`)."""
+    """One backend of the table (`launch.backends`)."""
 
     @property
     def name(self) -> str:

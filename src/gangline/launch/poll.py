@@ -10,12 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from gangline.errors import HostUnreachable, RunFailed
 from gangline.inventory.pairs import CLAIMS_FOLDER, HOLD_S, RENDEZVOUS_PORTS
 from gangline.launch.backend import HostRequest, HostStatus, LaunchRequest, RankSigns, RankSilence, StartSigns
 from gangline.runs.cluster import Cluster
+from gangline.runs.decode import build, known_part
 from gangline.runs.layout import AGENT_NAMES
 from gangline.runs.old_format import old_names
 from gangline.runs.state import parse_stat
@@ -25,14 +26,11 @@ from gangline.transport.transport import AGENT, Transport
 AT_ONCE = 32
 PATIENCE_S = 5.0
 """How long a host that answered the last time may take before it counts as unreachable."""
-LONGEST_S = 1e9
-"""No rank runs for longer: 30 years."""
-MOST = 1 << 62
-"""Steps and collectives are counted in 64 bits."""
 LINE_LETTERS = 200
 RANK_PID = re.compile(r"rank-\d+\.pid")
 ENDPOINT = re.compile(r"\S{1,64}:\d{1,5}")
 
+T = TypeVar("T")
 _Key = tuple[str, str]
 
 
@@ -209,7 +207,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _signs(start: Mapping[str, Any]) -> StartSigns:
-    ranks = [_rank_signs(rank, row) for rank, row in start["ranks"].items()]
+    ranks = [
+        _part_of(RankSigns, rank, row, has_torch=row["torch"], has_met=row["met"])
+        for rank, row in start["ranks"].items()
+    ]
     ranks.sort(key=lambda row: row.rank)
     waits_for = tuple(each for each in start["waits_for"] if ENDPOINT.fullmatch(each))
     return StartSigns(
@@ -217,45 +218,18 @@ def _signs(start: Mapping[str, Any]) -> StartSigns:
     )
 
 
-def _rank_signs(rank: str, row: Mapping[str, Any]) -> RankSigns:
-    """Where a rank is; raises LookupError, TypeError, ValueError."""
-    step, collectives, same_s = (row.get(name) for name in ("step", "collectives", "same_s"))
-    return RankSigns(
-        rank=int(rank),
-        phase=_text(row["phase"]),
-        has_torch=row["torch"] is True,
-        has_met=row["met"] is True,
-        step=None if step is None else _amount(step),
-        collectives=None if collectives is None else _amount(collectives),
-        same_s=None if same_s is None else _seconds(same_s),
-    )
-
-
-def _amount(value: object) -> int:
-    number = whole(value)
-    if not 0 <= number <= MOST:
-        raise ValueError(f"{number} is no number of steps or collectives")
-    return number
-
-
-def _seconds(value: object) -> float:
-    if type(value) not in {int, float}:
-        raise TypeError(f"{str(value)[:40]!r} is no time")
-    seconds = float(value)  # type: ignore[arg-type]
-    if not 0 <= seconds <= LONGEST_S:
-        raise ValueError(f"no rank has been somewhere for {seconds} s")
-    return seconds
-
-
 def _silence(part: HostRequest, rank: str, row: Mapping[str, Any]) -> RankSilence:
     """How long a rank has printed nothing; raises LookupError, TypeError, ValueError."""
-    number, silent_s, age_s = int(rank), whole(row["silent_s"]), whole(row["age_s"])
-    if part.ranks and number not in part.ranks:
+    line = " ".join(str(row["line"])[:LINE_LETTERS].split())
+    found = _part_of(RankSilence, rank, row, has_printed=row["printed"], line=line)
+    if part.ranks and found.rank not in part.ranks:
         raise ValueError(f"rank {rank[:20]} is not one of {part.host}")
-    if not 0 <= silent_s <= age_s <= LONGEST_S:
-        raise ValueError(f"rank {number} was silent for {silent_s} of {age_s} s")
-    has_printed, line = row["printed"] is True, " ".join(str(row["line"])[:LINE_LETTERS].split())
-    return RankSilence(rank=number, silent_s=silent_s, age_s=age_s, has_printed=has_printed, line=line)
+    return found
+
+
+def _part_of(kind: type[T], rank: str, row: Mapping[str, Any], **values: Any) -> T:
+    """What a host agent reports of one rank; a newer agent may report more. Raises DecodeError, ValueError."""
+    return build(kind, known_part(kind, {**row, **values, "rank": int(rank)}))
 
 
 def process_runs(transport: Transport, record: Mapping[str, Any]) -> bool:

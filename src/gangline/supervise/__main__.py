@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from gangline.errors import GanglineError, RunFailed
-from gangline.launch.backends import Backends
 from gangline.runs.cluster import Cluster
 from gangline.runs.files import full_disk
 from gangline.runs.layout import RunLayout
 from gangline.supervise.attempts import Attempts
 from gangline.supervise.gang_control import PollIntervals, SupervisedRun
 from gangline.supervise.lock import supervisor_lock
-from gangline.transport.connect import connect_all
 
 STARTED = {"started": True}
 
@@ -96,8 +94,7 @@ def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: i
 def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], ready: int | None) -> int:
     try:
         with supervisor_lock(layout, timeout_s=PollIntervals().lock_s) as beat:
-            run = SupervisedRun(layout=layout, backend=Backends(), connect=connect_all, beat=beat)
-            attempts = Attempts(run, attempt)
+            attempts = Attempts(SupervisedRun(layout=layout, beat=beat), attempt)
             attempts.begin(secrets)
             _say(ready, STARTED)
             ready = None

@@ -80,20 +80,9 @@ class Records:
         self.require_charge(RunState.load(self._layout).epoch)
         self.persist(lambda: outcome.save(self._layout.outcome(self._attempt)))
 
-    def board(self, board: dict[str, Any]) -> None:
-        """Write board.json."""
-        self._try_record(self._layout.board(self._attempt), board)
-
-    def comparison(self, comparison: dict[str, Any]) -> None:
-        """Write comparison.json."""
+    def figures(self, path: Path, value: dict[str, Any]) -> None:
+        """Write board.json, times.json or comparison.json; the run ends all the same where a disk is full."""
         self.require_charge(RunState.load(self._layout).epoch)
-        self._try_record(self._layout.comparison, comparison)
-
-    def times(self, times: dict[str, Any]) -> None:
-        """Write times.json."""
-        self._try_record(self._layout.times(self._attempt), times)
-
-    def _try_record(self, path: Path, value: dict[str, Any]) -> None:
         self._try(path.name, lambda: write_record(path, value))
 
     def event(self, event: str, **details: object) -> None:

@@ -246,7 +246,7 @@ class Attempts:
             current.attempt + 1,
             hosts=chosen.hosts,
             checkpoint=(places, choice),
-            backend=self._run.backend,
+            backend=self._run.backend(base.cluster.backend),
         )
         kept = move_head(self._layout, places, before=current.request.names[0], now=request.names[0])
         if self._is_ordered():

@@ -51,39 +51,34 @@ def _reason(host: Host) -> str | None:
     return None
 
 
-def _is_known(words: Sequence[str]) -> bool:
+def _do(words: Sequence[str]) -> Mapping[str, object] | None:
+    """The answer; None where the words are no command."""
     match list(words):
-        case ["reach"] | ["alive" | "stop" | "kill", _] | ["leave", _, _, *_]:
-            return True
-        case _:
-            return False
-
-
-def _do(words: Sequence[str]) -> Mapping[str, object]:
-    if list(words) == ["reach"]:
-        return {"reasons": reasons(Cluster.from_json(json.loads(sys.stdin.buffer.read())))}
-    verb, folder, *hosts = words
-    layout = RunLayout.of(Path(folder))
-    if verb == "leave":
-        leave_run(layout, hosts=hosts)
-        return {"asked": hosts}
-    if verb in {"stop", "kill"}:
-        stop_run(layout, now=verb == "kill")
-    return {"alive": is_alive(layout), "unfinished": unfinished(layout)}
+        case ["reach"]:
+            return {"reasons": reasons(Cluster.from_json(json.loads(sys.stdin.buffer.read())))}
+        case ["leave", folder, _, *_]:
+            leave_run(RunLayout.of(Path(folder)), words[2:])
+            return {"asked": list(words[2:])}
+        case [("alive" | "stop" | "kill") as verb, folder]:
+            layout = RunLayout.of(Path(folder))
+            if verb != "alive":
+                stop_run(layout, verb)
+            return {"alive": is_alive(layout), "unfinished": unfinished(layout)}
+    return None
 
 
 def main(words: Sequence[str]) -> int:
     """Entry point."""
     os.umask(0o077)
-    if not _is_known(words):
-        sys.stderr.write(USAGE)
-        return 2
     try:
-        said = _do(words)
+        answer = _do(words)
     except GanglineError as error:
         sys.stdout.write(json.dumps({"error": error.to_json()}) + "\n")
         return error.exit_code
-    sys.stdout.write(json.dumps(said) + "\n")
+    if answer is None:
+        sys.stderr.write(USAGE)
+        return 2
+    sys.stdout.write(json.dumps(answer) + "\n")
     return 0
 
 

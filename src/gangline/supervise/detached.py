@@ -13,7 +13,6 @@ from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.launch.backend import LaunchRequest
-from gangline.launch.backends import Backends
 from gangline.launch.poll import outlives_agent
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.layout import RunLayout
@@ -23,7 +22,6 @@ from gangline.supervise import clean
 from gangline.supervise.clean import end_without_supervisor
 from gangline.supervise.gang_control import SupervisedRun
 from gangline.supervise.lock import break_lock, has_supervisor, is_frozen
-from gangline.transport.connect import connect_all
 from gangline.transport.local import LocalTransport, our_python
 from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import AGENT, CommandResult, Transport
@@ -42,7 +40,7 @@ else:
 """The version is looked at in the same process: an older Python cannot read our code, and a start takes a while."""
 
 
-def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
+def spawn(run_folder: Path, attempt: int, secrets: Mapping[str, str] | None = None) -> None:
     """Start a detached supervisor, and return once its pid stands in state.json and the gang has been started.
 
     If the attempt runs already but its supervisor is gone, the new one takes it over. `secrets`: more environment for
@@ -63,7 +61,7 @@ def spawn(run_folder: Path, attempt: int, *, secrets: Mapping[str, str] | None =
 
 
 def spawn_there(
-    head: Host, keeper: Transport, there: RunLayout, attempt: int, *, secrets: Mapping[str, str] | None = None
+    head: Host, keeper: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None = None
 ) -> None:
     """As `spawn`, on the head. `there`: where the run lies there, with all that a run has here."""
     words = (AGENT, "python", *_words(there.folder, attempt))
@@ -113,36 +111,35 @@ def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str,
     return clean.unfinished(layout)
 
 
-def stop_run(layout: RunLayout, keeper: Transport | None = None, *, now: bool) -> None:
-    """Order a run to end, and return; `now`: without saving. Works without a supervisor, too.
+def stop_run(layout: RunLayout, order: StopOrder, keeper: Transport | None = None) -> None:
+    """Order a run to end, and return; `kill`: without saving. Works without a supervisor, too.
 
     Then the host agents get the order from here, and a new supervisor takes over to commit and to write the outcome.
     Between two attempts only host agents that rest are to be ended. Of a run that has ended, what is left on hosts that
     did not answer is.
     """
     if keeper is not None:
-        ask_keeper(layout, keeper, "kill" if now else "stop")
+        ask_keeper(layout, keeper, order)
         return
-    order: StopOrder = "kill" if now else "stop"
     state = _tell(layout, lambda attempt: write_order(layout, order, attempt=attempt))
     if is_frozen(layout):
         break_lock(layout)
     elif has_supervisor(layout):
         return
     if state.phase == "restarting":
-        end_without_supervisor(_supervised(layout))
+        end_without_supervisor(SupervisedRun(layout=layout))
         return
     if state.phase not in {"running", "stopping"}:
-        clean.finish_all(_supervised(layout))
+        clean.finish_all(SupervisedRun(layout=layout))
         return
     request = load_record(layout.request(state.attempt), LaunchRequest)
-    with _supervised(layout).attempt(request, epoch=state.epoch) as gang:
-        gang.stop(now=now)
+    with SupervisedRun(layout=layout).attempt(request, epoch=state.epoch) as gang:
+        gang.stop(now=order == "kill")
     with suppress(RunFailed):  # somebody else's came first
         spawn(layout.folder, state.attempt)
 
 
-def leave_run(layout: RunLayout, keeper: Transport | None = None, *, hosts: Sequence[str]) -> None:
+def leave_run(layout: RunLayout, hosts: Sequence[str], keeper: Transport | None = None) -> None:
     """Ask a run to go on without some of its hosts, and return; raises RunFailed where nobody is there to do it."""
     if keeper is not None:
         ask_keeper(layout, keeper, "leave", *hosts)
@@ -244,13 +241,9 @@ def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
 def _runs_somewhere(layout: RunLayout) -> bool:
     state = RunState.load(layout)
     request = load_record(layout.request(state.attempt), LaunchRequest)
-    with _supervised(layout).attempt(request, epoch=state.epoch) as gang:
+    with SupervisedRun(layout=layout).attempt(request, epoch=state.epoch) as gang:
         statuses = gang.poll()
         if any(status.phase == "running" for status in statuses):
             return True
         lost = [status.host for status in statuses if status.phase == "lost"]
         return any(outlives_agent(part, gang.transports[part.host]) for part in request.on(lost).hosts)
-
-
-def _supervised(layout: RunLayout) -> SupervisedRun:
-    return SupervisedRun(layout=layout, backend=Backends(), connect=connect_all)

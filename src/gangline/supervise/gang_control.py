@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gangline.launch.backend import Backend, HostStatus, LaunchRequest, Leftover
+from gangline.launch.backends import backend
 from gangline.launch.poll import PATIENCE_S
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import AttemptOutcome
 from gangline.supervise.liveness import DOUBT_S, NOTICE_S, STALL_S
 from gangline.supervise.startup import StartLimits
+from gangline.transport.connect import connect_all
 from gangline.transport.transport import Transport
 
 PAUSE_S = 0.3
@@ -107,8 +109,9 @@ class SupervisedRun:
     """A run, and the ways of its supervisor to the hosts."""
 
     layout: RunLayout
-    backend: Backend
-    connect: Connect
+    backend: Callable[[str], Backend] = backend
+    """The backend of a name."""
+    connect: Connect = connect_all
     pace: PollIntervals = field(default_factory=PollIntervals)
     beat: Callable[[], None] = lambda: None
     """Reports that the supervisor works; called often."""
@@ -118,7 +121,9 @@ class SupervisedRun:
         """The host agents of an attempt, over connections that are closed at the end."""
         transports = self.connect(Cluster.of_attempt(self.layout, request.attempt))
         try:
-            yield GangControl(backend=self.backend, request=request, transports=transports, epoch=epoch)
+            yield GangControl(
+                backend=self.backend(request.backend), request=request, transports=transports, epoch=epoch
+            )
         finally:
             for transport in transports.values():
                 transport.close()

@@ -224,7 +224,7 @@ class Supervisor:
         self.records = Records(layout, attempt, disk_s=pace.disk_s, pause_s=pace.poll_s, beat=run.beat)
         self.request = load_record(layout.request(attempt), LaunchRequest)
         self.gang = GangControl(
-            backend=run.backend,
+            backend=run.backend(self.request.backend),
             request=self.request,
             transports=self._transports,
             epoch=self.records.epoch,
@@ -310,7 +310,7 @@ class Supervisor:
                 if status.phase == "unreachable":
                     raise HostUnreachable(f"{status.host} does not answer", seen=status.why, fix="nothing was started")
             request = with_restart(self.request, self._cluster, self._layout)
-            self._run.backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
+            self.gang.backend.start(request, self._transports, epoch=self.epoch, secrets=secrets)
         except GanglineError as error:
             self._conclude("failed", error.to_json(), left=self._clean_up(self.gang.poll()))
             raise
@@ -380,7 +380,7 @@ class Supervisor:
         events = self.followed.note(statuses, ordered=self._orders.given is not None)
         start = self.followed.start
         if start.is_due() or any(event in {"joined", "waiting"} for event, _ in events):
-            self.records.board(start.to_json())
+            self.records.figures(self._layout.board(self.attempt), start.to_json())
         for event, details in events:
             if event in {"quiet", "printing"}:
                 self.records.set_quiet(details.get("since"))
@@ -468,10 +468,12 @@ class Supervisor:
             return
         if found.problem is not None:
             self.records.complain(f"the plan is not compared with the run: {found.problem}")
-        if found.times is not None:
-            self.records.times(found.times)
-        if found.comparison is not None:
-            self.records.comparison(found.comparison)
+        for path, value in (
+            (self._layout.times(self.attempt), found.times),
+            (self._layout.comparison, found.comparison),
+        ):
+            if value is not None:
+                self.records.figures(path, value)
 
     def _compared(self) -> LookBack:
         head = self._transports[self._cluster.head.name]

@@ -9,12 +9,12 @@ from gangline.control.listing import list_runs
 from gangline.control.user_command import Command
 from gangline.decide.what_if import WhatIf, foretell
 from gangline.errors import UsageError
-from gangline.launch.backends import Backends
+from gangline.launch.backends import backend
 
 
 @pytest.fixture
 def deps(world):
-    return dataclasses.replace(world.deps, backend=Backends, variables={"SLURM_JOB_ID": "4711"})
+    return dataclasses.replace(world.deps, backend=backend, variables={"SLURM_JOB_ID": "4711"})
 
 
 def test_a_start_is_refused_and_nothing_is_written(world, deps):

@@ -204,7 +204,7 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
         raise HostUnreachable("pc1 does not answer")
 
     keeper.reachable = False
-    deps = dataclasses.replace(world.deps, is_alive=silent, backend=Backend)  # type: ignore[arg-type]
+    deps = dataclasses.replace(world.deps, is_alive=silent, backend=lambda _name: Backend())  # type: ignore[arg-type]
     with pytest.raises(HostUnreachable, match="which keeps"):
         stop(run, now=True, deps=deps)
     assert [part.folder for part in told[0].hosts] == [

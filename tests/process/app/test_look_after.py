@@ -80,6 +80,6 @@ class Refused:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
 
-    def __call__(self, _folder: Path, _attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
+    def __call__(self, _folder: Path, _attempt: int, secrets: Mapping[str, str] | None = None) -> None:
         self._meanwhile()
         raise RunFailed("the supervisor did not start", seen=f"secrets {secrets}")

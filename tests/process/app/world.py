@@ -81,12 +81,12 @@ class World:
     def deps(self) -> Dependencies:
         return Dependencies(
             connect=self.connect,
-            backend=FakeBackend,
+            backend=lambda _name: FakeBackend(),
             spawn=self.spawn,
             is_alive=lambda _layout, _keeper: self.alive,
             unfinished=lambda _layout, _keeper: (),
-            stop_run=lambda _layout, _keeper=None, *, now: self.said.append(f"order {'kill' if now else 'stop'}"),
-            leave_run=lambda _layout, _keeper=None, *, hosts: self.said.append(f"leave {' '.join(hosts)}"),
+            stop_run=lambda _layout, order, _keeper=None: self.said.append(f"order {order}"),
+            leave_run=lambda _layout, hosts, _keeper=None: self.said.append(f"leave {' '.join(hosts)}"),
             free_port=lambda _cluster, _head, *, claim: 4711,
         )
 
@@ -112,7 +112,7 @@ class World:
     def connect(self, cluster: Cluster) -> dict[str, Transport]:
         return {host.name: ScriptedTransport(host, self) for host in cluster.hosts}
 
-    def spawn(self, folder: Path, attempt: int, *, secrets: Mapping[str, str] | None = None) -> None:
+    def spawn(self, folder: Path, attempt: int, secrets: Mapping[str, str] | None = None) -> None:
         del secrets
         self.spawned.append((folder, attempt))
         self.while_spawning()

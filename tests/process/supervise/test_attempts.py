@@ -115,7 +115,7 @@ class Story:
             self.backend.signs = dict.fromkeys(NAMES, silence)
         pace = PollIntervals(poll_s=0.005, notice_s=0.0, verify_s=0.3, break_grace_s=5.0)
         connect = lambda cluster: {host.name: self.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
-        run = SupervisedRun(layout=self.layout, backend=self.backend, connect=connect, pace=pace)
+        run = SupervisedRun(layout=self.layout, backend=lambda _name: self.backend, connect=connect, pace=pace)
         attempts = Attempts(run, 1)
         attempts.begin({"HF_TOKEN": "x"})
         self.thread = threading.Thread(target=self._watch, args=(attempts,), daemon=True)
@@ -636,7 +636,7 @@ def test_who_has_left_and_who_was_lost_is_known_to_another_supervisor(story):
     said = load_record(story.layout.base(3), lambda data: data)
     assert said == {"attempt": 1, "left": ["pc3"], "away": ["pc2"], "micro_batch": None}
     connect = lambda cluster: {host.name: story.hosts.transports[host.name] for host in cluster.hosts}  # noqa: E731
-    again = Attempts(SupervisedRun(layout=story.layout, backend=story.backend, connect=connect), 3)
+    again = Attempts(SupervisedRun(layout=story.layout, backend=lambda _name: story.backend, connect=connect), 3)
     assert (again._left, again._lost.silent) == ({"pc3"}, {"pc2"})
     story.finish()
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from gangline.supervise.detached import (
     stop_run,
     unfinished,
 )
+from gangline.supervise.gang_control import SupervisedRun
 from gangline.supervise.lock import has_supervisor, supervisor_lock
 from gangline.transport.connect import connect_all
 from gangline.transport.local import LocalTransport
@@ -172,7 +174,7 @@ def test_a_stop_before_a_host_agent_stands_does_not_start_the_gang(make):
     lab = make("plain", "plain")
     # As a supervisor leaves it that died between the two.
     replace(RunState.load(lab.layout), phase="running", epoch=1).save(lab.layout)
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert lab.outcome().result == "stopped"
     assert "started" not in lab.events()
     assert not any(Path(each.folder, "agent.json").exists() for each in lab.parts)
@@ -227,7 +229,7 @@ def test_a_host_agent_that_cannot_start_is_told_to_who_asked(make, tmp_path):
 def test_stop_saves_and_leaves_nothing(make):
     lab = make("orderly", "orderly")
     lab.start()
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert lab.outcome().result == "stopped"
     assert all(Path(each.rank_files, f"saved-{rank}").exists() for rank, each in enumerate(lab.parts))
     assert lab.left() == []
@@ -245,17 +247,17 @@ def test_an_order_reaches_the_attempt_that_has_begun_meanwhile(make, monkeypatch
 
     monkeypatch.setattr(detached, "write_order", slowly)
     with supervisor_lock(lab.layout):
-        stop_run(lab.layout, now=False)
+        stop_run(lab.layout, "stop")
     assert read_order(lab.layout, attempt=2) == "stop"
 
 
 def test_a_run_whose_supervisor_died_between_two_attempts_is_stopped_at_once(make):
     lab = make("orderly", "orderly")
     lab.start()
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     lab.outcome()
     replace(RunState.load(lab.layout), phase="restarting").save(lab.layout)
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert RunState.load(lab.layout).phase == "stopped"
     assert lab.left() == []
 
@@ -263,14 +265,14 @@ def test_a_run_whose_supervisor_died_between_two_attempts_is_stopped_at_once(mak
 def test_who_looks_after_a_run_is_asked_to_go_on_without_hosts(make):
     lab = make("plain", "plain")
     with supervisor_lock(lab.layout):
-        leave_run(lab.layout, hosts=["pc2"])
+        leave_run(lab.layout, ["pc2"])
     assert read_leave(lab.layout, attempt=1) == ("pc2",)
 
 
 def test_where_nobody_looks_after_a_run_it_cannot_go_on_without_hosts(make):
     lab = make("plain", "plain")
     with pytest.raises(RunFailed, match="has no supervisor") as caught:
-        leave_run(lab.layout, hosts=["pc2"])
+        leave_run(lab.layout, ["pc2"])
     assert "gangline stop" in caught.value.fix
     assert read_leave(lab.layout, attempt=1) == ()
 
@@ -279,10 +281,10 @@ def test_a_keeper_is_asked_to_go_on_without_hosts(make, keeper):
     lab = make("plain", "plain")
     as_kept(lab)
     with supervisor_lock(lab.layout):
-        leave_run(lab.layout, keeper, hosts=["pc2"])
+        leave_run(lab.layout, ["pc2"], keeper)
     assert read_leave(lab.layout, attempt=1) == ("pc2",)
     with pytest.raises(RunFailed, match="has no supervisor"):
-        leave_run(lab.layout, keeper, hosts=["pc1"])
+        leave_run(lab.layout, ["pc1"], keeper)
 
 
 def test_a_run_whose_ranks_were_told_to_leave_by_somebody_else_is_stopped_and_not_finished(make):
@@ -307,7 +309,7 @@ def test_a_run_whose_machine_shuts_down_is_stopped_and_not_finished(make):
 def test_stop_now_waits_for_nobody(make):
     lab = make("stubborn", "orderly")
     lab.start()
-    stop_run(lab.layout, now=True)
+    stop_run(lab.layout, "kill")
     assert lab.outcome().result == "stopped"
     assert lab.left() == []
 
@@ -344,7 +346,7 @@ def test_without_a_supervisor_the_run_goes_on_and_can_be_stopped(make):
     lab.start()
     lab.kill_supervisor()
     assert is_alive(lab.layout)
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert lab.outcome().result == "stopped"
     assert lab.events() == ["started", "stopping", "stopped"]
     assert lab.left() == []
@@ -373,7 +375,7 @@ def test_stopping_a_run_that_is_over_changes_nothing(make):
     for rank, host_part in enumerate(lab.parts):
         let_go(host_part, rank)
     outcome = lab.outcome()
-    stop_run(lab.layout, now=True)
+    stop_run(lab.layout, "kill")
     assert lab.outcome() == outcome
     assert not is_alive(lab.layout)
 
@@ -386,7 +388,7 @@ def test_if_everything_but_the_ranks_was_killed_a_stop_still_ends_them(make):
         os.kill(agent_record(host_part)["pid"], signal.SIGKILL)
     assert lab.left()
     assert is_alive(lab.layout)
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert lab.outcome().result == "failed"
     assert lab.left() == []
     assert not is_alive(lab.layout)
@@ -445,7 +447,7 @@ def test_after_a_power_cut_the_run_goes_on_over_other_hosts(make):
 def test_a_gang_that_does_not_start_leaves_the_run_with_its_hosts(make):
     lab = make("orderly", "orderly")
     lab.start()
-    stop_run(lab.layout, now=True)
+    stop_run(lab.layout, "kill")
     lab.outcome()
     lab.layout.attempt(2).mkdir()
     write_json(lab.layout.attempt(2) / "cluster.json", cluster_of(lab.folder, "pc9").to_json())
@@ -490,7 +492,7 @@ def test_the_head_can_keep_a_run_and_is_asked_about_it(make, keeper):
     for rank, host_part in enumerate(lab.parts):
         rank_pid(host_part, rank)
     assert is_alive(lab.layout, keeper)
-    stop_run(lab.layout, keeper, now=False)
+    stop_run(lab.layout, "stop", keeper)
     assert lab.outcome().result == "stopped"
     assert not is_alive(lab.layout, keeper)
     assert unfinished(lab.layout, keeper) == ()
@@ -565,7 +567,7 @@ def test_a_supervisor_that_is_frozen_is_replaced_and_does_nothing_when_it_wakes(
     os.kill(frozen.pid, signal.SIGSTOP)
     try:
         os.utime(lab.layout.folder / "supervisor.lock", (0, 0))  # as after a minute
-        stop_run(lab.layout, now=False)
+        stop_run(lab.layout, "stop")
         assert lab.outcome().result == "stopped"
         assert lab.supervisor() != frozen
         before = lab.layout.state.read_bytes(), lab.layout.events.read_bytes()
@@ -581,9 +583,9 @@ def test_a_supervisor_that_works_is_not_replaced(make):
     lab = make("stubborn", "stubborn")
     lab.start()
     before = lab.supervisor()
-    stop_run(lab.layout, now=False)
+    stop_run(lab.layout, "stop")
     assert lab.supervisor() == before
-    stop_run(lab.layout, now=True)
+    stop_run(lab.layout, "kill")
     assert lab.outcome().result == "stopped"
 
 
@@ -641,7 +643,7 @@ HOSTILE_CLUSTERS = [b"", b"[1]", b"7", b"null", b"{}", b'{"name": "lan", "hosts"
 
 
 @pytest.mark.parametrize("text", HOSTILE_CLUSTERS)
-@pytest.mark.parametrize("ask", [is_alive, unfinished, lambda layout, keeper: stop_run(layout, keeper, now=True)])
+@pytest.mark.parametrize("ask", [is_alive, unfinished, lambda layout, keeper: stop_run(layout, "kill", keeper)])
 def test_a_keeper_whose_records_cannot_be_understood_is_named(tmp_path, text, ask):
     layout = RunLayout(tmp_path, RUN_ID)
     keeper = FakeTransport("pc1")
@@ -676,7 +678,7 @@ def test_a_host_that_lies_about_its_ranks_is_named_when_a_run_may_be_alive(make,
         hosts[host_part.host].write(Path(host_part.folder, "status.json"), gone)
     rank = lab.parts[1].ranks[0] if lab.parts[1].ranks else 1
     hosts["pc2"].write(Path(lab.parts[1].rank_files, f"rank-{rank}.pid"), record)
-    monkeypatch.setattr(detached, "connect_all", lambda _cluster: hosts)
+    monkeypatch.setattr(detached, "SupervisedRun", partial(SupervisedRun, connect=lambda _cluster: hosts))
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
         is_alive(lab.layout)
     hosts["pc2"].write(Path(lab.parts[1].folder, "status.json"), record)

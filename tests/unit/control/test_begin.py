@@ -50,7 +50,7 @@ class World:
     def there(self):
         return RunLayout(PurePath("/home/pc1"), self.layout.run_id)
 
-    def spawn_there(self, _head, keeper, there, number, *, secrets):
+    def spawn_there(self, _head, keeper, there, number, secrets):
         assert (keeper, there, number, secrets) == (self.keeper, self.there, 1, {})
         if self.comes_up:
             self.come_up()
@@ -71,7 +71,7 @@ class World:
     def deps(self):
         return Dependencies(
             connect=lambda _cluster: {"pc1": self.keeper},
-            backend=FakeBackend,
+            backend=lambda _name: FakeBackend(),
             spawn_there=self.spawn_there,
             is_alive=self.is_alive,
             unfinished=lambda _layout, _keeper: (),

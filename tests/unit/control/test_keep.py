@@ -46,7 +46,7 @@ class World:
     def deps(self):
         return Dependencies(
             connect=lambda _cluster: dict(self.transports),
-            backend=lambda: self.backend,
+            backend=lambda _name: self.backend,
             is_alive=self.is_alive,
             unfinished=lambda _layout, _keeper: (),
             cannot_supervise=lambda _cluster, _head: [],

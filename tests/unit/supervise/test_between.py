@@ -71,7 +71,7 @@ def connect(cluster):
 
 def test_every_host_agent_is_ended_where_it_rests_and_the_run_is_stopped(layout):
     backend = Resting({"pc1": 2, "pc2": 2, "pc3": 1})
-    end_without_supervisor(SupervisedRun(layout=layout, backend=backend, connect=connect))
+    end_without_supervisor(SupervisedRun(layout=layout, backend=lambda _name: backend, connect=connect))
     assert backend.resting == {}
     assert sorted(backend.told) == [("pc1", 2, 5), ("pc2", 2, 5), ("pc3", 1, 5)]
     state = RunState.load(layout)
@@ -81,13 +81,13 @@ def test_every_host_agent_is_ended_where_it_rests_and_the_run_is_stopped(layout)
 
 def test_how_the_attempt_ended_stays_written_down(layout):
     before = (layout.attempt(2) / "outcome.json").read_bytes()
-    end_without_supervisor(SupervisedRun(layout=layout, backend=Resting({}), connect=connect))
+    end_without_supervisor(SupervisedRun(layout=layout, backend=lambda _name: Resting({}), connect=connect))
     assert (layout.attempt(2) / "outcome.json").read_bytes() == before
 
 
 def test_a_run_that_somebody_looks_after_is_left_to_them(layout):
     backend = Resting({"pc1": 2})
     with supervisor_lock(layout), pytest.raises(RunFailed, match="is running already"):
-        end_without_supervisor(SupervisedRun(layout=layout, backend=backend, connect=connect))
+        end_without_supervisor(SupervisedRun(layout=layout, backend=lambda _name: backend, connect=connect))
     assert backend.told == []
     assert RunState.load(layout).phase == "restarting"

@@ -52,7 +52,9 @@ class Lab:
         return Supervisor(self.supervised(pace=pace), 1)
 
     def supervised(self, **how):
-        return SupervisedRun(layout=self.layout, backend=self.backend, connect=lambda _: self.transports, **how)
+        return SupervisedRun(
+            layout=self.layout, backend=lambda _name: self.backend, connect=lambda _: self.transports, **how
+        )
 
     def follow(self, supervisor):
         self.outcome = supervisor.watch()

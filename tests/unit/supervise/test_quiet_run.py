@@ -29,7 +29,7 @@ class QuietLab(Lab):
         """What the host agents say from now on."""
         self.beat += 1
         for rank, (host, silent_s) in enumerate(zip(HOSTS, seconds, strict=True)):
-            row = RankSilence(rank=rank, silent_s=silent_s, age_s=5000, has_printed=True, line=f"the last of {rank}")
+            row = RankSilence(rank=rank, silent_s=silent_s, age_s=9000, has_printed=True, line=f"the last of {rank}")
             self.backend.change(host, beat=self.beat, silence=(row,))
 
     def is_looked_at(self):
