@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,7 +33,6 @@ Message = dict[str, str]
 log = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
-_print = partial(print, end="", flush=True)
 # What could steer a terminal, line breaks and tabs excepted.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -172,17 +170,17 @@ def generate_main(argv: list[str]) -> int:
 def answer_once(speaker: Speaker, prompt: str, sampling: Sampling, *, answers: TextIO) -> int:
     """Stream one answer; the exit code."""
     try:
-        speaker.answer([{"role": "user", "content": prompt}], sampling, partial(_print, file=answers))
+        speaker.answer([{"role": "user", "content": prompt}], sampling, _writer(answers))
     except Interrupted:
         return _INTERRUPTED
     finally:
-        print(file=answers, flush=True)
+        _writer(answers)("\n")
     return 0
 
 
 def chat(speaker: Speaker, sampling: Sampling, *, source: TextIO, answers: TextIO, talk: TextIO) -> int:
     """One answer per line of `source` until it ends; answers go to `answers`, everything else to `talk`."""
-    write, say = partial(_print, file=answers), partial(_print, file=talk)
+    write, say = _writer(answers), _writer(talk)
     say("Ctrl-C ends an answer, Ctrl-D the chat.\n")
     messages: list[Message] = []
     for line in _lines(source, say):
@@ -275,6 +273,14 @@ def _lines(source: TextIO, say: Callable[[str], None]) -> Iterator[str]:
             return
         if line.strip():
             yield line.rstrip("\n")
+
+
+def _writer(stream: TextIO) -> Callable[[str], None]:
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    return write
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
