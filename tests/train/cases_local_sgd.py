@@ -449,7 +449,7 @@ def hung(shares, *, head_answers: bool):
         return None
     if not head_answers:
         module.ANSWER_S = 0.1
-        session.strategy._roll._store = SilentStore()
+        session.strategy._arrivals._store = SilentStore()
     try:
         loop.run()
     except GanglineError as error:

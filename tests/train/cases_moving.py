@@ -68,7 +68,7 @@ def _run(session, *, progress=None, saver=None, stop_at=None):
     captured.step = step
     loop = Loop(session, RunIO(recorder=captured, saver=saver, stop=stop), progress)
     if session.world.gang.moving_shares:
-        loop._stepper._dealer = ScriptedDealer(session.world.shares, progress)
+        loop._stepper._balancer = ScriptedDealer(session.world.shares, progress)
     plain = session.train_set.sample
 
     def sample(index):

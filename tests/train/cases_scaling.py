@@ -53,19 +53,19 @@ def exchanges(hosts, method):
     """Gradients of a step alone and of a step together, and the weights before and after both."""
     ask = order(hosts, method=method, batch=4)
     world = _world(ask)
-    rig = bench_scaling.build(ask, world)
-    bench = bench_scaling.ScalingBenchmark(rig, seconds=15.0)
-    ways = bench._ways()
-    parameters = list(trainable(rig.session.model).values())
+    setup = bench_scaling.build(ask, world)
+    bench = bench_scaling.ScalingBenchmark(setup, seconds=15.0)
+    variants = bench._variants()
+    parameters = list(trainable(setup.session.model).values())
     before = [float(parameter.detach().double().sum()) for parameter in parameters]
     found = {}
     for name in ("alone", "together", "alone"):
-        with bench_scaling.standing_for_all(ways[name].group):
-            ways[name].stepper.accumulate(bench_scaling.WARM_STEPS)
+        with bench_scaling.standing_for_all(variants[name].group):
+            variants[name].stepper.accumulate(bench_scaling.WARM_STEPS)
         found[name] = [round(float(parameter.grad.double().norm()), 9) for parameter in parameters]
-        rig.session.optimizer.zero_grad(set_to_none=False)
-    bench._take("alone", ways["alone"])
-    bench._take("together", ways["together"])
+        setup.session.optimizer.zero_grad(set_to_none=False)
+    bench._take("alone", variants["alone"])
+    bench._take("together", variants["together"])
     return {**found, "same_weights": before == [float(parameter.detach().double().sum()) for parameter in parameters]}
 
 

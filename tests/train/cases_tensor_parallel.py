@@ -160,7 +160,7 @@ def _accumulate(session, step: int):
             placed = session.strategy.as_shards({f"model.{name}": parameter.detach()})[f"model.{name}"]
             noise = torch.randn(placed.shape, generator=generator, dtype=parameter.dtype) * 0.02
             if isinstance(placed, DTensor):
-                noise = session.strategy.sliced.side.part_of(noise, placed.placements[0].dim)
+                noise = session.strategy.sliced.tp_group.part_of(noise, placed.placements[0].dim)
             parameter.data.add_(noise)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
     stepper = Synchronous(TrainingRun.of(session, outlets, progress))

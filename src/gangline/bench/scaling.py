@@ -241,7 +241,7 @@ def _scaling(hosts: BenchHosts, task: Task, records: Mapping[str, Sequence[dict[
         by_way.setdefault(turn["way"], []).append(turn)
     speeds = []
     for host in task.ranks.hosts:
-        numbers = [rank for rank, each in enumerate(task.ranks.ranks) if each.host == host]
+        numbers = task.ranks.ranks_on(host)
         speeds.append(
             HostSpeed(
                 host=host,

@@ -232,9 +232,13 @@ class Gang(Division, Record):
         """Host names, head first."""
         return tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
+    def ranks_on(self, host: str) -> list[int]:
+        """Global ranks of one host."""
+        return [rank for rank, each in enumerate(self.ranks) if each.host == host]
+
     def num_ranks(self, host: str) -> int:
         """Ranks of one host."""
-        return sum(rank.host == host for rank in self.ranks)
+        return len(self.ranks_on(host))
 
     @property
     def crews(self) -> tuple[int, ...]:
@@ -329,7 +333,7 @@ def held_by(gang: Gang) -> dict[str, str]:
         if all(len(layers) == depth for layers in found.values()):
             return {}
         return {host: f"layers {_ranges(layers)} of {depth}" for host, layers in found.items()}
-    numbers = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in hosts}
+    numbers = {host: gang.ranks_on(host) for host in hosts}
     return {host: _words(gang, numbers[host][0], numbers[host][-1]) for host in hosts}
 
 

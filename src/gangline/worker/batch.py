@@ -17,25 +17,7 @@ import numpy.typing as npt
 import torch
 
 from gangline.runs.gang import split_whole, steps_per_epoch
-
-IGNORE = -100
-"""Target of a position that is not trained on."""
-
-
-class SampleLike(Protocol):
-    """One tokenised row or packed row: three arrays of one length (`data.tokens.Sample`)."""
-
-    @property
-    def input_ids(self) -> npt.NDArray[np.int64]:
-        """Tokens."""
-
-    @property
-    def targets(self) -> npt.NDArray[np.int64]:
-        """The token that each position predicts, or IGNORE."""
-
-    @property
-    def position_ids(self) -> npt.NDArray[np.int64]:
-        """Positions, from 0 in every document."""
+from gangline.worker.data.tokens import NO_TARGET, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +44,7 @@ class Batch:
         return self.input_ids, self.targets, self.position_ids, self.trained
 
 
-def collate(samples: Sequence[SampleLike]) -> Batch:
+def collate(samples: Sequence[Sample]) -> Batch:
     """Pad to the longest on the right; padding has no target and continues the positions of the last document.
 
     No attention mask: causal attention keeps real tokens from seeing the padding behind them, and a mask would
@@ -71,7 +53,7 @@ def collate(samples: Sequence[SampleLike]) -> Batch:
     """
     longest = max(len(sample.input_ids) for sample in samples)
     input_ids = np.zeros((len(samples), longest), dtype=np.int64)
-    targets = np.full((len(samples), longest), IGNORE, dtype=np.int64)
+    targets = np.full((len(samples), longest), NO_TARGET, dtype=np.int64)
     position_ids = np.zeros((len(samples), longest), dtype=np.int64)
     for row, sample in enumerate(samples):
         length = len(sample.input_ids)
@@ -79,13 +61,13 @@ def collate(samples: Sequence[SampleLike]) -> Batch:
         targets[row, :length] = sample.targets
         position_ids[row, :length] = sample.position_ids
         position_ids[row, length:] = sample.position_ids[-1] + 1 + np.arange(longest - length)
-    trained = np.flatnonzero(targets != IGNORE)
+    trained = np.flatnonzero(targets != NO_TARGET)
     return Batch(*(torch.from_numpy(array) for array in (input_ids, targets, position_ids, trained)))
 
 
 def empty_batch() -> Batch:
     """One token without a target: what a rank without work sends through the model to join the collectives."""
-    token, target, position = (torch.full((1, 1), value) for value in (0, IGNORE, 0))
+    token, target, position = (torch.full((1, 1), value) for value in (0, NO_TARGET, 0))
     return Batch(token, target, position, torch.empty(0, dtype=torch.int64))
 
 
@@ -108,7 +90,7 @@ class TokenSource(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def sample(self, index: int) -> SampleLike:
+    def sample(self, index: int) -> Sample:
         """One sample."""
 
 

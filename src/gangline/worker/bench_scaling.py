@@ -90,7 +90,7 @@ UPDATES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
+class ScalingSetup:
     """What all ways to train have in common."""
 
     session: Session
@@ -140,7 +140,7 @@ def measure(order: dict[str, Any], world: ProcessGroup) -> None:
         ) from error
 
 
-def build(order: dict[str, Any], world: ProcessGroup) -> Rig:
+def build(order: dict[str, Any], world: ProcessGroup) -> ScalingSetup:
     """The model, drawn at random on the device, with one strategy for all ranks and one for those of a host."""
     job = _measured_job(Job.from_json(order["job"]))
     precision = agree_precision(job, world.device, world_size=world.size)
@@ -149,17 +149,14 @@ def build(order: dict[str, Any], world: ProcessGroup) -> Rig:
     loss = CausalLoss(model, compute=precision.compute)
     vocabulary = int(base_of(model).config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     rows = random_samples(job.batch, length=job.data.sequence_length, vocabulary=vocabulary)
-    groups = {
-        host: dist.new_group([rank for rank, each in enumerate(world.gang.ranks) if each.host == host])
-        for host in world.gang.hosts
-    }
+    groups = {host: dist.new_group(world.gang.ranks_on(host)) for host in world.gang.hosts}
     host, group = _own_host(world), groups[world.host]
     with standing_for_all(group):
         alone = assemble(loss, _strategy(job, host, precision), train_set=rows).strategy
     # gradients stay where the exchange of all ranks has them, instead of being made anew beside these
     alone.keeps_gradients = True
     session = assemble(loss, _strategy(job, world, precision), train_set=rows)
-    return Rig(session=session, host=host, group=group, alone=alone)
+    return ScalingSetup(session=session, host=host, group=group, alone=alone)
 
 
 def _strategy(job: Job, world: ProcessGroup, precision: Precision) -> Strategy:
@@ -169,9 +166,9 @@ def _strategy(job: Job, world: ProcessGroup, precision: Precision) -> Strategy:
 class ScalingBenchmark:
     """All turns of one rank."""
 
-    def __init__(self, rig: Rig, *, seconds: float) -> None:
-        self._rig = rig
-        self._world = rig.session.world
+    def __init__(self, setup: ScalingSetup, *, seconds: float) -> None:
+        self._setup = setup
+        self._world = setup.session.world
         self._until = time.monotonic() + seconds
         self._seconds = seconds
         self._turn_s = 0.0
@@ -182,23 +179,23 @@ class ScalingBenchmark:
         """Take all turns that fit into the time."""
         busy = Busy.now()
         self._tell_device()
-        ways = self._ways()
+        variants = self._variants()
         for number, turn in enumerate(TURNS):
             needed_s = sum(self._lasts_s[name] for name in turn)
             if number >= LEAST and self._slowest(float(needed_s > self._until - time.monotonic())):
                 continue
             for name in turn:
-                self._take(name, ways[name])
+                self._take(name, variants[name])
         report("busy", machine=boot_id(), **busy.until_now())
 
-    def _ways(self) -> dict[str, TrainingVariant]:
-        """All ways, warmed up, and how many steps of each make a turn."""
-        job, gang = self._rig.session.job, self._world.gang
+    def _variants(self) -> dict[str, TrainingVariant]:
+        """All variants, warmed up, and how many steps of each make a turn."""
+        job, gang = self._setup.session.job, self._world.gang
         whole = job.batch // job.micro_batch
-        together = self._way(gang)
+        together = self._variant(gang)
         warm(together)  # the first one: how gradients are exchanged is settled for it, as in a run
         equal = _with_shares(gang, split_whole(whole, [1] * self._world.size))
-        even = self._way(dataclasses.replace(equal, moving_shares=False))
+        even = self._variant(dataclasses.replace(equal, moving_shares=False))
         unit_s = _unit_s(warm(even), even)
         self._turn_s = -self._slowest(time.monotonic() - self._until) / sum(map(len, TURNS))
         together_s, even_s = (
@@ -214,18 +211,18 @@ class ScalingBenchmark:
 
     def _alone(self, unit_s: Sequence[float], whole: int) -> TrainingVariant:
         """Of this host. A slow one would not get through the whole batch in the time: its steps are then shorter."""
-        gang = self._rig.host.gang
+        gang = self._setup.host.gang
         own = [each for each, rank in zip(unit_s, self._world.gang.ranks, strict=True) if rank.host == self._world.host]
         rate = sum(1 / each for each in own)
         fit = int(self._turn_s * rate) // len(own) * len(own)
         count = min(whole, max(len(own), fit))
         self._plan("alone", count / rate)
-        return self._way(_with_shares(gang, split_whole(count, [1] * len(own))), alone=True)
+        return self._variant(_with_shares(gang, split_whole(count, [1] * len(own))), alone=True)
 
-    def _way(self, gang: Gang, *, alone: bool = False) -> TrainingVariant:
+    def _variant(self, gang: Gang, *, alone: bool = False) -> TrainingVariant:
         """Steps in the order of `gang`'s shares: of all ranks, or of those of this host."""
-        rig, session = self._rig, self._rig.session
-        world = dataclasses.replace(rig.host if alone else self._world, gang=gang)
+        setup, session = self._setup, self._setup.session
+        world = dataclasses.replace(setup.host if alone else self._world, gang=gang)
         count, size = sum(world.shares), session.job.micro_batch
         order = Warming(
             num_samples=count * size,
@@ -235,12 +232,12 @@ class ScalingBenchmark:
             warm_steps=WARM_STEPS,
             warm_batch=min(count, WARM * world.size) * size,
         )
-        strategy = rig.alone if alone else session.strategy
+        strategy = setup.alone if alone else session.strategy
         session = dataclasses.replace(session, world=world, order=order, strategy=strategy)
         outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
         stepper = Synchronous(TrainingRun.of(session, outlets, progress))
         return TrainingVariant(
-            world=world, stepper=stepper, num_micro_batches=count, group=rig.group if alone else None
+            world=world, stepper=stepper, num_micro_batches=count, group=setup.group if alone else None
         )
 
     def _plan(self, name: str, step_s: float) -> None:
@@ -272,7 +269,7 @@ class ScalingBenchmark:
             took_s = time.perf_counter() - begun
         update_s = 0.0
         if name == "alone":
-            update_s = time_updates(dataclasses.replace(self._rig.session, strategy=self._rig.alone))
+            update_s = time_updates(dataclasses.replace(self._setup.session, strategy=self._setup.alone))
         figures = {
             "steps": self._steps[name],
             "seconds": took_s,
@@ -281,14 +278,14 @@ class ScalingBenchmark:
             "exposed_s": statistics.median(exposed),
         }
         ranks = {key: gather(float(value), world) for key, value in figures.items()}
-        mine = [rank for rank, each in enumerate(world.gang.ranks) if name != "alone" or each.host == world.host]
+        mine = world.gang.ranks_on(world.host) if name == "alone" else range(world.size)
         self._plan(name, max(ranks["seconds"][rank] for rank in mine) / figures["steps"])
         if world.is_head:
             report("turn", way=name, shares=list(way.stepper.shares), ranks=ranks)
 
     def _tell_device(self) -> None:
         """What this rank computes on."""
-        session, world = self._rig.session, self._world
+        session, world = self._setup.session, self._world
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         slowdown = simulated_slowdown()
         report(
@@ -348,7 +345,7 @@ def _measured_job(asked: Job) -> Job:
 
 def _own_host(world: ProcessGroup) -> ProcessGroup:
     """This rank's place in a gang of the ranks of its host only."""
-    numbers = [rank for rank, each in enumerate(world.gang.ranks) if each.host == world.host]
+    numbers = world.gang.ranks_on(world.host)
     ranks = tuple(world.gang.ranks[rank] for rank in numbers)
     gang = dataclasses.replace(world.gang, ranks=ranks, moving_shares=len(ranks) > 1)
     return ProcessGroup(gang=gang, rank=numbers.index(world.rank), device=world.device)

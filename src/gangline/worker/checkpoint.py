@@ -378,7 +378,7 @@ def shards_of_host(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> 
     for piece in own_shards(tensors):
         seen.add(piece.key)
         yield piece
-    for rank in _others(world):
+    for rank in world.gang.ranks_on(world.host)[1:]:
         for piece in _received(rank):
             if piece.key not in seen:
                 seen.add(piece.key)
@@ -387,7 +387,7 @@ def shards_of_host(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> 
 
 def send(tensors: Mapping[str, torch.Tensor], world: ProcessGroup) -> None:
     """Give this rank's pieces to the first rank of its host."""
-    first = _ranks_here(world)[0]
+    first = world.gang.ranks_on(world.host)[0]
     pieces = list(own_shards(tensors))
     send_json([[p.name, _word(p.tensor.dtype), list(p.tensor.shape), p.offsets, p.shape] for p in pieces], [first])
     left = iter(pieces)
@@ -409,14 +409,6 @@ def _received(rank: int) -> Iterator[LocalShard]:
 def _like(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Without numbers: both ends cut their buckets by such, whatever device a piece is on."""
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
-
-
-def _ranks_here(world: ProcessGroup) -> list[int]:
-    return [rank for rank, each in enumerate(world.gang.ranks) if each.host == world.host]
-
-
-def _others(world: ProcessGroup) -> list[int]:
-    return [rank for rank in _ranks_here(world) if rank != world.rank]
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ import torch
 from gangline.runs.formulas import AllReduce, Window, choose_buckets
 from gangline.worker.agree import gather
 from gangline.worker.batch import Batch, Indices, pick
-from gangline.worker.bench_collective import measure
+from gangline.worker.bench_collective import measure, settle
 from gangline.worker.model import base_of, trainable
 from gangline.worker.progress import TrainingProgress
 from gangline.worker.session import Session
@@ -101,8 +101,7 @@ def _time_pass(session: Session, batch: Batch) -> tuple[float, float]:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    settle(device)
     return time.perf_counter()
 
 

@@ -284,16 +284,16 @@ class Synchronous:
         self._out = run.out
         self._progress = run.progress
         gang = session.world.gang
-        self._dealer = LoadBalancer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
+        self._balancer = LoadBalancer(session.world.shares, moving=gang.moving_shares, crews=gang.crews)
         self._stragglers = Stragglers(session.world, run.out)
         self._replicas = Replicas(session, run.out)
-        self._foreseen = MemoryWatch(session.world, run.out)
+        self._memory_watch = MemoryWatch(session.world, run.out)
         self._spikes = Spikes(warmup_steps=session.job.schedule.warmup_steps)
 
     @property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches of a full step, by rank."""
-        return self._dealer.shares
+        return self._balancer.shares
 
     def begin(self) -> None:
         """Compare the replicas, measure the links, and, where shares may move, every rank's speed.
@@ -307,8 +307,8 @@ class Synchronous:
         settled = settle_exchange(self._session, self._progress, self._typical(micro_batches))
         if settled is not None:
             self._out.event("exchange", step=self._progress.step, **settled)
-        if self._dealer.moving:
-            self._run.announce(self._dealer.begin(self._run.pace.probe(micro_batches)), cause="start")
+        if self._balancer.moving:
+            self._run.announce(self._balancer.begin(self._run.pace.probe(micro_batches)), cause="start")
 
     def advance(self) -> StepReport:
         """One optimizer step."""
@@ -333,13 +333,13 @@ class Synchronous:
             samples=samples,
             seconds=time.perf_counter() - started,
             steps=range(step, step + 1),
-            shares=self._dealer.counts(len(micro_batches)),
+            shares=self._balancer.counts(len(micro_batches)),
             loss=self._loss(report, samples),
             grad_norm=report.norm,
             skipped=skipped,
         )
         self._replicas.look(step=progress.step)
-        self._foreseen.look(report.times, step=progress.step)
+        self._memory_watch.look(report.times, step=progress.step)
         self._watch(report, micro_batches)
         self._learn(report, micro_batches)
         return report
@@ -352,7 +352,7 @@ class Synchronous:
         """Gradients of this rank's micro-batches of a step, exchanged with the others' at its last one."""
         run, strategy, world = self._run, self._session.strategy, self._session.world
         micro_batches = self._session.order.micro_batches(step)
-        dealt = self._dealer.deal(len(micro_batches))
+        dealt = self._balancer.deal(len(micro_batches))
         mine = dealt[world.rank]
         empty = max(map(len, dealt)) - len(mine) if strategy.lockstep else int(not mine)
         tally = Tally(loss_sum=torch.zeros((), dtype=torch.float64, device=world.device))
@@ -427,12 +427,12 @@ class Synchronous:
             self._stragglers.look(step=progress.step)
         elif not report.saving and progress.step - 1 not in {self._run.keeper.saved_step, progress.evaluated_step}:
             tokens = padded_tokens(micro_batches, self._session.train_set.lengths)
-            dealt = self._dealer.deal(len(micro_batches))
+            dealt = self._balancer.deal(len(micro_batches))
             self._stragglers.learn(report.times, dealt, tokens, step=progress.step)
 
     def _learn(self, report: StepReport, micro_batches: list[Indices]) -> None:
         """Move shares where the ranks' speeds have changed. All of them do the same arithmetic on the same report."""
-        moved = self._dealer.learn(report.times, padded_tokens(micro_batches, self._session.train_set.lengths))
+        moved = self._balancer.learn(report.times, padded_tokens(micro_batches, self._session.train_set.lengths))
         if moved is not None:
             self._run.announce(moved, cause="speeds")
 

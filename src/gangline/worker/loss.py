@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gangline.worker.batch import IGNORE
+from gangline.worker.data.tokens import NO_TARGET
 from gangline.worker.model import base_of
 
 # Logits held at once. A CPU is fastest with chunks that stay in its caches (4 MiB in fp32; four times as many cost 6 %
@@ -140,7 +140,7 @@ class CausalLoss(nn.Module):
         *,
         entered: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Summed loss over the positions whose target is not IGNORE.
+        """Summed loss over the positions whose target is not NO_TARGET.
 
         entered [m, t, h]: hidden states that come in place of embeddings (the last stage of a pipeline).
         """
@@ -150,7 +150,7 @@ class CausalLoss(nn.Module):
         if not self.fused:
             logits = self.logits(input_ids, position_ids, entered=entered)
             logits = logits.to(_wide(logits.dtype))
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="sum")
         core = base_of(self.model)
         hidden = core.base_model(**_inputs(input_ids, position_ids, entered))[0]
         return self._fused_loss(core, hidden, targets, trained)
@@ -197,7 +197,7 @@ class CausalLoss(nn.Module):
 
 def _only(targets: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
     """The targets of these positions, and of no others."""
-    kept = torch.full_like(targets, IGNORE).flatten()
+    kept = torch.full_like(targets, NO_TARGET).flatten()
     return kept.index_copy(0, trained, targets.flatten().index_select(0, trained)).view_as(targets)
 
 

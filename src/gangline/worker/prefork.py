@@ -53,19 +53,19 @@ def stand_by_main(argv: list[str]) -> NoReturn:
     from gangline.worker.prefork import import_for, what_forbids_a_fork
 
     control, *words = argv
-    seat = first_seat(Path(control), tuple(words))
-    seat.take()
-    early(list(seat.words[1:]))
-    import_for(Path(seat.words[1]))
+    position = first_position(Path(control), tuple(words))
+    position.take()
+    early(list(position.words[1:]))
+    import_for(Path(position.words[1]))
     obstacle = what_forbids_a_fork()
     if obstacle:
-        with (seat.files / f"rank-{seat.rank}.log").open("a") as log:
+        with (position.files / f"rank-{position.rank}.log").open("a") as log:
             log.write(f"no process stands by for the next attempt: {obstacle}\n")
-        _end(run_rank(list(seat.words)))
+        _end(run_rank(list(position.words)))
     # what lives for ever is kept out of every later collection, and its pages stay shared
     gc.collect()
     gc.freeze()
-    _end(PreforkServer(Path(control), run=run_rank).serve(seat))
+    _end(PreforkServer(Path(control), run=run_rank).serve(position))
 
 
 def run_rank(words: list[str]) -> int:
@@ -89,27 +89,27 @@ class PreforkServer:
         """The rank, as long as nobody else can have its pid."""
         self._leaves = False
 
-    def serve(self, seat: RankPosition) -> int:
-        """Rank after rank, from this seat on; the exit code of the last, as of a shell."""
+    def serve(self, position: RankPosition) -> int:
+        """Rank after rank, from this position on; the exit code of the last, as of a shell."""
         # before the handlers: an order that came while nobody could take it must find a rank
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
-        following: RankPosition | None = seat
+        following: RankPosition | None = position
         while following is not None:
-            seat = following
-            code = self._one(seat)
-            following = self._following(seat, code)
+            position = following
+            code = self._one(position)
+            following = self._following(position, code)
         return code if code >= 0 else 128 - code
 
-    def _one(self, seat: RankPosition) -> int:
-        """Fork the rank of a seat, and wait for its end."""
+    def _one(self, position: RankPosition) -> int:
+        """Fork the rank of a position, and wait for its end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         own = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._be(seat, parent=own)
+            self._be(position, parent=own)
         self._child = pid
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -118,10 +118,10 @@ class PreforkServer:
         self._child = None
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         code = os.waitstatus_to_exitcode(status)
-        self._tell_end(seat, pid, code)
+        self._tell_end(position, pid, code)
         return code
 
-    def _be(self, seat: RankPosition, *, parent: int) -> NoReturn:
+    def _be(self, position: RankPosition, *, parent: int) -> NoReturn:
         """Be the rank. Nothing of it may ever return into the loop of its parent."""
         code = 1
         try:
@@ -132,25 +132,25 @@ class PreforkServer:
             # not SIGUSR2: it waits until the rank can take it (`worker/process_group.py`)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             # `random` seeds itself anew after a fork; torch has the seed of any fresh process
-            seat.take()
-            code = self._run(list(seat.words))
+            position.take()
+            code = self._run(list(position.words))
         except BaseException:  # noqa: BLE001 - see above
             traceback.print_exc()
         finally:
             _end(code)
 
-    def _tell_end(self, seat: RankPosition, pid: int, code: int) -> None:
+    def _tell_end(self, position: RankPosition, pid: int, code: int) -> None:
         try:
-            write_record(seat.files / f"rank-{seat.rank}.exit.json", {"pid": pid, "code": code})
+            write_record(position.files / f"rank-{position.rank}.exit.json", {"pid": pid, "code": code})
         except OSError as error:  # the host agent sees that it is gone, too
-            sys.stderr.write(f"rank {seat.rank} ended with {code}, which cannot be written: {error}\n")
+            sys.stderr.write(f"rank {position.rank} ended with {code}, which cannot be written: {error}\n")
 
-    def _following(self, seat: RankPosition, code: int) -> RankPosition | None:
-        """The next seat; None where there will be none."""
+    def _following(self, position: RankPosition, code: int) -> RankPosition | None:
+        """The next position; None where there will be none."""
         if code == 0 and not (self._control / "hold").exists():
-            # in this order: a host agent gives the seat, and only then lets go
-            return None if self._leaves else read_seat(self._control, seat.number + 1)
-        return self._wait_for(seat.number + 1)
+            # in this order: a host agent gives the position, and only then lets go
+            return None if self._leaves else read_position(self._control, position.number + 1)
+        return self._wait_for(position.number + 1)
 
     def _wait_for(self, number: int) -> RankPosition | None:
         deadline = time.monotonic() + LONGEST_REST_S
@@ -159,9 +159,9 @@ class PreforkServer:
                 self._control / "leave"
             ).exists() or not self._control.is_dir():  # no host agent: it was started by hand
                 return None
-            seat = read_seat(self._control, number)
-            if seat is not None:
-                return seat
+            position = read_position(self._control, number)
+            if position is not None:
+                return position
             time.sleep(_LOOK_S)
         return None
 
@@ -204,9 +204,9 @@ class RankPosition:
         os.environ.update(self.environment)
 
 
-def first_seat(control: Path, words: tuple[str, ...]) -> RankPosition:
+def first_position(control: Path, words: tuple[str, ...]) -> RankPosition:
     """The host agent's word if there is one, else torchrun's."""
-    told = read_seat(control, 1)
+    told = read_position(control, 1)
     if told is not None:
         return told
     _, _, gang, root = words
@@ -215,8 +215,8 @@ def first_seat(control: Path, words: tuple[str, ...]) -> RankPosition:
     return RankPosition(number=1, words=words, rank=int(os.environ.get("RANK", "0")), files=files)
 
 
-def read_seat(control: Path, number: int) -> RankPosition | None:
-    """The seat of this process in its attempt `number`; None as long as there is none."""
+def read_position(control: Path, number: int) -> RankPosition | None:
+    """The position of this process in its attempt `number`; None as long as there is none."""
     try:
         told = read_json(control / f"seat-{number}.json")
     except FileNotFoundError:
@@ -256,9 +256,9 @@ LATER = (
 
 def import_for(job: Path) -> None:
     """Import what the ranks of a job need. What cannot be imported is left to them: they say well what is wrong."""
-    with _one_thread_of_blas():
+    with _variable("OPENBLAS_NUM_THREADS", "1"):  # numpy's BLAS starts its threads when it is loaded
         importlib.import_module("numpy")
-    with _without_cuda():
+    with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):  # torch.cuda.is_available does not wake the driver then
         importlib.import_module("gangline.worker.train")
         for module in LATER:
             importlib.import_module(module)
@@ -276,10 +276,13 @@ def what_forbids_a_fork() -> str:
     """
     import torch
 
+    from gangline.worker.process_group import open_files
+
     num_threads = len(list(Path("/proc/self/task").iterdir()))
     if num_threads != 1:
         return f"importing has started threads ({num_threads - 1})"
-    if torch.cuda.is_initialized() or _driver_is_open():
+    # a process has the device of CUDA's memory open from `cuInit` on
+    if torch.cuda.is_initialized() or "/dev/nvidia-uvm" in open_files().values():
         return "importing has opened the GPUs' driver"
     return ""
 
@@ -299,20 +302,6 @@ def _import_of_job(job: Job) -> None:
         for name in job.report.exporters:
             for module in EXPORTERS[name].modules:
                 importlib.import_module(module)
-
-
-@contextlib.contextmanager
-def _one_thread_of_blas() -> Iterator[None]:
-    """The BLAS of numpy starts its threads when it is loaded; ours has no use for them. torch's own is not touched."""
-    with _variable("OPENBLAS_NUM_THREADS", "1"):
-        yield
-
-
-@contextlib.contextmanager
-def _without_cuda() -> Iterator[None]:
-    """Whoever asks whether there are GPUs is answered without waking the driver (torch.cuda.is_available)."""
-    with _variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
-        yield
 
 
 @contextlib.contextmanager
@@ -339,12 +328,3 @@ def _variable(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _driver_is_open() -> bool:
-    """Whether this process has the device of CUDA's memory open: it does from `cuInit` on."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(entry.readlink()))
-    return "/dev/nvidia-uvm" in found

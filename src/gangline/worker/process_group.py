@@ -133,12 +133,15 @@ def _abort_nccl() -> None:
 
 def _sockets() -> dict[int, str]:
     """The open sockets of this process: descriptor -> name with inode."""
+    return {descriptor: name for descriptor, name in open_files().items() if name.startswith("socket:")}
+
+
+def open_files() -> dict[int, str]:
+    """What this process has open: descriptor -> path, or the kernel's name for what has none."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            name = str(entry.readlink())
-            if name.startswith("socket:"):
-                found[int(entry.name)] = name
+            found[int(entry.name)] = str(entry.readlink())
     return found
 
 
@@ -176,7 +179,7 @@ class ProcessGroup:
     @property
     def is_first_of_host(self) -> bool:
         """Whether this rank writes its host's checkpoints."""
-        return self.rank == next(index for index, rank in enumerate(self.gang.ranks) if rank.host == self.host)
+        return self.rank == self.gang.ranks_on(self.host)[0]
 
     @property
     def shares(self) -> list[int]:

@@ -93,15 +93,11 @@ class CheckpointSchedule:
         self._session = session
         self._out = outlets
         self._progress = progress
-        self._saved_step = progress.step
+        self.saved_step = progress.step
+        """The step that was saved last, or the attempt began with. Every rank says the same."""
         self._saved_s = time.monotonic()
         self._known_failure: CheckpointError | None = None
         self._waits = False
-
-    @property
-    def saved_step(self) -> int:
-        """The step that was saved last, or the attempt began with. Every rank says the same."""
-        return self._saved_step
 
     @property
     def minutes_are_up(self) -> bool:
@@ -145,9 +141,9 @@ class CheckpointSchedule:
     def save(self, *, wait: bool) -> None:
         """Save this step, unless that was done; `wait` until it is on the disk."""
         progress = self._progress
-        if progress.step != self._saved_step:
+        if progress.step != self.saved_step:
             self._write(wait=wait)
-        self._saved_step, self._saved_s, self._waits = progress.step, time.monotonic(), False
+        self.saved_step, self._saved_s, self._waits = progress.step, time.monotonic(), False
         if wait and self._out.saver is not None:
             self._out.saver.wait()
 
@@ -273,7 +269,7 @@ class LastStep:
 
     def _before(self) -> list[int]:
         world = self._session.world
-        return [rank for rank in range(world.rank) if world.gang.ranks[rank].host == world.host]
+        return [rank for rank in world.gang.ranks_on(world.host) if rank < world.rank]
 
     def _lives(self, rank: int) -> bool:
         """Whether that rank can still save; one that somebody has stopped cannot."""

@@ -4,7 +4,7 @@ A rank is compared with its own first steps, not with other ranks: machines may 
 alike (longer samples) is excused.
 
 Change detection is a cumulated sum (E. S. Page, Continuous inspection schemes, Biometrika 41, 1954): every step adds by
-how much it is worse than usual, less a toll, so that noise adds up to nothing and a lasting rise to a lot. One step
+how much it is worse than usual, less a slack, so that noise adds up to nothing and a lasting rise to a lot. One step
 counts for a fifth of the threshold at most: no single step names a rank.
 """
 
@@ -77,16 +77,11 @@ class StepStatistics:
         """Whether work is counted in tokens or in micro-batches; None: not known yet."""
         self._data = [Level() for _ in ranks]
         self._exchange = Level()
-        self._suspects: dict[Cause, list[ChangeDetector]] = {
-            "compute": [ChangeDetector() for _ in ranks],
-            "data": [ChangeDetector() for _ in ranks],
-        }
+        causes: tuple[Cause, Cause] = ("compute", "data")
+        self._suspects = {cause: [ChangeDetector() for _ in ranks] for cause in causes}
         self._network = ChangeDetector()
         self._units: tuple[Hashable, ...] = self._hosts if len(set(hosts)) > 1 else tuple(ranks)
-        self._recent: dict[Cause, deque[Mapping[int, float]]] = {
-            "compute": deque(maxlen=EXCUSE_STEPS),
-            "data": deque(maxlen=EXCUSE_STEPS),
-        }
+        self._recent: dict[Cause, deque[Mapping[int, float]]] = {cause: deque(maxlen=EXCUSE_STEPS) for cause in causes}
 
     def learn(self, work: StepWork) -> list[Straggler]:
         """Take in a step; what has changed by it."""
@@ -222,15 +217,15 @@ def _amount(work: StepWork, rank: int) -> dict[str, int]:
 
 LEARNED = 12
 """Steps whose median is the level."""
-TOLL = 0.06
+SLACK = 0.06
 """A step that is worse than usual by less than this is evidence for nothing being wrong."""
 EVIDENCE = 0.6
 """Seven steps that are 15 % worse."""
 RARE = 15.0
 """Logarithm of the steps between two false alarms. Where noise has a standard deviation s, they are about
-exp(2 * toll * evidence / s**2): from 7 % on more evidence is needed."""
-NOISE_TOLL = 0.5
-"""Standard deviations that the toll is at least: where there is much noise, the level is not known well either."""
+exp(2 * slack * evidence / s**2): from 7 % on more evidence is needed."""
+NOISE_SLACK = 0.5
+"""Standard deviations that the slack is at least: where there is much noise, the level is not known well either."""
 LEAST = 0.08
 """What is less than so much worse is not named."""
 OVER, OVER_STEPS = 0.05, 10
@@ -377,7 +372,7 @@ class ChangeDetector:
         if self._sum <= self._limit / 4:
             self._hear(excess)
         limit, at_once = self._patience * self._limit, self._limit / 5
-        self._sum = min(limit, max(0.0, self._sum + min(excess - self._toll, at_once)))
+        self._sum = min(limit, max(0.0, self._sum + min(excess - self._slack, at_once)))
         if not self._sum:
             self._run.clear()
             return None
@@ -388,7 +383,7 @@ class ChangeDetector:
     def _hear(self, excess: float) -> None:
         """Learn how large noise is: the mean absolute value, in which what is much worse than usual counts less."""
         self._num_steps += 1
-        heard = min(abs(excess), max(TOLL / 2, 3 * self._noise)) if excess > 0 else -excess
+        heard = min(abs(excess), max(SLACK / 2, 3 * self._noise)) if excess > 0 else -excess
         self._noise += (heard - self._noise) / min(self._num_steps, NOISE_STEPS)
 
     def _recovery(self, excess: float) -> Literal["over"] | None:
@@ -405,13 +400,13 @@ class ChangeDetector:
         return 1.25 * self._noise
 
     @property
-    def _toll(self) -> float:
-        return max(TOLL, NOISE_TOLL * self._deviation)
+    def _slack(self) -> float:
+        return max(SLACK, NOISE_SLACK * self._deviation)
 
     @property
     def _limit(self) -> float:
         """Evidence that is enough for the first time."""
-        return max(EVIDENCE, RARE * self._deviation**2 / (2 * self._toll))
+        return max(EVIDENCE, RARE * self._deviation**2 / (2 * self._slack))
 
     def _clear(self) -> None:
         self._sum = 0.0

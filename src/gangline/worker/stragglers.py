@@ -1,7 +1,7 @@
 """Stragglers of an attempt, named while it runs: which host, and whether it computes, reads or sends slowly.
 
-Rank 0 keeps the books. Whether the network is the cause is asked of the network itself, by all ranks at the end of the
-step in whose report rank 0 wished for it (see `pairs`): nothing done together hangs on arithmetic of each rank.
+Rank 0 keeps the statistics. Whether the network is the cause is asked of the network itself, by all ranks at the end
+of the step in whose report rank 0 wished for it (see `probe`): nothing done together hangs on arithmetic of each rank.
 
 How long messages take between hosts right now, pair by pair; and which host became slow, by two such looks.
 
@@ -37,7 +37,7 @@ class Stragglers:
         self._world = world
         self._out = outlets
         self._hosts = world.gang.hosts
-        self._books = StepStatistics([rank.host for rank in world.gang.ranks])
+        self._statistics = StepStatistics([rank.host for rank in world.gang.ranks])
         self._num_steps = 0
         self._before: PairTimes = {}
         self._slow: list[Slow] = []
@@ -70,7 +70,7 @@ class Stragglers:
             compute_s=tuple(each.compute_s for each in times),
             wait_s=tuple(each.wait_s for each in times),
         )
-        for finding in self._books.learn(work):
+        for finding in self._statistics.learn(work):
             if finding.what == "suspected":
                 self._suspicion = finding
             elif finding.cause == "network":
@@ -85,7 +85,7 @@ class Stragglers:
         if finding is None:
             return
         self._slow = blame(self._before, now, num_hosts=len(self._hosts))
-        self._books.judge(is_slow=bool(self._slow))
+        self._statistics.judge(is_slow=bool(self._slow))
         for slow in self._slow:
             what = network_words(slow, finding, self._hosts)
             self._say("straggler", step, self._who(slow), cause="network", factor=round(slow.factor, 2), what=what)
@@ -272,5 +272,4 @@ def _meet(peer: int, *, is_first: bool) -> None:
 
 
 def _first_rank(world: ProcessGroup, host: int) -> int:
-    name = world.gang.hosts[host]
-    return next(rank for rank, each in enumerate(world.gang.ranks) if each.host == name)
+    return world.gang.ranks_on(world.gang.hosts[host])[0]

@@ -116,6 +116,8 @@ class Strategy:
     """The ranks among which the trained weights are divided; None where every rank has all of them."""
     spans_hosts = False
     """Whether no single host has the whole trained state."""
+    joins_by_empty_batch = False
+    """Whether a rank without work takes part by a pass of one token without a target: exchanges are in the passes."""
     counts_loss = True
     """Whether micro-batches are this rank's to count: of the ranks that do the same ones together, one counts them. The
     losses that all of them return add up to the loss."""
@@ -187,6 +189,8 @@ class Strategy:
         """Take part in a step without work of one's own: once (`last`), or, in `lockstep`, as often as others have
         more micro-batches.
         """
+        if self.joins_by_empty_batch:
+            self.forward_backward(empty_batch().to(self.device), scale=0.0, last=last)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """The gradients of the step, or this rank's parts of them, for their norm. Of a weight that several ranks have
@@ -258,11 +262,6 @@ class Strategy:
 
     def finish(self) -> None:
         """The run has ended well: delete what was only for it."""
-
-
-def backward_of_nothing(strategy: Strategy, *, last: bool) -> None:
-    """`join` of a strategy whose collectives are in its passes: one token without a target through the model."""
-    strategy.forward_backward(empty_batch().to(strategy.device), scale=0.0, last=last)
 
 
 def gather_shards(tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from gangline.worker.prefork import PreforkServer, RankPosition, read_seat
+from gangline.worker.prefork import PreforkServer, RankPosition, read_position
 from gangline.worker.rank_files import hold
 
 
@@ -35,7 +35,7 @@ def rank(words):
 def main():
     hold()
     control, files, mode = sys.argv[1:]
-    seat = read_seat(Path(control), 1) or RankPosition(
+    seat = read_position(Path(control), 1) or RankPosition(
         number=1, words=(files, mode), rank=int(os.environ["RANK"]), files=Path(files)
     )
     sys.exit(PreforkServer(Path(control), run=rank).serve(seat))

@@ -4,7 +4,7 @@ import pytest
 
 from gangline.runs.files import write_json
 from gangline.runs.gang import Gang, GangRank
-from gangline.worker.prefork import first_seat, read_seat
+from gangline.worker.prefork import first_position, read_position
 
 TOLD = {
     "words": ["train", "job.json", "gang.json", "root"],
@@ -23,7 +23,7 @@ def second_of_its_host(monkeypatch):
 
 def test_a_seat_says_which_rank_this_process_is_and_where_all_meet(tmp_path, second_of_its_host):
     write_json(tmp_path / "seat-2.json", TOLD)
-    seat = read_seat(tmp_path, 2)
+    seat = read_position(tmp_path, 2)
     assert (seat.number, seat.rank, str(seat.files)) == (2, 4, "attempts/2")
     assert seat.words == ("train", "job.json", "gang.json", "root")
     assert seat.environment == {
@@ -38,15 +38,15 @@ def test_a_seat_says_which_rank_this_process_is_and_where_all_meet(tmp_path, sec
 
 
 def test_there_is_no_seat_before_the_host_agent_gives_one(tmp_path):
-    assert read_seat(tmp_path, 2) is None
+    assert read_position(tmp_path, 2) is None
 
 
 def test_torchrun_tells_the_first_where_the_host_agent_does_not(tmp_path, second_of_its_host):
     gang = tmp_path / "gang.json"
     Gang(run_id="calm-otter-7", attempt=1, ranks=(GangRank(host="pc1", share=1),) * 2).save(gang)
     words = ("train", "job.json", str(gang), str(tmp_path))
-    seat = first_seat(tmp_path, words)
+    seat = first_position(tmp_path, words)
     assert (seat.number, seat.rank, seat.words, seat.environment) == (1, 1, words, {})
     assert seat.files == tmp_path / "runs" / "calm-otter-7" / "attempts" / "1"
     write_json(tmp_path / "seat-1.json", TOLD)
-    assert first_seat(tmp_path, words).rank == 4
+    assert first_position(tmp_path, words).rank == 4

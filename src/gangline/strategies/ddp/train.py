@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gangline.runs.formulas import SMALLEST_BYTES
-from gangline.worker.batch import Batch, empty_batch
+from gangline.worker.batch import Batch
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.strategy import GradientBuckets, Strategy, StrategySetup
@@ -145,6 +145,7 @@ class Ddp(Strategy):
     """
 
     keeps_gradients = True
+    joins_by_empty_batch = True
 
     def __init__(
         self,
@@ -215,11 +216,6 @@ class Ddp(Strategy):
         if last:
             self._exchange.finish(self.device)
         return loss.detach()
-
-    def join(self, *, last: bool) -> None:
-        """Add zero: one token without a target through the model."""
-        assert last, "a rank without work takes part in the exchange alone"
-        self.forward_backward(empty_batch().to(self.device), scale=0.0, last=True)
 
     def waited_s(self) -> float:
         """From this rank's last bucket being ready to the end of the exchange."""

@@ -32,11 +32,11 @@ from torch.distributed.tensor import Shard
 
 from gangline.runs.formulas import shard_dimension
 from gangline.worker.batch import Batch
-from gangline.worker.buckets import sum_gradients, sum_over
+from gangline.worker.buckets import INSIDE, by_host, sum_gradients, sum_over
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import RAM, base_of, layers_of, trainable
 from gangline.worker.process_group import ProcessGroup
-from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing, gather_shards
+from gangline.worker.strategy import Strategy, StrategySetup, gather_shards
 from gangline.worker.weights import materialize
 
 
@@ -45,7 +45,7 @@ class Fsdp(Strategy):
 
     layout = "sharded"
     keeps_ties = False  # a table that is divided twice would not be one any more
-    lockstep = True
+    lockstep = joins_by_empty_batch = True
 
     def __init__(self, setup: StrategySetup) -> None:
         super().__init__(setup)
@@ -62,7 +62,7 @@ class Fsdp(Strategy):
         super().wrap(loss)
         self.replicated = any(not each.requires_grad for each in loss.parameters())
         self._whole = list(trainable(loss).values()) if self.replicated else []
-        self.shard_group = None if self.replicated else self._mesh.get_group("shard")
+        self.shard_group = None if self.replicated else self._mesh.get_group(INSIDE)
         self.spans_hosts = not self.replicated and self._mesh.ndim == 1 and len(self.world.gang.hosts) > 1
         self._divided = self._shard(reshard=self.world.gang.reshard)
         materialize(loss, self.device, parts=self._parts_in)
@@ -75,10 +75,6 @@ class Fsdp(Strategy):
         if last and self._whole:
             sum_gradients(self._whole, lambda row: sum_over(row, self._mesh), sent_as=self.setup.sent_as)
         return loss
-
-    def join(self, *, last: bool) -> None:
-        """Add zero while others add a micro-batch."""
-        backward_of_nothing(self, last=last)
 
     def full_state(self, tensors: Mapping[str, torch.Tensor], *, wanted: bool) -> dict[str, torch.Tensor]:
         """Gather what is in parts, tensor by tensor, in this machine's memory; collective where anything is."""
@@ -131,8 +127,6 @@ def _offload(device: torch.device) -> CPUOffloadPolicy:
 def _mesh(world: ProcessGroup) -> DeviceMesh:
     """Ranks by who has which part. hsdp: [hosts, ranks of each]; where hosts have unlike numbers of them, as fsdp."""
     counts = {world.gang.num_ranks(host) for host in world.gang.hosts}
-    device = world.device.type
     if world.gang.strategy == "hsdp" and len(counts) == 1 and counts != {1} and len(world.gang.hosts) > 1:
-        ranks = torch.arange(world.size).view(len(world.gang.hosts), -1)
-        return DeviceMesh(device, ranks, mesh_dim_names=("replicate", "shard"))
-    return DeviceMesh(device, torch.arange(world.size), mesh_dim_names=("shard",))
+        return by_host(world)
+    return DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=(INSIDE,))

@@ -112,7 +112,7 @@ class Rounds:
         self._progress = run.progress
         self._inner = Inner(run, strategy)
         per_step = session.job.batch // session.job.micro_batch
-        self._dealer = RoundBalancer(session.world.gang, per_step=per_step)
+        self._balancer = RoundBalancer(session.world.gang, per_step=per_step)
         self._replicas = Replicas(session, run.out, exact=True)
         self._round_s: float | None = None
         """Of the last round, until all had come."""
@@ -120,13 +120,13 @@ class Rounds:
     @property
     def shares(self) -> tuple[int, ...]:
         """Micro-batches of a full step, by rank, as nearly as whole ones go."""
-        return self._dealer.shares
+        return self._balancer.shares
 
     def begin(self) -> None:
         """Remember the weights that all hosts begin with; where shares may move, find out how fast every rank is."""
         self._replicas.begin(step=self._progress.step)
         self._strategy.outer.anchor()
-        if self._dealer.moving:
+        if self._balancer.moving:
             self._out.enter("compute", step=self._progress.step + 1)
             seconds = self._run.pace.probe(self._session.order.micro_batches(self._progress.step))
             self._learn([Contribution(busy_s=each, tokens=1, micro_batches=1) for each in seconds], cause="start")
@@ -178,7 +178,7 @@ class Rounds:
         else:
             counts = [sum(len(batch.numbers) for batch in batches) for batches in this.dealt]
             own = counts[world.gang.hosts.index(world.host)]
-            expected_s = own_s * (1 if self._dealer.moving else max(counts) / own) if own else math.inf
+            expected_s = own_s * (1 if self._balancer.moving else max(counts) / own) if own else math.inf
         return max(world.gang.collective_timeout_s, LATE * expected_s)
 
     def _beat(self) -> None:
@@ -193,7 +193,7 @@ class Rounds:
             for step in steps
             for index, samples in enumerate(session.order.micro_batches(step))
         )
-        return _Round(steps=steps, micro_batches=micro_batches, dealt=self._dealer.deal(len(micro_batches)))
+        return _Round(steps=steps, micro_batches=micro_batches, dealt=self._balancer.deal(len(micro_batches)))
 
     def _by_host(self, told: Sequence[Contribution]) -> list[float]:
         gang = self._session.world.gang
@@ -244,8 +244,8 @@ class Rounds:
 
     def _learn(self, told: Sequence[Contribution], *, cause: str) -> None:
         """Deal the next round by these times. All ranks do the same arithmetic on the same numbers."""
-        before = self._dealer.shares
-        shares = self._dealer.learn([each.busy_s for each in told], [each.tokens for each in told])
+        before = self._balancer.shares
+        shares = self._balancer.learn([each.busy_s for each in told], [each.tokens for each in told])
         if shares is None and cause == "speeds":
             return
         shares = shares or before

@@ -1,7 +1,7 @@
 """Hosts that train apart for a round: inside a host gradients are exchanged in every step, between hosts once a round.
 
 `rounds.py` moves hosts apart and together again; this file has the groups that talk to each other, and the state.
-A collective that waits does not say which ranks are missing: `Roll` does, by a key of every rank in the store.
+A collective that waits does not say which ranks are missing: `ArrivalKeys` does, by a key of every rank in the store.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gangline.runs.job import StrategyJob
 from gangline.strategies.ddp.train import Ddp
 from gangline.worker import compat
 from gangline.worker.batch import Batch
+from gangline.worker.buckets import joined, spread
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import trainable
 from gangline.worker.process_group import ProcessGroup
@@ -220,10 +221,9 @@ class Outer:
         if self.hosts.inside is None:
             return
         weights = [self._flat(piece.name)[piece.start : piece.stop] for piece in chunk]
-        joined = torch.cat(weights)
-        dist.broadcast(joined, src=self.hosts.leaders[self.hosts.index], group=self.hosts.inside)
-        for target, source in zip(weights, joined.split([len(each) for each in weights]), strict=True):
-            target.copy_(source)
+        row = joined(weights)
+        dist.broadcast(row, src=self.hosts.leaders[self.hosts.index], group=self.hosts.inside)
+        spread(row, weights)
         if self._device.type == "cuda" and not self.hosts.is_leader:
             torch.cuda.synchronize(self._device)
 
@@ -325,7 +325,7 @@ class LocalSgd(Strategy):
         world = setup.world
         self._patience_s = LATE * world.gang.collective_timeout_s * setup.job.strategy.inner_steps
         self._everyone = _everyone(world, patience_s=self._patience_s)
-        self._roll = Roll(world, self._everyone) if self._everyone else None
+        self._arrivals = ArrivalKeys(world, self._everyone) if self._everyone else None
         self._hosts = _hosts(world)
         self._inside = self._hosts.inside
         self._inner = Strategy(setup) if self._inside is None else Ddp(setup, group=self._inside, narrows=False)
@@ -376,9 +376,9 @@ class LocalSgd(Strategy):
         Whoever is early waits here for the slowest host, and calls `waiting` again and again meanwhile. Raises
         RunFailed that names who has not come, once that has taken `limit_s`, or longer than any round should.
         """
-        if self._roll is None:
+        if self._arrivals is None:
             return [list(row)]
-        self._roll.come()
+        self._arrivals.arrive()
         limit_s = min(limit_s, self._patience_s)
         table = torch.zeros(self.world.size, len(row), dtype=torch.float64)
         table[self.world.rank] = torch.tensor(row, dtype=torch.float64)
@@ -386,7 +386,7 @@ class LocalSgd(Strategy):
         started = time.monotonic()
         while not work.is_completed():
             if time.monotonic() > started + limit_s:
-                raise _hung(self._roll.missing(), waited_s=limit_s)
+                raise _hung(self._arrivals.missing(), waited_s=limit_s)
             waiting()
             time.sleep(LOOK_S)
         work.wait()
@@ -420,7 +420,7 @@ def _hung(hosts: Sequence[str] | None, *, waited_s: float) -> RunFailed:
 def _hosts(world: ProcessGroup) -> ExchangePeers:
     """The groups that exist; all ranks make all of them, in the same order."""
     gang = world.gang
-    ranks_of = {host: [rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in gang.hosts}
+    ranks_of = {host: gang.ranks_on(host) for host in gang.hosts}
     leaders = [ranks[0] for ranks in ranks_of.values()]
     several = {host: ranks for host, ranks in ranks_of.items() if len(ranks) > 1}
     timeout = timedelta(seconds=gang.collective_timeout_s)
@@ -439,16 +439,16 @@ ANSWER_S = 5.0
 """How long the store, which lies on the head, may take to answer; it may be the head that hangs."""
 
 
-class Roll:
+class ArrivalKeys:
     """One key of every rank in the store of the process group: how many meetings it has come to."""
 
     def __init__(self, world: ProcessGroup, group: dist.ProcessGroup) -> None:
         """Every rank makes one for the same group. group: all ranks."""
         self._world = world
-        self._store = dist.PrefixStore(f"roll/{group.group_name}", compat.DEFAULT_STORE.get()())
+        self._store = dist.PrefixStore(f"arrivals/{group.group_name}", compat.DEFAULT_STORE.get()())
         self._meeting = 0
 
-    def come(self) -> None:
+    def arrive(self) -> None:
         """To the next meeting. Not worth a failure: without a store nobody can be named, and that is all."""
         self._meeting += 1
         with contextlib.suppress(RuntimeError):

@@ -34,7 +34,7 @@ class RoundBalancer:
         """per_step: micro-batches of a full step of the run."""
         self._per_step = per_step
         self._planned = tuple(rank.share for rank in gang.ranks)
-        self._ranks = [[rank for rank, each in enumerate(gang.ranks) if each.host == host] for host in gang.hosts]
+        self._ranks = [gang.ranks_on(host) for host in gang.hosts]
         self._working = [[rank for rank in ranks if self._planned[rank]] for ranks in self._ranks]
         self._unit_s: tuple[float, ...] | None = None
         """Seconds per token, by rank; of one without work: infinite."""

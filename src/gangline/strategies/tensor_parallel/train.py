@@ -32,7 +32,7 @@ from gangline.worker.buckets import ACROSS, INSIDE, by_host, sum_gradients, sum_
 from gangline.worker.loss import CausalLoss
 from gangline.worker.model import base_of, trainable
 from gangline.worker.optimizer import gradients_of
-from gangline.worker.strategy import Strategy, StrategySetup, agree_weights, backward_of_nothing, gather_shards
+from gangline.worker.strategy import Strategy, StrategySetup, agree_weights, gather_shards
 
 # One slice of a transformers model: the ranks of a host have the columns and rows of its layers between them.
 #
@@ -67,7 +67,7 @@ _Map = Callable[[torch.Tensor], torch.Tensor]
 class ColumnSplit:
     """What one rank has of a model that its host's ranks have between them."""
 
-    side: TensorParallelGroup
+    tp_group: TensorParallelGroup
     mesh: DeviceMesh
     """[hosts, ranks of each]: the ranks of a row have a model between them."""
     cuts: dict[str, int] = field(default_factory=dict)
@@ -77,11 +77,11 @@ class ColumnSplit:
 
     def share(self, trained: torch.Tensor) -> torch.Tensor:
         """This rank's share of the positions that have a target."""
-        return trained.tensor_split(self.side.count)[self.side.index]
+        return trained.tensor_split(self.tp_group.count)[self.tp_group.index]
 
     def elsewhere(self, model: nn.Module) -> int:
         """Weights of the model that the other ranks of this host have."""
-        return (self.side.count - 1) * sum(
+        return (self.tp_group.count - 1) * sum(
             parameter.numel() for name, parameter in model.named_parameters() if name in self.cuts
         )
 
@@ -93,13 +93,13 @@ class ColumnSplit:
 
 
 @torch.no_grad()
-def split_columns(model: nn.Module, side: TensorParallelGroup, mesh: DeviceMesh) -> ColumnSplit:
+def split_columns(model: nn.Module, tp_group: TensorParallelGroup, mesh: DeviceMesh) -> ColumnSplit:
     """Take from a model what the other ranks of the host have. mesh: see `ColumnSplit`.
 
     Raises ModelError for a model without a plan, or with one that asks for more than linears that are cut; UsageError
     for a number of ranks that divides some of it unevenly, and for adapters of which none is cut.
     """
-    cutter = _Cutter(model, ColumnSplit(side, mesh))
+    cutter = _Cutter(model, ColumnSplit(tp_group, mesh))
     cutter.cut()
     return cutter.made
 
@@ -111,8 +111,8 @@ class _Cutter:
         self.made = made
         self._model = model
         self._core: Any = base_of(model)
-        self._side = made.side
-        self._door = _Door(made.side)
+        self._tp_group = made.tp_group
+        self._shared_input = _SharedInput(made.tp_group)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._summed: set[str] = set()
         """Whole, and every rank has a part of the gradient."""
@@ -123,7 +123,7 @@ class _Cutter:
         linears = [(module, word) for module, word in modules if word in COLUMNS or word in ROWS]
         for place in {name.rpartition(".")[0] for name, word in plan.items() if word in COLUMNS}:
             # always: recomputation leaves a layer by an exception when it has all that it needs
-            self._core.get_submodule(place).register_forward_hook(self._door.close, always_call=True)
+            self._core.get_submodule(place).register_forward_hook(self._shared_input.close, always_call=True)
         if not linears:
             raise _without_plan(self._core)
         self._require_even(linears, plan)
@@ -158,7 +158,7 @@ class _Cutter:
         return found
 
     def _require_even(self, linears: list[tuple[Any, str]], plan: Mapping[str, str]) -> None:
-        config, count = self._core.config.get_text_config(), self._side.count
+        config, count = self._core.config.get_text_config(), self._tp_group.count
         figures: dict[str, int] = {}
         if any(word == "colwise" and "att" in name for name, word in plan.items()):
             heads = getattr(config, "num_attention_heads", None)
@@ -180,49 +180,49 @@ class _Cutter:
         return name.rpartition(".")[2]
 
     def _by_columns(self, module: Any, word: str) -> None:
-        side, base = self._side, _base(module)
+        tp_group, base = self._tp_group, _base(module)
         self._take(base, "weight", 0)
         self._take(base, "bias", 0)
-        base.out_features //= side.count
+        base.out_features //= tp_group.count
         for first, last in _adapters(module):
             self._take(last, "weight", 0)
-            last.out_features //= side.count
+            last.out_features //= tp_group.count
             self._summed |= self._own(first)
-        door = self._door
-        module.register_forward_pre_hook(lambda _module, given: (door(given[0]), *given[1:]))
+        shared_input = self._shared_input
+        module.register_forward_pre_hook(lambda _module, given: (shared_input(given[0]), *given[1:]))
         if COLUMNS[word]:
-            module.register_forward_hook(lambda _module, _given, made: side.gathered(made))
+            module.register_forward_hook(lambda _module, _given, made: tp_group.gathered(made))
 
     def _by_rows(self, module: Any, word: str) -> None:
-        side, base = self._side, _base(module)
+        tp_group, base = self._tp_group, _base(module)
         self._take(base, "weight", 1)
-        base.in_features //= side.count
+        base.in_features //= tp_group.count
         if base.bias is not None:
             self._summed.add(self._names[id(base.bias)])
-            if side.index:  # in a sum it counts once
+            if tp_group.index:  # in a sum it counts once
                 base.forward = lambda given: F.linear(given, base.weight)
         for first, last in _adapters(module):
             self._take(first, "weight", 1)
-            first.in_features //= side.count
+            first.in_features //= tp_group.count
             self._summed |= self._own(last)
         dropouts = getattr(module, "lora_dropout", {})
         for name, dropout in dropouts.items():
             if isinstance(dropout, nn.Dropout):
-                dropouts[name] = PartedDropout(dropout.p, side)
+                dropouts[name] = PartedDropout(dropout.p, tp_group)
         if ROWS[word]:
-            module.register_forward_pre_hook(lambda _module, given: (side.parted(given[0]), *given[1:]))
-        module.register_forward_hook(lambda _module, _given, made: side.summed(made))
+            module.register_forward_pre_hook(lambda _module, given: (tp_group.parted(given[0]), *given[1:]))
+        module.register_forward_hook(lambda _module, _given, made: tp_group.summed(made))
 
     def _around(self) -> None:
         """Behind the decoder each rank takes some positions; the first alone counts the table's own gradient."""
-        side, core, decoder = self._side, self._core, self._core.base_model
+        tp_group, core, decoder = self._tp_group, self._core, self._core.base_model
         table = core.get_input_embeddings()
 
         def enter(_module: nn.Module, _given: Any, made: Any) -> Any:
-            made.last_hidden_state = side.entering(made.last_hidden_state)
+            made.last_hidden_state = tp_group.entering(made.last_hidden_state)
             return made
 
-        table.register_forward_hook(lambda _module, _given, made: side.counted_once(made))
+        table.register_forward_hook(lambda _module, _given, made: tp_group.counted_once(made))
         decoder.register_forward_hook(enter)
         inside = {id(parameter) for parameter in decoder.parameters()}
         behind = {name for name, each in self._model.named_parameters() if id(each) not in inside}
@@ -237,23 +237,23 @@ class _Cutter:
         if whole is None:
             return
         name = self._names.pop(id(whole))
-        part = nn.Parameter(self._side.part_of(whole, dim).clone(), requires_grad=whole.requires_grad)
+        part = nn.Parameter(self._tp_group.part_of(whole, dim).clone(), requires_grad=whole.requires_grad)
         setattr(module, which, part)
         self._names[id(part)] = name
         self.made.cuts[name] = dim
 
 
-class _Door:
+class _SharedInput:
     """Where hidden states go into linears cut by columns: those that take the same tensor have one gradient to sum."""
 
-    def __init__(self, side: TensorParallelGroup) -> None:
-        self._side = side
+    def __init__(self, tp_group: TensorParallelGroup) -> None:
+        self._tp_group = tp_group
         self._given: Any = lambda: None
         self._entered: torch.Tensor | None = None
 
     def __call__(self, given: torch.Tensor) -> torch.Tensor:
         if self._entered is None or self._given() is not given:
-            self._given, self._entered = weakref.ref(given), self._side.entering(given)
+            self._given, self._entered = weakref.ref(given), self._tp_group.entering(given)
         return self._entered
 
     def close(self, *_: object) -> None:
@@ -398,18 +398,18 @@ class PartedDropout(nn.Module):
     have to.
     """
 
-    def __init__(self, p: float, side: TensorParallelGroup) -> None:
+    def __init__(self, p: float, tp_group: TensorParallelGroup) -> None:
         super().__init__()
         self.p = p
-        self._side = side
+        self._tp_group = tp_group
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
         """part: [..., columns of this rank]."""
         if not self.training or self.p == 0:
             return part
-        ones = part.new_ones(*part.shape[:-1], part.shape[-1] * self._side.count)
+        ones = part.new_ones(*part.shape[:-1], part.shape[-1] * self._tp_group.count)
         # a copy: a view would keep the whole mask until backward
-        return part * self._side.part_of(F.dropout(ones, self.p)).clone()
+        return part * self._tp_group.part_of(F.dropout(ones, self.p)).clone()
 
 
 class TensorParallel(Strategy):
@@ -417,15 +417,16 @@ class TensorParallel(Strategy):
 
     layout = "split"
     expects_of_layers = "compute with some of their heads and columns alone"
+    joins_by_empty_batch = True
     replicated = False
 
     def __init__(self, setup: StrategySetup) -> None:
         super().__init__(setup)
         self._mesh = by_host(setup.world)
-        side = TensorParallelGroup.of(self._mesh, wire=setup.precision.compute)
-        self.shard_group = side.group
-        self.counts_loss = side.index == 0
-        self._side = side
+        tp_group = TensorParallelGroup.of(self._mesh, wire=setup.precision.compute)
+        self.shard_group = tp_group.group
+        self.counts_loss = tp_group.index == 0
+        self._tp_group = tp_group
         self._across = self._mesh.get_group(ACROSS)
         self._several = self._mesh.size(0) > 1
         self.sliced: ColumnSplit
@@ -435,7 +436,7 @@ class TensorParallel(Strategy):
 
     def split(self, model: nn.Module) -> None:
         """Leave this rank's columns and rows of the layers."""
-        self.sliced = split_columns(model, self._side, self._mesh)
+        self.sliced = split_columns(model, self._tp_group, self._mesh)
 
     def make_loss(self, model: nn.Module, *, is_meta: bool = False) -> CausalLoss:
         """Of this rank's share of the positions."""
@@ -478,10 +479,6 @@ class TensorParallel(Strategy):
         if last:
             self._sum_up()
         return loss
-
-    def join(self, *, last: bool) -> None:
-        """Add zero, as all ranks of the host do: one token without a target through the model."""
-        backward_of_nothing(self, last=last)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """This rank's parts; those of what is whole are the first rank's of a host alone."""

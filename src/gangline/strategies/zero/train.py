@@ -38,7 +38,7 @@ from gangline.worker.model import base_of, trainable
 from gangline.worker.optimizer import adamw, empty_state
 from gangline.worker.precision import Precision
 from gangline.worker.process_group import ProcessGroup
-from gangline.worker.strategy import Strategy, StrategySetup, backward_of_nothing
+from gangline.worker.strategy import Strategy, StrategySetup
 from gangline.worker.weights import FlatShard, is_placeholder, use_placeholders
 
 # A DeepSpeed engine over our process group, on our device, with our numbers; nothing of it is read from elsewhere.
@@ -274,6 +274,7 @@ class Zero(Strategy):
     layout = "sharded"
     replicated = False
     clips = True
+    joins_by_empty_batch = True
 
     def __init__(self, setup: StrategySetup) -> None:
         """Raises UsageError where DeepSpeed, or its operator for disks, is not installed."""
@@ -334,10 +335,6 @@ class Zero(Strategy):
         self.engine.backward(loss * (scale * self.world.size), scale_wrt_gas=False)
         self.optimizer.holds_gradients = True
         return loss.detach()
-
-    def join(self, *, last: bool) -> None:
-        """Add zero: one token without a target through the model."""
-        backward_of_nothing(self, last=last)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """This rank's part of each, in rows as `norm_of` sums them; it may be padded with zeros."""

@@ -248,7 +248,8 @@ class SetWriter:
         index = _index(np.diff(offsets), labels, self._length if packing else None)
         index |= {"row_offsets.bin": offsets, "row_continues.bin": np.frombuffer(self._row_continues, dtype=np.uint8)}
         for name, values in index.items():
-            _write(self._temporary / name, values)
+            values.tofile(self._temporary / name)
+            sync_folder(self._temporary / name)
         counts = {
             "samples": len(index["lengths.bin"]),
             "rows": len(index["sample_rows.bin"]),
@@ -298,13 +299,6 @@ def _index(lengths: Int64s, labels: Int64s, capacity: int | None) -> dict[str, n
         "label_counts.bin": label_counts,
         "lengths.bin": sample_lengths,
     }
-
-
-def _write(path: Path, values: npt.NDArray[Any]) -> None:
-    with path.open("wb") as stream:
-        values.tofile(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _entries(folder: Path, dtypes: dict[str, str]) -> dict[str, dict[str, Any]]:
