@@ -35,7 +35,7 @@ def _step_gradient(job, world) -> torch.Tensor:
     session = make_session(job, world)
     _stir(session)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-    Synchronous(TrainingRun.of(session, outlets, progress)).accumulate(3)
+    Synchronous(TrainingRun(session, outlets, progress)).accumulate(3)
     return torch.cat([parameter.grad.flatten().double() for parameter in trainable(session.model).values()])
 
 

@@ -131,7 +131,7 @@ def _by_sgd(job, share, outer) -> torch.Tensor:
     """One process, gradients of whole batches, torch's SGD with Nesterov momentum as the outer optimizer."""
     session = make_session(job, make_world([share], rank=0), num_samples=5 * share, num_evaluation=0)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-    plain = Synchronous(TrainingRun.of(session, outlets, progress))
+    plain = Synchronous(TrainingRun(session, outlets, progress))
     rate, momentum = outer
     sgd = torch.optim.SGD(trainable(session.model).values(), lr=rate, momentum=momentum, nesterov=momentum > 0)
     for step in range(session.total_steps):
@@ -477,7 +477,7 @@ def joins():
     batches = [InnerBatch(by_rank=((2 * number, 2 * number + 1), ())) for number in range(3)]
     micro_batches = [MicroBatch(step=0, index=index, samples=each) for index, each in enumerate(samples)]
     return (
-        Inner(TrainingRun.of(session, outlets, TrainingProgress()), session.strategy)
+        Inner(TrainingRun(session, outlets, TrainingProgress()), session.strategy)
         .run(micro_batches, batches)
         .told.busy_s
     )

@@ -113,7 +113,7 @@ def _gradients(session, step: int) -> dict[str, torch.Tensor]:
             with torch.no_grad():
                 parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.02)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-    stepper = Synchronous(TrainingRun.of(session, outlets, progress))
+    stepper = Synchronous(TrainingRun(session, outlets, progress))
     stepper.accumulate(step)
     return {name: parameter.grad.clone() for name, parameter in trainable(session.model).items()}
 

@@ -163,7 +163,7 @@ def _accumulate(session, step: int):
                 noise = session.strategy.sliced.tp_group.part_of(noise, placed.placements[0].dim)
             parameter.data.add_(noise)
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-    stepper = Synchronous(TrainingRun.of(session, outlets, progress))
+    stepper = Synchronous(TrainingRun(session, outlets, progress))
     tally = stepper.accumulate(step)
     return float(tally.loss_sum), tally.micro_batches
 

@@ -173,7 +173,7 @@ def profiled_peak(order: dict) -> int:
             world = make_world(shares, rank=distributed.get_rank() if num_ranks > 1 else 0)
             session = build_session(job, world, train_set=rows, evaluation_set=None)
             outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-            steps = Synchronous(TrainingRun.of(session, outlets, progress))
+            steps = Synchronous(TrainingRun(session, outlets, progress))
             steps.advance()
             with record_function(_MEASURED):
                 steps.advance()

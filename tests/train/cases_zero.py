@@ -107,7 +107,7 @@ def _stirred(session) -> dict[str, torch.Tensor]:
 
 def _stepper(session):
     outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-    return Synchronous(TrainingRun.of(session, outlets, progress))
+    return Synchronous(TrainingRun(session, outlets, progress))
 
 
 def losses(shares, *, strategy: str, skipped: str = "", deepspeed=None, **words):

@@ -275,8 +275,8 @@ class RankSpeeds:
             return False
         self._steps.append(_Step(busy_s=tuple(busy_s), tokens=tuple(tokens), micro_batches=tuple(micro_batches)))
         self._num_fresh += 1
-        num_tokens, num_micro_batches = (sum(map(sum, each)) for each in self._amounts())
-        self._length = num_tokens / num_micro_batches
+        num_tokens = sum(sum(step.tokens) for step in self._steps)
+        self._length = num_tokens / sum(sum(step.micro_batches) for step in self._steps)
         if self._num_added % 5 == 0:
             self._floors = [self._best_floor(rank) for rank in range(len(busy_s))]
         self._num_added += 1
@@ -307,9 +307,6 @@ class RankSpeeds:
         if len(self._steps) <= NUM_JUDGED or len(per_micro_batch) == 1:
             return FLOORS[0]
         return min(FLOORS, key=lambda floor: (_unsteadiness(self._series(rank, floor)), floor))
-
-    def _amounts(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        return [step.tokens for step in self._steps], [step.micro_batches for step in self._steps]
 
     def _series(self, rank: int, floor: float, *, last: int = LONGEST) -> list[float]:
         """Seconds of a mean micro-batch in each of the last steps."""

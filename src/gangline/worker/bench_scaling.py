@@ -235,7 +235,7 @@ class ScalingBenchmark:
         strategy = setup.alone if alone else session.strategy
         session = dataclasses.replace(session, world=world, order=order, strategy=strategy)
         outlets, progress = RunIO(recorder=None, saver=None, stop=StopFlag()), TrainingProgress()
-        stepper = Synchronous(TrainingRun.of(session, outlets, progress))
+        stepper = Synchronous(TrainingRun(session, outlets, progress))
         return TrainingVariant(
             world=world, stepper=stepper, num_micro_batches=count, group=setup.group if alone else None
         )

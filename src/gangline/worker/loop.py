@@ -71,29 +71,16 @@ class Tally:
     """Of its micro-batches, padding included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """One attempt on one rank: its parts, and what every stepper does with them."""
 
-    session: Session
-    out: RunIO
-    progress: TrainingProgress
-    keeper: CheckpointSchedule
-    pace: TokenSpeed
-    parameters: list[torch.nn.Parameter]
-    """Those that are trained."""
-
-    @staticmethod
-    def of(session: Session, out: RunIO, progress: TrainingProgress) -> TrainingRun:
+    def __init__(self, session: Session, out: RunIO, progress: TrainingProgress) -> None:
         """A run that goes on from `progress`."""
-        return TrainingRun(
-            session=session,
-            out=out,
-            progress=progress,
-            keeper=CheckpointSchedule(session, out, progress),
-            pace=TokenSpeed(session),
-            parameters=list(trainable(session.model).values()),
-        )
+        self.session, self.out, self.progress = session, out, progress
+        self.keeper = CheckpointSchedule(session, out, progress)
+        self.pace = TokenSpeed(session)
+        self.parameters = list(trainable(session.model).values())
+        """Those that are trained."""
 
     def micro_batch(self, samples: Indices, *, step: int, index: int, phase: str, tally: Tally) -> Batch:
         """The micro-batch `index` of 0-based step `step` on the device, with its own random seed begun.
@@ -211,7 +198,7 @@ class Loop:
         self.session = session
         self.progress = progress
         self._out = outlets
-        run = TrainingRun.of(session, outlets, progress)
+        run = TrainingRun(session, outlets, progress)
         self._keeper = run.keeper
         self._stepper = session.strategy.stepper(run) or Synchronous(run)
 

@@ -61,16 +61,13 @@ class Spikes:
         still rises losses may jump.
         """
         judges = len(self._losses) == self._losses.maxlen and step >= self._warmup_steps
-        if judges and self._is_far(loss, norm):
+        is_far = judges and _stands_out(loss, self._losses, factor=LOSS_FACTOR, deviations=DEVIATIONS)
+        if is_far and _stands_out(norm, self._norms, factor=NORM_FACTOR):
             usual_loss, usual_norm = statistics.median(self._losses), statistics.median(self._norms)
             return Spike(loss=loss, usual_loss=usual_loss, norm=norm, usual_norm=usual_norm)
         self._losses.append(loss)
         self._norms.append(norm)
         return None
-
-    def _is_far(self, loss: float, norm: float) -> bool:
-        stands_out = _stands_out(loss, self._losses, factor=LOSS_FACTOR, deviations=DEVIATIONS)
-        return stands_out and _stands_out(norm, self._norms, factor=NORM_FACTOR)
 
 
 def _stands_out(value: float, before: Sequence[float], *, factor: float, deviations: float = 0.0) -> bool:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import repeat
@@ -197,31 +197,27 @@ class _Waiting:
     made: torch.Tensor | None = None
 
 
-@dataclass(slots=True)
 class _Links:
     """To the stages before and after, each way on a group of its own, where the backend would else serialise them."""
 
-    world: ProcessGroup
-    groups: Mapping[tuple[int, int], dist.ProcessGroup | None]
-    flying: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
-    waited_s: float = 0.0
-
-    @staticmethod
-    def of(world: ProcessGroup) -> _Links:
+    def __init__(self, world: ProcessGroup) -> None:
         """Collective."""
         befores = [rank for row in world.gang.rows for rank in row[:-1]]
         pairs = [pair for rank in befores for pair in ((rank, rank + 1), (rank + 1, rank))]
         apart = world.device.type == "cuda"
         timeout = timedelta(seconds=world.gang.collective_timeout_s)
-        return _Links(world, {pair: dist.new_group(list(pair), timeout=timeout) if apart else None for pair in pairs})
+        self._world = world
+        self._groups = {pair: dist.new_group(list(pair), timeout=timeout) if apart else None for pair in pairs}
+        self._flying: list[tuple[dist.Work, torch.Tensor]] = []
+        self.waited_s = 0.0
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
         """Begin to."""
         tensor = tensor.detach().contiguous()
-        work = dist.isend(tensor, dst=to, group=self.groups[self.world.rank, to])
+        work = dist.isend(tensor, dst=to, group=self._groups[self._world.rank, to])
         assert work is not None
-        self.flying = [each for each in self.flying if not each[0].is_completed()]
-        self.flying.append((work, tensor))
+        self._flying = [each for each in self._flying if not each[0].is_completed()]
+        self._flying.append((work, tensor))
 
     def coming(self, shapes: Sequence[tuple[int, ...]], *, dtype: torch.dtype, source: int) -> Iterator[torch.Tensor]:
         """Tensors of these shapes, one by one; whoever takes one asks for the one after it.
@@ -243,16 +239,16 @@ class _Links:
         return tensor
 
     def _ask(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> tuple[dist.Work, torch.Tensor]:
-        tensor = torch.empty(shape, dtype=dtype, device=self.world.device)
-        work = dist.irecv(tensor, src=source, group=self.groups[source, self.world.rank])
+        tensor = torch.empty(shape, dtype=dtype, device=self._world.device)
+        work = dist.irecv(tensor, src=source, group=self._groups[source, self._world.rank])
         assert work is not None
         return work, tensor
 
     def finish(self) -> None:
         """Until all has been sent."""
-        for work, _ in self.flying:
+        for work, _ in self._flying:
             work.wait()
-        self.flying.clear()
+        self._flying.clear()
 
 
 class Pipeline(Strategy):
@@ -268,7 +264,7 @@ class Pipeline(Strategy):
         world = setup.world
         self.shard_group = dist.group.WORLD
         self.spans_hosts = bool(held_by(world.gang))
-        self._links = _Links.of(world)
+        self._links = _Links(world)
         self._queue: list[_Waiting] = []
         self._before, self._behind = world.rank - 1, world.rank + 1
         self._stage: PipelineStage
@@ -293,7 +289,7 @@ class Pipeline(Strategy):
 
     def agree(self, loss: CausalLoss) -> None:
         """Among the ranks that have a weight in common."""
-        self._holders = SharedWeights.of(trainable(loss), self.world, sent_as=self.setup.sent_as)
+        self._holders = SharedWeights(trainable(loss), self.world, sent_as=self.setup.sent_as)
         if not loss.is_meta or base_of(loss.model) is not loss.model:
             self._holders.agree()
         # else every rank reads its part of the same files, and of a model without adapters nothing is there yet
@@ -474,57 +470,35 @@ class Pipeline(Strategy):
         return self._stage.after.take()
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What some ranks have in common."""
-
-    group: dist.ProcessGroup
-    parameters: tuple[nn.Parameter, ...]
-
-
 class SharedWeights:
     """One rank's trained weights, and who else has them."""
 
     def __init__(
-        self,
-        trained: Mapping[str, nn.Parameter],
-        shared: Sequence[_Shared],
-        *,
-        own: set[str],
-        among: bool,
-        sent_as: torch.dtype | None,
+        self, trained: Mapping[str, nn.Parameter], world: ProcessGroup, *, sent_as: torch.dtype | None
     ) -> None:
-        """own: names of those that no rank before this one has. among: see `exchanges`. sent_as: see `Pipeline`."""
-        self.exchanges = among
-        """Whether any ranks have weights in common."""
-        self._shared = shared
-        self._own = {id(each) for name, each in trained.items() if name in own}
-        self._sent_as = sent_as
-
-    @staticmethod
-    def of(
-        trained: Mapping[str, nn.Parameter], world: ProcessGroup, *, sent_as: torch.dtype | None = None
-    ) -> SharedWeights:
-        """Collective."""
+        """Collective. sent_as: see `Pipeline`."""
         ranks_of: dict[str, tuple[int, ...]] = {}
         for rank, names in enumerate(gather_json(list(trained), world)):
             for name in names:
                 ranks_of[name] = (*ranks_of.get(name, ()), rank)
         timeout = timedelta(seconds=world.gang.collective_timeout_s)
-        shared = []
-        for ranks in (each for each in dict.fromkeys(ranks_of.values()) if len(each) > 1):
+        self._shared: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
+        """Groups of ranks, and what they have in common."""
+        several = [each for each in dict.fromkeys(ranks_of.values()) if len(each) > 1]
+        for ranks in several:
             group = dist.new_group(list(ranks), timeout=timeout)
             if world.rank in ranks:
-                parameters = tuple(each for name, each in trained.items() if ranks_of[name] == ranks)
-                shared.append(_Shared(group, parameters))
-        own = {name for name in trained if ranks_of[name][0] == world.rank}
-        among = any(len(ranks) > 1 for ranks in ranks_of.values())
-        return SharedWeights(trained, shared, own=own, among=among, sent_as=sent_as)
+                self._shared.append((group, [each for name, each in trained.items() if ranks_of[name] == ranks]))
+        self._own = {id(each) for name, each in trained.items() if ranks_of[name][0] == world.rank}
+        """The weights that no rank before this one has."""
+        self.exchanges = bool(several)
+        """Whether any ranks have weights in common."""
+        self._sent_as = sent_as
 
     def agree(self) -> None:
         """Make weights equal that ranks have in common; collective."""
-        for each in self._shared:
-            agree_weights(each.parameters, group=each.group)
+        for group, parameters in self._shared:
+            agree_weights(parameters, group=group)
 
     def own(self, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         """Gradients that are this rank's to count: those of each weight are one rank's. A zero where there are none."""
@@ -533,5 +507,5 @@ class SharedWeights:
 
     def sum(self) -> None:
         """Add up the gradients of weights that several ranks have, in place; collective."""
-        for each in self._shared:
-            sum_gradients(each.parameters, partial(dist.all_reduce, group=each.group), sent_as=self._sent_as)
+        for group, parameters in self._shared:
+            sum_gradients(parameters, partial(dist.all_reduce, group=group), sent_as=self._sent_as)
