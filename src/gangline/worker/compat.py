@@ -6,8 +6,9 @@ another one finds each of these in the installed libraries; `make versions` runs
 
 Before a row is added here, look for a public name that does it. These are used in place of private ones:
 `torch.nn.utils.get_total_norm` for norms on a GPU; `setattr` and `named_parameters(recurse=False)` for the tensors of
-a module; `requires_grad_` while DDP is made, for parameters that it must leave alone; the arithmetic of `torch.chunk`
-for the place of a shard. DCP's own reader of `.metadata` stays unused: it unpickles whatever the file names.
+a module; `requires_grad_` while DDP is made, for parameters that it must leave alone; `__create_chunk_list__`, which
+DCP asks of every tensor, for the place of a shard. DCP's own reader of `.metadata` stays unused: it unpickles whatever
+the file names.
 """
 
 from __future__ import annotations
