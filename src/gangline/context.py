@@ -1,4 +1,4 @@
-"""What the main path needs of the world, and what tests put in its place."""
+"""The dependencies of the main path, which tests replace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """What touches the world; tests put fakes here."""
+    """The functions that reach hosts or start processes; tests put fakes here."""
 
     connect: Callable[[Cluster], Transports] = connect_all
     backend: Callable[[str], Backend] = backend
@@ -62,7 +62,7 @@ REAL = Dependencies()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What every step of a verb works with."""
+    """The context of every step of a verb."""
 
     transports: Transports
     home: Path
@@ -71,7 +71,7 @@ class Context:
 
     @property
     def secrets(self) -> dict[str, str]:
-        """Tokens of this shell that ranks get, by way of stdin and memory only."""
+        """Tokens of this shell for the ranks, passed through stdin and memory only."""
         variables = self.deps.variables
         return {name: variables[name] for name in SECRETS if variables.get(name)}
 
@@ -80,18 +80,18 @@ def default_home() -> Path:
     """Where the controller keeps its runs: $GANGLINE_HOME, or the user's state folder."""
     if named := os.environ.get("GANGLINE_HOME"):
         return Path(named).expanduser().absolute()
-    # 30 ms that a set variable saves
+    # imported here: it costs 30 ms
     import platformdirs
 
     return platformdirs.user_state_path("gangline")
 
 
-# From files to a cluster whose hosts can be talked with.
+# From files to a cluster with transports to its hosts.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What the user asked to be started."""
+    """The request of `train`, `plan` and `bench`."""
 
     home: Path
     job: Path
@@ -99,11 +99,11 @@ class StartOptions:
     cluster: Path | None = None
     """None: this computer alone."""
     force: bool = False
-    """Whether what the plan calls slow is started all the same."""
+    """Start even if the plan calls it too slow."""
 
 
 def load(start: StartOptions) -> tuple[Job, Cluster]:
-    """The user's words as a job and a cluster; raises SpecError with every mistake."""
+    """The job and the cluster of the user's files; raises SpecError with every mistake."""
     # pydantic costs 0.2 s, which only verbs that read the user's files pay
     from gangline.config.load import load_job
 
@@ -149,7 +149,7 @@ def reach(cluster: Cluster, deps: Dependencies) -> Iterator[Transports]:
 
 @contextlib.contextmanager
 def reached(cluster: Cluster, *, home: Path, console: Console, deps: Dependencies) -> Iterator[tuple[Cluster, Context]]:
-    """The cluster with the folders that are meant on each host, and what the steps work with."""
+    """The cluster with absolute folders on each host, and the context for the steps."""
     with reach(cluster, deps) as transports:
         context = Context(transports=transports, home=home, console=console, deps=deps)
         if broken := backend(cluster.backend).promises.broken():
@@ -172,7 +172,7 @@ def starting(
 def located(cluster: Cluster, transports: Transports) -> Cluster:
     """The cluster with every `~/` of a host's paths replaced by the home folder of the user there.
 
-    A host that does not answer keeps its words: the checks will tell.
+    A host that does not answer keeps its `~/`: the checks will report it.
     """
     with ThreadPoolExecutor(max_workers=32) as pool:
         return dataclasses.replace(
@@ -181,7 +181,7 @@ def located(cluster: Cluster, transports: Transports) -> Cluster:
 
 
 def _located(host: Host, transport: Transport) -> Host:
-    """A Python that is there already is known by its words alone; one from a lock is chosen once facts are known."""
+    """The host with absolute paths; a Python from a lock is chosen later, from the facts of the host."""
     host = _expanded_paths(host, transport)
     return host if host.environment.kind == "locked" else wrapped(host)
 

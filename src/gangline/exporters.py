@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Mapping
@@ -100,23 +101,24 @@ class Exporters:
         self._on_failure = on_failure
         self._full: set[str] = set()
         for name, options in names.items():
-            self._try(name, lambda name=name, options=options: self._start(name, options, run))  # type: ignore[misc]
+            self._try(name, functools.partial(self._start, name, options, run))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """See `MetricWriter.step`."""
-        for name, writer in list(self._open.items()):
-            self._try(name, lambda writer=writer: writer.step(step, values))  # type: ignore[misc]
+        self._each(lambda writer: writer.step(step, values))
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """See `MetricWriter.evaluation`."""
-        for name, writer in list(self._open.items()):
-            self._try(name, lambda writer=writer: writer.evaluation(step, values))  # type: ignore[misc]
+        self._each(lambda writer: writer.evaluation(step, values))
 
     def close(self) -> None:
         """See `MetricWriter.close`."""
-        for name, writer in list(self._open.items()):
-            self._try(name, writer.close)
+        self._each(lambda writer: writer.close())
         self._open = {}
+
+    def _each(self, act: Callable[[MetricWriter], None]) -> None:
+        for name, writer in list(self._open.items()):
+            self._try(name, functools.partial(act, writer))
 
     def _start(self, name: str, options: Mapping[str, Any], run: ExportedRun) -> None:
         exporter = EXPORTERS[name]

@@ -18,7 +18,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -277,14 +277,8 @@ def _read_entry_points(text: str, package: str, version: str) -> Iterator[Plugin
 def _joined(before: Plugin | None, plugin: Plugin) -> Plugin:
     if before is None:
         return plugin
-    return Plugin(
-        group=plugin.group,
-        name=plugin.name,
-        value=before.value,
-        package=before.package,
-        version=before.version,
-        fault=f"the package {plugin.package} {plugin.version} brings a {plugin.noun} of the same name; remove one",
-    )
+    fault = f"the package {plugin.package} {plugin.version} brings a {plugin.noun} of the same name; remove one"
+    return replace(before, fault=fault)
 
 
 # --- what of a package comes to the hosts

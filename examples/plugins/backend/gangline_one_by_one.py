@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gangline.launch.agents import AgentBackend, Begun, start_agent
+from gangline.launch.agents import AgentBackend, Started, start_agent
 from gangline.launch.backend import LaunchRequest, Promises
 from gangline.transport.transport import Transport
 
@@ -20,8 +20,8 @@ class OneByOne(AgentBackend):
     promises: ClassVar[Promises] = Promises()
 
     def start_agents(
-        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
     ) -> None:
         """Start the agents; raise at the first that does not stand."""
         for name in request.names:
-            self.all_stand(request.on([name]), begun, lambda part: start_agent(part, transports[part.host], asked))
+            self.start_all(request.on([name]), begun, lambda part: start_agent(part, transports[part.host], asked))

@@ -11,7 +11,7 @@ import typer
 from gangline.bench.measure import bench_compute, bench_network, bench_scaling
 from gangline.bench.text import network_lines, scaling_lines, speeds_lines
 from gangline.cli.options import AsJson, Overrides, argument, option
-from gangline.cli.output import Terminal, print_data, print_json
+from gangline.cli.output import Terminal, print_answer
 from gangline.context import StartOptions, cluster_file, default_home
 from gangline.errors import UsageError
 from gangline.inventory.measured import network_path
@@ -81,9 +81,6 @@ def command(
 
 def _show(console: Terminal, data: dict[str, Any], lines: list[str], *, as_json: bool, kept: str = "") -> None:
     console.clear()
-    if as_json:
-        print_json(data)
-        return
-    print_data(lines)
-    if kept:
+    print_answer(data, lines, as_json=as_json)
+    if kept and not as_json:
         console.report(kept)

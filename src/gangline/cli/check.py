@@ -11,7 +11,7 @@ import typer
 from gangline import app
 from gangline.checks.judge import require
 from gangline.cli.options import AsJson, argument, option
-from gangline.cli.output import Terminal, print_data, print_json
+from gangline.cli.output import Terminal, print_answer
 from gangline.context import cluster_file, default_home
 from gangline.decide.inspect import InspectOptions, InspectResult
 from gangline.errors import CheckFailed
@@ -46,15 +46,14 @@ def command(
     console = Terminal()
     inspection = app.check(cluster_file(cluster), home=default_home(), options=options, console=console)
     console.clear()
-    if as_json:
-        said = {
-            **inspection.documents(),
-            "findings": [finding.to_json() for finding in inspection.findings],
-            "skipped": [{"what": row.what, "why": row.why} for row in inspection.skipped],
-        }
-        print_json({**said, "tier": tier.value, "seconds": round(inspection.seconds, 2)})
-    else:
-        print_data(_screen(inspection, options))
+    answer = {
+        **inspection.documents(),
+        "findings": [finding.to_json() for finding in inspection.findings],
+        "skipped": [{"what": row.what, "why": row.why} for row in inspection.skipped],
+        "tier": tier.value,
+        "seconds": round(inspection.seconds, 2),
+    }
+    print_answer(answer, _screen(inspection, options), as_json=as_json)
     require(inspection.findings)
     if strict and any(finding.severity == "warn" for finding in inspection.findings):
         raise CheckFailed("a check warns, and --strict was asked for", fix="see above")

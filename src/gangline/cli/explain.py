@@ -1,4 +1,4 @@
-"""`gangline explain WHAT`: why a run is where it is, what a finding means, what a log file tells."""
+"""`gangline explain WHAT`: the cause of a failure, the meaning of a finding, the known errors in a log file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 from gangline.checks.reference import find_entry
 from gangline.cli.options import AsJson
-from gangline.cli.output import print_data, print_json
+from gangline.cli.output import print_answer
 from gangline.context import default_home
 from gangline.control.supervision import open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import UsageError
 from gangline.report.explanation import explain_json, explain_lines, log_json, log_lines, read_log
-from gangline.report.run_history import read_story
+from gangline.report.run_history import read_history
 
 FINDING = re.compile(r"E-[A-Z]+-?[0-9]*", re.IGNORECASE)
 
@@ -56,11 +56,9 @@ def _is_regular(path: Path) -> bool:
 
 def _explain_finding(name: str, *, as_json: bool) -> None:
     entry = find_entry(name)
-    if as_json:
-        meaning, fix = "\n".join(entry.meanings), "\n".join(entry.fixes)
-        print_json({"id": entry.id, "severity": entry.severity, "meaning": meaning, "fix": fix})
-    else:
-        print_data(entry.lines())
+    meaning, fix = "\n".join(entry.meanings), "\n".join(entry.fixes)
+    answer = {"id": entry.id, "severity": entry.severity, "meaning": meaning, "fix": fix}
+    print_answer(answer, entry.lines(), as_json=as_json)
 
 
 def _explain_log(path: Path, *, as_json: bool) -> None:
@@ -69,18 +67,13 @@ def _explain_log(path: Path, *, as_json: bool) -> None:
             f"{path} is not a file", seen="expected a log file, a run or a finding", fix="gangline ps lists the runs"
         )
     report = read_log(path)
-    if as_json:
-        print_json(log_json(report))
-    else:
-        print_data(log_lines(report))
+    print_answer(log_json(report), log_lines(report), as_json=as_json)
 
 
 def _explain_run(prefix: str, *, as_json: bool) -> None:
     with open_run(prefix, home=default_home()) as run:
         own = CommandRecord.of(run.layout)
-        story = read_story(run.view(), kept=run.records, keeper=run.keeper)
-    can_resume = own is None or own.resume_words is not None
-    if as_json:
-        print_json(explain_json(story, is_job=own is None, can_resume=can_resume))
-    else:
-        print_data(explain_lines(story, is_job=own is None, can_resume=can_resume))
+        history = read_history(run.view(), records=run.records, remote=run.supervisor_host)
+    is_job, can_resume = own is None, own is None or own.resume_words is not None
+    answer = explain_json(history, is_job=is_job, can_resume=can_resume)
+    print_answer(answer, explain_lines(history, is_job=is_job, can_resume=can_resume), as_json=as_json)

@@ -1,4 +1,4 @@
-"""`gangline logs RUN`: what the ranks of a run wrote."""
+"""`gangline logs RUN`: the output of the ranks of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gangline.transport.transport import Transport
 
 POLL_S = 0.3
 LOOK_S = 2.0
-"""Time between two looks for files of ranks that have come up meanwhile."""
+"""Time between two searches for files of new ranks."""
 
 
 def command(
@@ -76,7 +76,7 @@ def _forever() -> None:
 
 
 class _Lines:
-    """What the ranks of one attempt write, on the hosts that answer."""
+    """The output of the ranks of one attempt, on the hosts that answer."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Lines:
                 print_data(f"{prefix}{clean(_last_shown(line))}" for line in tail.stream())
             except HostKeyRefused:
                 raise
-            except HostUnreachable as error:  # waiting for it would keep the others' lines back
+            except HostUnreachable as error:  # waiting for it would delay the lines of the others
                 self._give_up(self._files[name].transport.host, error)
 
     def _give_up(self, host: str, error: HostUnreachable) -> None:

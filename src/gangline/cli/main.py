@@ -43,7 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
-    before = os.umask(0o077)  # what it writes is for its owner, whatever the login says
+    before = os.umask(0o077)  # files are readable by their owner only
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
     finally:
@@ -64,12 +64,12 @@ def _main(words: list[str]) -> int:
         signals.say_interrupted()
         return signals.exit_code_of(interrupt)
     except BrokenPipeError:
-        # whoever read our output has seen enough; without this Python complains once more at exit
+        # the reader of our output has closed the pipe; without this Python reports the error again at exit
         sys.stdout = None
         return 0
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug becomes a line, not a screenful)
         if signals.is_hangup(error, terminals):
-            signals.lead_nowhere(terminals)  # what is still to be written is tried again at exit
+            signals.redirect_to_null(terminals)  # what is still to be written is tried again at exit
             return signals.HUNG_UP
         return _say_unforeseen(error, words, debug=debug)
 
@@ -132,7 +132,7 @@ def command_of(verb: str) -> Any:
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """As it is, typer would end Ctrl-C with "Aborted." and exit code 1."""
+    """Without it, typer ends Ctrl-C with "Aborted." and exit code 1."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:

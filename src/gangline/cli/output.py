@@ -1,4 +1,4 @@
-"""The terminal: data on stdout, talk on stderr, and nothing live where nobody watches."""
+"""The terminal: data on stdout, messages on stderr, live lines only on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline.runs.registry import RunRecord
 
 
 def print_data(lines: Iterable[str]) -> None:
-    """Lines for the next program, or for people; what hosts say cannot steer a terminal."""
+    """Print lines on stdout, without control sequences from hosts."""
     for line in lines:
         sys.stdout.write(clean(line, keep_newlines=True) + "\n")
     sys.stdout.flush()
@@ -31,13 +31,21 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"schema_version": 1, **value}, indent=2) + "\n")
 
 
+def print_answer(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """The same answer for programs or for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_data(lines)
+
+
 def is_live() -> bool:
-    """Whether somebody watches stderr on a terminal that can overwrite a line."""
+    """Whether stderr is a terminal that can overwrite a line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Terminal:
-    """`app.Talk` on stderr; `quiet` shows nothing but the ticks of a live terminal."""
+    """A `Console` on stderr; `quiet` shows only the progress line of a live terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -64,7 +72,7 @@ class Terminal:
             self.report(line)
 
     def ask(self, question: str) -> str | None:
-        """What the user answers; None where nobody can: this is no terminal, or its input has ended."""
+        """The answer of the user; None without a terminal, or at the end of its input."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return None
         self.clear()
@@ -74,7 +82,7 @@ class Terminal:
         return answer.strip() if answer else None
 
     def clear(self) -> None:
-        """Take the last tick away."""
+        """Remove the progress line."""
         if self._ticking:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -90,7 +98,7 @@ def print_started(layout: RunLayout, *, follow: bool, from_start: bool = True) -
 
 
 def follow_to_the_end(view: View, *, from_start: bool = True) -> None:
-    """Follow a run until it ends, then say how it went; raises its error if it failed.
+    """Follow a run until it ends, then print a summary; raises its error if it failed.
 
     Ctrl-C leaves: the run goes on, and the exit code is 130.
     """

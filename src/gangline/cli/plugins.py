@@ -8,7 +8,7 @@ from typing import Any
 from gangline.catalog.gpu_specs import GPU_TABLES
 from gangline.checks.judge import FAMILIES
 from gangline.cli.options import AsJson
-from gangline.cli.output import Terminal, print_data, print_json
+from gangline.cli.output import Terminal, print_answer
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
 from gangline.launch.backends import BACKENDS
@@ -32,13 +32,10 @@ def command(
         terminal.progress(f"importing {plugin.value} of {plugin.package}")
         rows.append((plugin, *timed_load(TABLES[plugin.group], plugin)))
     terminal.clear()
-    if as_json:
-        print_json({"plugins": [_document(*row) for row in rows]})
-    elif rows:
-        cells = [(each.noun, each.name, f"{each.package} {each.version}", _state(s, why)) for each, s, why in rows]
-        print_data(table(("kind", "name", "package", "state"), cells))
-    else:
-        print_data([f"no plug-ins installed; the groups of entry points are {', '.join(GROUPS)}"])
+    cells = [(each.noun, each.name, f"{each.package} {each.version}", _state(s, why)) for each, s, why in rows]
+    none = [f"no plug-ins installed; the groups of entry points are {', '.join(GROUPS)}"]
+    lines = table(("kind", "name", "package", "state"), cells) if rows else none
+    print_answer({"plugins": [_document(*row) for row in rows]}, lines, as_json=as_json)
 
 
 def _state(seconds: float, fault: str) -> str:

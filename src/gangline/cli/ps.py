@@ -11,7 +11,7 @@ from gangline.context import default_home
 from gangline.control.listing import RunListing, list_runs
 from gangline.control.supervision import open_run
 from gangline.errors import NewerRecord
-from gangline.report.run_history import attempt_rows, attempt_table, read_story
+from gangline.report.run_history import attempt_rows, attempt_table, read_history
 from gangline.report.text_table import age, table
 
 
@@ -31,12 +31,12 @@ def command(
 
 def _list_attempts(prefix: str, *, as_json: bool) -> None:
     with open_run(prefix, home=default_home()) as opened:
-        story = read_story(opened.view(), kept=opened.records, keeper=opened.keeper)
+        history = read_history(opened.view(), records=opened.records, remote=opened.supervisor_host)
     if as_json:
-        print_json({"run": story.id, "phase": story.run.phase, "attempts": attempt_rows(story)})
+        print_json({"run": history.id, "phase": history.run.phase, "attempts": attempt_rows(history)})
         return
-    print_data(attempt_table(story, now=datetime.now(timezone.utc)))
-    for gap in (*story.gaps, *([story.run.silent] if story.run.silent else [])):
+    print_data(attempt_table(history, now=datetime.now(timezone.utc)))
+    for gap in (*history.gaps, *([history.run.silent] if history.run.silent else [])):
         Terminal().report(f"missing: {gap}")
 
 

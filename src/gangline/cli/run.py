@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -65,7 +65,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         cluster=cluster_file(cluster),
         resume_flag=resume_flag,
         stall_after_s=_stall_after_s(stall_after, on_stall),
-        on_stall=_action(on_stall),
+        on_stall="tell" if on_stall is None else on_stall.value,
         restarts=restarts,
     )
     console = Terminal()
@@ -92,7 +92,3 @@ def _stall_after_s(words: str, on_stall: OnStall | None) -> float | None:
             fix="gangline run --stall-after 30m -- CMD",
         )
     return after_s
-
-
-def _action(on_stall: OnStall | None) -> Literal["tell", "stop"]:
-    return "tell" if on_stall is None else on_stall.value

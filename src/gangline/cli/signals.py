@@ -1,4 +1,4 @@
-"""SIGHUP and SIGTERM as an exception, so that what a command has begun is ended and written down as after Ctrl-C."""
+"""SIGHUP and SIGTERM as an exception, so that a command cleans up as after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INTERRUPTED = 130
 HUNG_UP = 128 + signal.SIGHUP
 """Exit code after the terminal was closed."""
 
-TOLD_TO_END = (signal.SIGHUP, signal.SIGTERM)
+TERMINATION_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 
 
-class ToldToEnd(KeyboardInterrupt):
+class Terminated(KeyboardInterrupt):
     """The terminal was closed, or somebody ended the command."""
 
     def __init__(self, number: int) -> None:
@@ -27,12 +27,12 @@ class ToldToEnd(KeyboardInterrupt):
 
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
-    """What a shell would say of a command that was ended so."""
-    return interrupt.exit_code if isinstance(interrupt, ToldToEnd) else INTERRUPTED
+    """The exit code of a command that was interrupted so."""
+    return interrupt.exit_code if isinstance(interrupt, Terminated) else INTERRUPTED
 
 
 def say_interrupted() -> None:
-    """One line, if anybody still reads."""
+    """Print one line; the terminal may be closed."""
     with suppress(OSError):
         sys.stderr.write("\ninterrupted\n")
 
@@ -49,18 +49,18 @@ def is_hangup(error: Exception, before: list[int]) -> bool:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Raise ToldToEnd in here at the first SIGHUP or SIGTERM. One that was ignored (nohup) stays ignored."""
+    """Raise Terminated in here at the first SIGHUP or SIGTERM. One that was ignored (nohup) stays ignored."""
     ours = terminals()
 
     def end(number: int, _frame: FrameType | None) -> None:
-        # Terminal and shell both send SIGHUP: the second shall not interrupt what the first has us clean up.
+        # Terminal and shell both send SIGHUP: the second one must not interrupt the cleaning up.
         for each in caught:
             signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
-            lead_nowhere(ours)
-        raise ToldToEnd(number)
+            redirect_to_null(ours)
+        raise Terminated(number)
 
-    caught = [number for number in TOLD_TO_END if signal.getsignal(number) is signal.SIG_DFL]
+    caught = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in caught:
         signal.signal(number, end)
     try:
@@ -70,8 +70,8 @@ def raising() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def lead_nowhere(descriptors: list[int]) -> None:
-    """Writing to a terminal that is gone is an error, which would hide why we end."""
+def redirect_to_null(descriptors: list[int]) -> None:
+    """Point descriptors of a closed terminal at /dev/null: an error of writing would hide the cause of the end."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""`gangline stop RUN`: end a run, or the part of some hosts in it."""
+"""`gangline stop RUN`: end a run, or have some hosts leave it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gangline.report.text_table import in_words
 from gangline.runs.registry import RunRecord
 
 SILENCE_S = 30.0
-"""How long the host that keeps the run may give no answer while it is waited for."""
+"""How long the supervisor's host may be silent during the wait."""
 POLL_S = 0.2
 HINT_S = 15.0
-"""After this the user is told that it need not be waited for."""
+"""After this time the user sees that waiting is optional."""
 
 
 def command(
@@ -69,7 +69,7 @@ def command(
 
 
 def _wait_without(run: RunHandle, hosts: Sequence[str]) -> None:
-    """Until an attempt runs in which none of them takes part. One that begins for another reason is asked, too."""
+    """Wait for an attempt without these hosts. An attempt that begins for another reason gets the order, too."""
     first = run.record().state
     asked = first.attempt if first else 0
 

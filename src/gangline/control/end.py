@@ -1,4 +1,4 @@
-"""`gangline stop`: the end of a run, or of the part of some hosts in it."""
+"""`gangline stop`: end a run, or have some hosts leave it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from gangline.context import REAL, Dependencies
-from gangline.control.supervision import RunHandle, kill_without_keeper
+from gangline.control.supervision import RunHandle, kill_without_supervisor
 from gangline.control.user_command import CommandRecord
 from gangline.errors import HostKeyRefused, HostUnreachable, UsageError
 from gangline.launch.backend import LaunchRequest
@@ -23,25 +23,25 @@ def stop(run: RunHandle, *, now: bool = False, hosts: Sequence[str] = (), deps: 
     """
     if hosts:
         require_leavable(run, hosts)
-        deps.leave_run(run.records, hosts, run.keeper)
+        deps.leave_run(run.records, hosts, run.supervisor_host)
         return True
     record = run.record()
     _require_started(run, record)
     try:
-        if not _may_run(run, record, deps) and not deps.unfinished(run.records, run.keeper):
+        if not _may_run(run, record, deps) and not deps.unfinished(run.records, run.supervisor_host):
             return False
-        deps.stop_run(run.records, "kill" if now else "stop", run.keeper)
+        deps.stop_run(run.records, "kill" if now else "stop", run.supervisor_host)
     except HostKeyRefused:
         raise
     except HostUnreachable as error:
-        if not now or run.keeper is None:
+        if not now or run.supervisor_host is None:
             raise
-        kill_without_keeper(run, error, deps)
+        kill_without_supervisor(run, error, deps)
     return True
 
 
 def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps: Dependencies = REAL) -> list[str]:
-    """The orders of `stop`, host by host. Orders nothing."""
+    """The orders of `stop`, host by host. Sends nothing."""
     if hosts:
         return leave_orders(require_leavable(run, hosts), hosts)
     record = run.record()
@@ -52,13 +52,13 @@ def rehearse_stop(run: RunHandle, *, now: bool, hosts: Sequence[str] = (), deps:
 
 
 def _may_run(run: RunHandle, record: RunRecord, deps: Dependencies) -> bool:
-    """Whether the run has a supervisor, or the next attempt is about to begin, or would if it had one."""
+    """Whether anything of the run is alive, or the run is between two attempts."""
     is_between = record.state is not None and record.state.phase == "restarting"
-    return is_between or deps.is_alive(run.records, run.keeper)
+    return is_between or deps.is_alive(run.records, run.supervisor_host)
 
 
 def require_leavable(run: RunHandle, hosts: Sequence[str]) -> LaunchRequest:
-    """What runs now; raises UsageError where the run cannot go on without these hosts."""
+    """The current request; raises UsageError where the run cannot continue without these hosts."""
     name, record = run.layout.run_id, run.record()
     _require_started(run, record)
     if record.silent is not None:
@@ -88,18 +88,18 @@ def require_leavable(run: RunHandle, hosts: Sequence[str]) -> LaunchRequest:
 
 
 def started_request(run: RunHandle, record: RunRecord) -> LaunchRequest:
-    """What was started last. Who keeps the run begins attempts of its own, of which this computer has no copy."""
+    """The last request. A supervisor on another host begins attempts of which this computer has no copy."""
     last = record.state.attempt if record.state else 1
     for number in range(last, 0, -1):
         request = load_if_there(run.layout.request(number), LaunchRequest)
         if request is not None:
             return request
-        if run.keeper is None:
+        if run.supervisor_host is None:
             continue
         path = run.records.request(number)
-        with understood(run.keeper.host, f"what it has started of {run.layout.run_id}"):
+        with understood(run.supervisor_host.host, f"what it has started of {run.layout.run_id}"):
             try:
-                return decode_record(run.keeper.read(path), path, LaunchRequest, host=run.keeper.host)
+                return decode_record(run.supervisor_host.read(path), path, LaunchRequest, host=run.supervisor_host.host)
             except FileNotFoundError:
                 continue
     raise UsageError(
@@ -151,9 +151,9 @@ def _require_others(run: RunHandle, hosts: Sequence[str], known: Sequence[str]) 
             seen="no host would remain",
             fix=f"to end it: gangline stop {name}",
         )
-    if run.keeping.host in hosts:
+    if run.supervisor.host in hosts:
         raise UsageError(
-            f"{run.keeping.host} runs the supervisor of {name} and cannot leave the run",
+            f"{run.supervisor.host} runs the supervisor of {name} and cannot leave the run",
             seen=f"the supervisor of {name} runs there",
             fix=f"gangline stop {name}, then continue with the other hosts in FILE: gangline resume {name} "
             "--cluster FILE",

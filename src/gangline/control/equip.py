@@ -1,4 +1,4 @@
-"""Code and environment on every host: what its ranks run with."""
+"""Code and environment on every host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.context import Context
-from gangline.control.supervision import Keeping, ask_who_keeps, who_keeps
+from gangline.control.supervision import SupervisorRecord, choose_in_background, choose_supervisor_host
 from gangline.decide.inspect import InspectResult
 from gangline.errors import UsageError
 from gangline.inventory.facts import Inventory
@@ -24,7 +24,7 @@ from gangline.runs.job import Job
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport
 
-# Folders of our own: made before anything is written to them, and looked at then.
+# Our folders on this computer and on the hosts.
 
 
 TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 def claim_folders(home: Path, cluster: Cluster, transports: Mapping[str, Transport]) -> None:
     """Make gangline's home on this computer and the work folder of every host, for this user alone.
 
-    Raises RunFailed where one of them is somebody else's, or leads to what somebody else chose.
+    Raises RunFailed where one of them belongs to another user, or is a link of another user.
     """
     here: Transport = LocalTransport(Host(name="this computer", workdir="", python=""))
     local = [host.workdir for host in cluster.hosts if host.transport == "local"]
@@ -50,14 +50,14 @@ class Ready:
     """Every host with its Python and the folder of our code."""
     networks: Mapping[str, Mapping[str, str]]
     """Variables that name each host's network interfaces."""
-    keeping: Callable[[], Keeping]
-    """Says who looks after the run; raises RunFailed."""
+    supervisor: Callable[[], SupervisorRecord]
+    """Waits for the choice of the supervisor's host; raises RunFailed."""
 
 
 def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, ...]:
     """The packages of the plug-ins that a cluster and a job use. Raises PluginError where one is not installed.
 
-    Tells where another version is installed than the run began with.
+    Reports where another version is installed than the run began with.
     """
     versions = job.plugins if job is not None else {}
     for package, version in versions.items():
@@ -69,18 +69,18 @@ def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, 
 
 
 def claim(cluster: Cluster, context: Context) -> None:
-    """Make the folders that are written to, and be sure that they are this user's alone; raises RunFailed."""
+    """Make our folders, and verify that they belong to this user alone; raises RunFailed."""
     claim_folders(context.home, cluster, context.transports)
 
 
 def equip(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
     """Bring gangline's code, the plug-ins that the job uses, and the environment to every host that lacks them.
 
-    Environments of the user's own are compared by content; raises CheckFailed where ranks would differ.
+    Environments of the user are compared by content; raises CheckFailed where ranks would differ.
     """
     transports, tell = context.transports, context.console
     cluster = place_code(inspection.cluster, transports, packages=packages_of(inspection.cluster, job, tell), tell=tell)
-    keeping = ask_who_keeps(cluster, context)
+    supervisor = choose_in_background(cluster, context)
     cluster = place_environments(cluster, inspection.inventory, transports, home=context.home, tell=tell)
     if not cluster.is_one_machine:
         differences = compare_environments(cluster, transports)
@@ -90,21 +90,25 @@ def equip(inspection: InspectResult, context: Context, *, job: Job | None = None
                 "environments differ in packages that do not matter: "
                 f"{'; '.join(each.line for each in differences[:3])}"
             )
-    return Ready(cluster=cluster, networks=inspection.rank_variables, keeping=keeping)
+    return Ready(cluster=cluster, networks=inspection.rank_variables, supervisor=supervisor)
 
 
 def foresee(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:
-    """What `equip` would give; changes nothing."""
+    """The result that `equip` would have; changes nothing."""
     cluster = foresee_code(inspection.cluster, packages=packages_of(inspection.cluster, job, context.console))
     cluster = foresee_environments(cluster, inspection.inventory, context.transports)
-    return Ready(cluster=cluster, networks=inspection.rank_variables, keeping=lambda: who_keeps(cluster, context))
+    return Ready(
+        cluster=cluster,
+        networks=inspection.rank_variables,
+        supervisor=lambda: choose_supervisor_host(cluster, context),
+    )
 
 
-# The package that does a strategy, such as DeepSpeed: it has to be in the environment of every host before a start.
+# The package of a strategy, such as DeepSpeed, which every host's environment must have before a start.
 
 
 def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
-    """Raise UsageError, naming every host whose ranks would not find what does the plan's strategy."""
+    """Raise UsageError that names every host without the package of the plan's strategy."""
     package = plan.half.capabilities.package
     if not package:
         return
@@ -144,5 +148,5 @@ def _is_pinned(host: Host, package: str) -> bool:
 
 def _has(host: Host, inventory: Inventory, package: str) -> bool:
     facts = inventory.of(host.name)
-    # of a Python that could not be asked nothing is known, and a rank says so
+    # the packages of a Python that did not answer are unknown; a rank would fail with the reason
     return facts is None or facts.python_reason is not None or bool(facts.packages.get(package))

@@ -1,4 +1,4 @@
-"""The runs of a home as they are listed: where each stands, its last step, and the record that cannot be used."""
+"""The list of runs: the state of each, its last step, and its first damaged record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.context import REAL, Dependencies
-from gangline.control.supervision import Keeping, open_run
+from gangline.control.supervision import SupervisorRecord, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostKeyRefused, RecordError, UsageError
 from gangline.inventory.facts import Inventory
@@ -36,13 +36,13 @@ class RunListing:
 
     record: RunRecord
     last: dict[str, Any] | None
-    """The step that was written last, where it is known."""
+    """The last written step, where it is known."""
     damage: RecordError | None = None
     """The first record of it that cannot be used."""
 
 
 def list_runs(home: Path, *, deps: Dependencies = REAL) -> list[RunListing]:
-    """All runs, newest first. Hosts are asked about runs that go on, all at the same time; nobody about others."""
+    """All runs, newest first. Hosts are asked only about active runs, all at the same time."""
     layouts = [RunLayout(home, run_id) for run_id in run_ids(home)]
     with ThreadPoolExecutor(max_workers=16) as pool:
         listed = list(pool.map(lambda layout: _listed(layout, deps), layouts))
@@ -78,12 +78,12 @@ def _listed(layout: RunLayout, deps: Dependencies) -> RunListing:
 
 
 def _in_doubt(layout: RunLayout, here: RunRecord) -> RunRecord:
-    """What is believed of a run if nobody can be asked: a supervisor elsewhere is not taken for lost."""
-    return here if Keeping.load(layout).host is not None else read_record(layout)
+    """The state of a run whose hosts cannot be asked: a supervisor on another host does not count as lost."""
+    return here if SupervisorRecord.load(layout).host is not None else read_record(layout)
 
 
 def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
-    """The last step of a run that has ended, as it was read then."""
+    """The saved last step of a run that has ended."""
     if not here.ended or here.state is None:
         return None
     kept = load_if_there(layout.last_step, dict) or {}
@@ -94,7 +94,7 @@ def _remembered(layout: RunLayout, here: RunRecord) -> dict[str, Any] | None:
 OF_RUN: tuple[tuple[Callable[[RunLayout], Path], Any], ...] = (
     (lambda layout: layout.state, RunState),
     (lambda layout: layout.cluster, Cluster),
-    (lambda layout: layout.keeper, Keeping),
+    (lambda layout: layout.supervisor_record, SupervisorRecord),
     (lambda layout: layout.job, Job),
     (lambda layout: layout.command, CommandRecord),
     (lambda layout: layout.plan, Plan),
@@ -139,7 +139,7 @@ def _records(layout: RunLayout, attempt: int | None) -> Iterator[tuple[Path, Any
 
 
 def _lines(layout: RunLayout, attempt: int | None) -> Iterator[Path]:
-    """Files whose lines are read one by one: a line that is damaged is passed over."""
+    """Files of lines; a damaged line is skipped."""
     yield from (layout.metrics, layout.events)
     if attempt is not None:
         yield layout.supervisor_log(attempt)

@@ -1,4 +1,4 @@
-"""The start of an attempt: what will be started is written down, and somebody who looks after it starts it."""
+"""The start of an attempt: its records are written, then a supervisor is started, which starts the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
-from gangline.control.supervision import Keeping, RunHandle, copy_records, hand_over, seen_from_head
+from gangline.control.supervision import RunHandle, SupervisorRecord, copy_records, hand_over, seen_from_head
 from gangline.decide.decide import Decision
 from gangline.errors import CheckpointError, GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import LaunchRequest
@@ -38,14 +38,14 @@ from gangline.units import format_bytes
 def render(
     ready: Ready, gang: Gang, context: Context, *, program: Program | None = None, claim: bool = False
 ) -> LaunchRequest:
-    """Exactly what would be started; the head says which port is free there. claim: keep it, for it will be used."""
+    """The request that would be started, with a free port of the head. claim: reserve that port."""
     cluster, deps = ready.cluster, context.deps
     port = deps.free_port(cluster, context.transports[cluster.head.name], claim=claim)
     return deps.backend(cluster.backend).render(cluster, gang, port=port, networks=ready.networks, program=program)
 
 
 def worker_program(job: Job) -> Program:
-    """How our own worker is started: where a failure does not end the run, processes stand by for what follows."""
+    """The program of a job: our worker, with a warm pool where failures are followed by restarts."""
     return Program(rest_s=REST_S if job.failures.restarts else 0.0)
 
 
@@ -58,10 +58,10 @@ def start_attempt(
     program: Program | None = None,
     again: Again | None = None,
 ) -> None:
-    """Write down what will be started, and have a detached supervisor start it.
+    """Write the records of the attempt, and have a detached supervisor start it.
 
-    again: how a program of the user's own follows it by itself; for a job, that is in job.json.
-    The hosts are written down with the attempt; they become those of the run once the gang has been started.
+    again: the automatic restart of the user's own program; for a job, that is in job.json.
+    The hosts are written with the attempt; they become those of the run once the gang has been started.
     """
     cluster, number = ready.cluster, gang.attempt
     place_gang(cluster, context.transports, gang)
@@ -76,57 +76,59 @@ def start_attempt(
     if again is not None:
         documents["again"] = again.to_json()
     write_documents(layout, {f"attempts/{number}/{name}": value for name, value in documents.items()})
-    keeping = ready.keeping()
-    if keeping.why_not:
+    supervisor = ready.supervisor()
+    if supervisor.why_not:
         context.console.report(
-            f"unattended: no, the supervisor runs on this computer, which must stay on: {'; '.join(keeping.why_not)}"
+            f"unattended: no, the supervisor runs on this computer, which must stay on: {'; '.join(supervisor.why_not)}"
         )
-    elif keeping.unattended:
-        context.console.report(f"unattended: yes, {keeping.host} supervises the run; you can turn this computer off")
+    elif supervisor.unattended:
+        context.console.report(f"unattended: yes, {supervisor.host} supervises the run; you can turn this computer off")
     try:
-        if keeping.host is None:
-            keeping.save(layout)
+        if supervisor.host is None:
+            supervisor.save(layout)
             with _in_doubt(layout):
                 context.deps.spawn(layout.folder, number, context.secrets)
         else:
-            _spawn_there(layout, cluster, number, keeping, context)
+            _spawn_there(layout, cluster, number, supervisor, context)
     except RunFailed:
         state = RunState.load(layout)
         if state.phase == "failed" and state.error:
-            raise GanglineError.from_json(state.error) from None  # its own words say more
+            raise GanglineError.from_json(state.error) from None  # the error in the state says more
         raise
 
 
-def _spawn_there(layout: RunLayout, cluster: Cluster, number: int, keeping: Keeping, context: Context) -> None:
-    """Give the records to the head, as it sees the hosts, and have the supervisor come up there."""
+def _spawn_there(
+    layout: RunLayout, cluster: Cluster, number: int, supervisor: SupervisorRecord, context: Context
+) -> None:
+    """Copy the records to the head, with the hosts as seen from there, and start the supervisor there."""
     head = cluster.head
-    keeper, there = context.transports[head.name], host_layout(head, layout.run_id)
+    remote, there = context.transports[head.name], host_layout(head, layout.run_id)
     seen = seen_from_head(cluster).to_json()
     documents = {layout.cluster: seen, layout.attempt_cluster(number): seen}
     # the plan: not of a command of the user's own
     copied = (layout.gang(number), layout.networks(number), layout.again(number), layout.plan)
     documents |= _documents(copied)
-    hand_over(layout, there, keeper, attempt=number, documents={**_earlier(layout, number), **documents})
-    with _kept_by(layout, cluster, keeping):
+    hand_over(layout, there, remote, attempt=number, documents={**_earlier(layout, number), **documents})
+    with _supervised_by(layout, cluster, supervisor):
         try:
             with _in_doubt(layout):
-                context.deps.spawn_there(head, keeper, there, number, context.secrets)
+                context.deps.spawn_there(head, remote, there, number, context.secrets)
         except HostUnreachable:
             raise
         except GanglineError:
             with contextlib.suppress(GanglineError):
-                copy_records(layout, there, keeper)  # its own words say more
+                copy_records(layout, there, remote)  # the error in the state says more
             raise
     try:
-        copy_records(layout, there, keeper)
-    except GanglineError:  # it runs, and is asked again by who follows it
+        copy_records(layout, there, remote)
+    except GanglineError:  # it runs, and its records are copied at the next look
         _believe_running(layout)
 
 
 @contextlib.contextmanager
 def _in_doubt(layout: RunLayout) -> Iterator[None]:
-    """Around the start of a supervisor. If it is broken off, nobody here knows whether it has come up: from now on it
-    counts what the supervisor says, or that there is none. Who shows another key has heard nothing.
+    """Around the start of a supervisor: if the connection breaks, it may or may not have started, so the run counts as
+    running until the supervisor is asked. A host with another key has received nothing.
     """
     try:
         yield
@@ -148,18 +150,18 @@ def _in_doubt(layout: RunLayout) -> Iterator[None]:
 
 
 def _believe_running(layout: RunLayout) -> None:
-    """Until its supervisor is asked; where there is none, the run counts as lost."""
+    """The run counts as running until its supervisor is asked; without one it is lost."""
     state = RunState.load(layout)
     if state.phase == "preparing":
         replace(state, phase="running").save(layout)
 
 
 @contextlib.contextmanager
-def _kept_by(layout: RunLayout, cluster: Cluster, keeping: Keeping) -> Iterator[None]:
-    """Write down who keeps the run, and which hosts are meant; if it does not come up there, all is as it was."""
-    before = Keeping.load(layout), layout.cluster.read_bytes()
+def _supervised_by(layout: RunLayout, cluster: Cluster, supervisor: SupervisorRecord) -> Iterator[None]:
+    """Write the supervisor's host and the hosts of the run; if it does not start there, restore both."""
+    before = SupervisorRecord.load(layout), layout.cluster.read_bytes()
     write_documents(layout, {"cluster": cluster.to_json()})
-    keeping.save(layout)
+    supervisor.save(layout)
     try:
         yield
     except BaseException as error:
@@ -177,7 +179,7 @@ def _documents(paths: Iterable[Path]) -> dict[Path, dict[str, Any]]:
 
 
 def _earlier(layout: RunLayout, number: int) -> dict[Path, dict[str, Any]]:
-    """What earlier attempts have left unfinished is finished by the host that keeps the run now."""
+    """Records of earlier attempts, whose leftovers the new supervisor's host ends."""
     found: dict[Path, dict[str, Any]] = {}
     for each in range(1, number):
         cluster = load_if_there(layout.attempt_cluster(each), Cluster)
@@ -188,26 +190,26 @@ def _earlier(layout: RunLayout, number: int) -> dict[Path, dict[str, Any]]:
     return found
 
 
-# What is written down and brought to the hosts before anything starts.
+# The records and inputs that are written to the hosts before the start.
 
 
 @contextlib.contextmanager
 def preparing(layout: RunLayout, state: RunState, *, before: RunState | None = None) -> Iterator[None]:
-    """Keep state.json true while the run is prepared. What ends that is written down before it is raised; a run that
-    only failed to be resumed stays what it was `before`.
+    """Keep state.json up to date while the run is prepared. An error is written before it is raised; after a failed
+    resume the state is what it was `before`.
     """
     state.save(layout)
     try:
         yield
     except BaseException as error:
-        if RunState.load(layout).phase == "preparing":  # else its supervisor has said how it ended
+        if RunState.load(layout).phase == "preparing":  # otherwise its supervisor has written how it ended
             (before or _unprepared(state, error)).save(layout)
         raise
 
 
 @contextlib.contextmanager
 def report_if_startable(layout: RunLayout, console: Console) -> Iterator[None]:
-    """Say which run is kept if it could not be started, and how it can be."""
+    """Report a run that could not be started, and how to resume it."""
     try:
         yield
     except BaseException:
@@ -221,7 +223,7 @@ ENDED = {"failed": "has failed", "stopped": "was stopped"}
 
 
 def _kept(name: str, phase: str) -> str:
-    if phase in {"running", "stopping", "finished", "lost"}:  # it was broken off while its supervisor came up
+    if phase in {"running", "stopping", "finished", "lost"}:  # the start was interrupted while its supervisor came up
         return (
             f"{name} may be running. Check: gangline ps. Follow: gangline attach {name}. Stop: gangline stop {name}. "
             f"If it is lost: gangline resume {name}"
@@ -242,10 +244,10 @@ def _unprepared(state: RunState, error: BaseException) -> RunState:
 def bring_inputs(
     layout: RunLayout, decision: Decision, ready: Ready, context: Context, *, before: Inputs | None = None
 ) -> tuple[Plan, Ready]:
-    """Bring the job and what it reads to the hosts, tokenised once, on the head; the plan now that samples are counted,
-    and the hosts, which see what is read.
+    """Copy the job, model and data to the hosts, and tokenise once, on the head; the plan with the counted samples, and
+    the hosts with the folders that they read.
 
-    before: what the run has read so far, which it must go on to read.
+    before: the inputs of earlier attempts, which must be the same.
     """
     run_id, cluster, console = layout.run_id, ready.cluster, context.console
     reads = bring_reads(decision.job, cluster, context.transports, home=context.home, tell=console)
@@ -284,7 +286,7 @@ def _settled(layout: RunLayout, decision: Decision, inputs: Inputs, console: Con
 
 
 def inputs_before(layout: RunLayout) -> Inputs | None:
-    """What the run has read so far; None where it failed before its data was tokenised."""
+    """The inputs of earlier attempts; None where the run failed before its data was tokenised."""
     return load_if_there(layout.inputs, Inputs.from_json)
 
 
@@ -295,11 +297,11 @@ def _tokenising(record: dict[str, Any]) -> str:
     return f"tokenising: {100 * done // total} % of {format_bytes(total)}, {record.get('rows', 0)} rows"
 
 
-# What `resume` needs: a run that has ended, and the checkpoint to go on from.
+# `resume`: a run that has ended, and its checkpoints.
 
 
 def resumable(run: RunHandle, deps: Dependencies) -> RunState:
-    """The state of a run that has ended and can go on; raises UsageError or CheckpointError for any other."""
+    """The state of a run that can be resumed; raises UsageError or CheckpointError for any other."""
     layout = run.layout
     name, record = layout.run_id, run.record()
     if record.silent is not None:
@@ -315,7 +317,7 @@ def resumable(run: RunHandle, deps: Dependencies) -> RunState:
         raise CheckpointError(
             f"{name} cannot be resumed", seen=f"{layout.state}: {error}", fix="start a new run: gangline train"
         ) from error
-    if record.phase == "preparing" or deps.is_alive(run.records, run.keeper):
+    if record.phase == "preparing" or deps.is_alive(run.records, run.supervisor_host):
         raise UsageError(
             f"{name} is running",
             seen=f"expected a run that has ended, found one that is {state.phase}",
@@ -355,7 +357,7 @@ def places_of(run: RunHandle, ready: Ready, context: Context) -> dict[str, Check
 
 
 def carry_on(run: RunHandle, ready: Ready, context: Context) -> None:
-    """Bring what the old head wrote of the run to the new one."""
+    """Copy metrics, events and curves from the old head to the new one."""
     before, now = run.cluster.head, ready.cluster.head
     old = spot_on(before, run.transports, before.workdir)
     if not carry_history(old, spot_on(now, context.transports, now.workdir), run.layout.run_id):
@@ -363,12 +365,12 @@ def carry_on(run: RunHandle, ready: Ready, context: Context) -> None:
 
 
 def _spot(host: Host) -> tuple[str, ...]:
-    """What is the same for two hosts that have one folder: equal paths of two machines are two places."""
+    """A key that is equal for two hosts with the same folder on the same machine."""
     return (host.workdir,) if host.transport == "local" else (host.workdir, host.ssh or host.name, str(host.ssh_port))
 
 
 def choose_checkpoint(places: dict[str, CheckpointHost], run_id: str, *, console: Console) -> CheckpointChoice:
-    """The checkpoint to go on from; what was passed over is told with the reason."""
+    """The checkpoint to resume from; reports the ones that were rejected, with the reason."""
     console.progress("looking for checkpoints")
     choice = find_checkpoint(places, run_id)
     for rejection in choice.rejected:

@@ -1,7 +1,7 @@
-"""Who keeps the records of a run: this computer, or the head that looks after it while this computer is away.
+"""The host of a run's supervisor: this computer, or the head, which needs no other computer.
 
-Where the head keeps them, this computer has a copy of what people ask for (state.json and what each attempt said),
-renewed whenever the head answers.
+The records of a run lie where its supervisor runs. Where that is the head, this computer has a copy of state.json and
+of what each attempt wrote, and renews it whenever the head answers.
 """
 
 from __future__ import annotations
@@ -39,86 +39,87 @@ from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import Transport
 
 REVIVED_S = 75.0
-"""After so long the host agent beside a supervisor that is gone has started another one: it looks once a second, and
-waits a minute at the most where several have died one after the other (gangline.agent.supervise.detach)."""
+"""The host agent beside a dead supervisor has started another one by then: it looks once a second, and waits a minute
+at most where several have died one after the other (gangline.agent.supervise.detach)."""
 ATTEMPT_FILES: tuple[tuple[Callable[[RunLayout, int], Path], Any], ...] = (
     (RunLayout.outcome, AttemptOutcome),
     (RunLayout.board, checked_board),
 )
-"""What the supervisor writes of an attempt, and people want to see here; and what raises for anything else.
+"""The records of an attempt that the supervisor writes and this computer shows, each with its reader.
 
-What was started (request.json) this computer wrote itself: `kill_without_keeper` has hosts do what stands there, so
-nobody else may say it.
+request.json is not among them: this computer wrote it, and `kill_without_supervisor` executes it on hosts, so no other
+host may replace it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """keeper.json: who looks after the run, and why not the head if it is not."""
+class SupervisorRecord:
+    """keeper.json: the host of the supervisor, and the reasons if that is not the head."""
 
     host: str | None = None
-    """The host whose supervisor looks after the run; None: this computer."""
+    """None: this computer."""
     why_not: tuple[str, ...] = ()
-    """Why the head does not: then nobody looks after the run while this computer is away."""
+    """Why the supervisor is not on the head; then this computer must stay on."""
 
     @property
     def unattended(self) -> bool:
-        """Whether somebody looks after the run while this computer is away."""
+        """Whether the run is supervised while this computer is off."""
         return self.host is not None
 
     def save(self, layout: RunLayout) -> None:
         """Write keeper.json."""
-        write_record(layout.keeper, {"host": self.host, "why_not": list(self.why_not)})
+        write_record(layout.supervisor_record, {"host": self.host, "why_not": list(self.why_not)})
 
     @staticmethod
-    def load(layout: RunLayout) -> Keeping:
-        """Read keeper.json; a run without one is kept here."""
-        return load_if_there(layout.keeper, Keeping) or Keeping()
+    def load(layout: RunLayout) -> SupervisorRecord:
+        """Read keeper.json; without one the supervisor is here."""
+        return load_if_there(layout.supervisor_record, SupervisorRecord) or SupervisorRecord()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHandle:
-    """A run that exists already, and the ways to its hosts."""
+    """A run that exists already, with the transports to its hosts."""
 
     layout: RunLayout
     """This computer's records of it."""
     cluster: Cluster
     transports: Transports
-    keeping: Keeping
+    supervisor: SupervisorRecord
 
     @property
-    def keeper(self) -> Transport | None:
-        """The way to the host that keeps the records; None: this computer keeps them."""
-        return None if self.keeping.host is None else self.transports[self.keeping.host]
+    def supervisor_host(self) -> Transport | None:
+        """The transport to the supervisor's host; None: that is this computer."""
+        return None if self.supervisor.host is None else self.transports[self.supervisor.host]
 
     @property
     def records(self) -> RunLayout:
-        """Where the records lie, on the host that keeps them."""
-        if self.keeping.host is None:
+        """Where the records lie, on the supervisor's host."""
+        if self.supervisor.host is None:
             return self.layout
-        return host_layout(self.cluster.host(self.keeping.host), self.layout.run_id)
+        return host_layout(self.cluster.host(self.supervisor.host), self.layout.run_id)
 
     def record(self) -> RunRecord:
-        """Where the run stands now; where its keeper does not answer, what was last heard, and that it is old.
+        """The state of the run now; where the supervisor's host does not answer, the last known one, marked as such.
 
-        Raises HostKeyRefused where somebody else answers in its place.
+        Raises HostKeyRefused where another host answers in its place.
         """
-        keeper = self.keeper
-        if keeper is None or _is_prepared_here(self.layout):
+        remote = self.supervisor_host
+        if remote is None or _is_prepared_here(self.layout):
             return read_record(self.layout)
         try:
-            copy_records(self.layout, self.records, keeper)
-            return read_record(self.layout, is_alive=lambda process: self._runs_there(keeper, process))
+            copy_records(self.layout, self.records, remote)
+            return read_record(self.layout, is_alive=lambda process: self._runs_there(remote, process))
         except HostKeyRefused:
             raise
         except HostUnreachable as error:
             last = read_record(self.layout, is_alive=lambda _process: True)
-            return last if last.ended else replace(last, silent=f"{self.keeping.host}: {error.what}")
+            return last if last.ended else replace(last, silent=f"{self.supervisor.host}: {error.what}")
 
-    def _runs_there(self, keeper: Transport, process: ProcessId) -> bool:
-        if runs_there(keeper, process):
+    def _runs_there(self, remote: Transport, process: ProcessId) -> bool:
+        if runs_there(remote, process):
             return True
-        copy_records(self.layout, self.records, keeper)  # it may have written the end and left since we read it
+        # the supervisor may have written the end and exited since we read the state
+        copy_records(self.layout, self.records, remote)
         return False
 
     def view(self) -> View:
@@ -130,7 +131,7 @@ class RunHandle:
             head_layout=head_layout,
             read=self.record,
             head_of=self._head_of,
-            patience_s=REVIVED_S if self.keeping.unattended else 0.0,
+            patience_s=REVIVED_S if self.supervisor.unattended else 0.0,
         )
 
     def _head(self, cluster: Cluster) -> tuple[Transport, RunLayout]:
@@ -150,26 +151,26 @@ def open_run(prefix: str, *, home: Path, deps: Dependencies = REAL) -> Iterator[
     layout = find_run(home, prefix)
     cluster = read_cluster(layout)
     with reach(cluster, deps) as transports:
-        yield RunHandle(layout=layout, cluster=cluster, transports=transports, keeping=Keeping.load(layout))
+        yield RunHandle(layout=layout, cluster=cluster, transports=transports, supervisor=SupervisorRecord.load(layout))
 
 
-def kill_without_keeper(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
-    """Order every host agent that answers to end its ranks, though who keeps the run does not answer; then say so."""
+def kill_without_supervisor(run: RunHandle, error: HostUnreachable, deps: Dependencies) -> NoReturn:
+    """Order every host agent that answers to end its ranks, without the supervisor's host; raises its silence."""
     state = RunState.load(run.layout)
     request = _request_here(run.layout, state.attempt)
     # above the epoch of the supervisor there, which is refused from now on if it still lives
     missed = deps.backend(request.backend).stop(request, run.transports, now=True, epoch=state.epoch + 1)
     told = [name for name in request.names if name not in missed]
     raise HostUnreachable(
-        f"{run.keeping.host}, which keeps {run.layout.run_id}, does not answer",
+        f"{run.supervisor.host}, which supervises {run.layout.run_id}, does not answer",
         seen=f"{error.what}; ordered to end at once: {', '.join(told) or 'nobody'}; not reached: {', '.join(missed)}",
         fix=f"when the host is back, clean it up: gangline stop {run.layout.run_id}",
     )
 
 
 def _request_here(layout: RunLayout, attempt: int) -> LaunchRequest:
-    """What was started in an attempt. Where the keeper began it by itself, the last that this computer has started, in
-    the folders of that attempt.
+    """The request of an attempt. Where the supervisor began that attempt: the last request that this computer wrote,
+    with the folders of that attempt.
     """
     numbers = range(attempt, 0, -1)
     own = next((each for each in numbers if layout.request(each).exists()), attempt)
@@ -182,37 +183,36 @@ def _request_here(layout: RunLayout, attempt: int) -> LaunchRequest:
     return request if own == attempt else replace(request, attempt=attempt, hosts=tuple(moved))
 
 
-def copy_records(here: RunLayout, there: RunLayout, keeper: Transport) -> None:
-    """Renew this computer's copy; what the keeper does not have is left as it is. Raises HostUnreachable, and
-    GanglineError for what is no state of a run, no board and no outcome.
+def copy_records(here: RunLayout, there: RunLayout, remote: Transport) -> None:
+    """Renew this computer's copy; records that the supervisor's host does not have stay as they are.
+
+    Raises HostUnreachable, and GanglineError for a damaged state, board or outcome.
     """
-    state = _read(keeper, there.state)
+    state = _read(remote, there.state)
     if state is None:
         return
-    with understood(keeper.host, f"where {here.run_id} stands"):
-        said = decode_record(state, there.state, RunState, host=keeper.host)
+    with understood(remote.host, f"where {here.run_id} stands"):
+        said = decode_record(state, there.state, RunState, host=remote.host)
     number = said.attempt
     if said.phase == "preparing" or number < _attempt_here(here):
-        return  # what was handed over, or is about to be: this computer knows more
+        return  # it was handed over, or is about to be: the records here are newer
     write_atomic(here.state, state)
     here.attempt(number).mkdir(mode=0o700, parents=True, exist_ok=True)
     for path, kind in ATTEMPT_FILES:
-        if (data := _read(keeper, path(there, number))) is not None:
-            with understood(keeper.host, f"{path(there, number).name} of {here.run_id}"):
-                decode_record(data, path(there, number), kind, host=keeper.host)
+        if (data := _read(remote, path(there, number))) is not None:
+            with understood(remote.host, f"{path(there, number).name} of {here.run_id}"):
+                decode_record(data, path(there, number), kind, host=remote.host)
             write_atomic(path(here, number), data)
     if said.phase in {"finished", "stopped", "failed"}:
-        _copy_if_read(here.comparison, there.comparison, keeper, kind=Comparison)
-        _copy_if_read(here.times(number), there.times(number), keeper, kind=TimeReport)
+        _copy_if_read(here.comparison, there.comparison, remote, kind=Comparison)
+        _copy_if_read(here.times(number), there.times(number), remote, kind=TimeReport)
 
 
-def _copy_if_read(here: Path, there: Path, keeper: Transport, *, kind: type[object]) -> None:
-    """What is written just before the run has ended. One that cannot be read, of another version perhaps, hides nothing
-    else: then there is none here.
-    """
-    if (data := _read(keeper, there)) is not None:
+def _copy_if_read(here: Path, there: Path, remote: Transport, *, kind: type[object]) -> None:
+    """Copy a record that is written just before the run ends. One of another version, say, is left out."""
+    if (data := _read(remote, there)) is not None:
         with contextlib.suppress(*NONSENSE):
-            decode_record(data, there, kind, host=keeper.host)
+            decode_record(data, there, kind, host=remote.host)
             write_atomic(here, data)
 
 
@@ -224,28 +224,28 @@ def _attempt_here(here: RunLayout) -> int:
 
 
 def hand_over(
-    here: RunLayout, there: RunLayout, keeper: Transport, *, attempt: int, documents: Mapping[Path, dict[str, Any]]
+    here: RunLayout, there: RunLayout, remote: Transport, *, attempt: int, documents: Mapping[Path, dict[str, Any]]
 ) -> None:
-    """Give the records of an attempt to the host that will look after it. documents: path on this computer -> keys."""
+    """Copy the records of an attempt to the host of its supervisor. documents: path on this computer -> keys."""
     for path in (here.state, here.request(attempt)):
-        keeper.write(there.folder / path.relative_to(here.folder), read_regular(path))
+        remote.write(there.folder / path.relative_to(here.folder), read_regular(path))
     for path, value in documents.items():
         target = there.folder / path.relative_to(here.folder)
-        keeper.write(target, encode_record(value, target))
+        remote.write(target, encode_record(value, target))
 
 
-def runs_there(keeper: Transport, process: ProcessId) -> bool:
-    """Whether that very process runs on the keeper's host."""
+def runs_there(remote: Transport, process: ProcessId) -> bool:
+    """Whether that very process runs on the supervisor's host."""
     try:
-        stat = keeper.read(PurePath(f"/proc/{process.pid}/stat"), limit=4096)
+        stat = remote.read(PurePath(f"/proc/{process.pid}/stat"), limit=4096)
     except FileNotFoundError:
         return False
-    with understood(keeper.host, f"whether process {process.pid} runs"):
+    with understood(remote.host, f"whether process {process.pid} runs"):
         return bool(stat) and parse_stat(process.pid, stat) == process
 
 
 def _is_prepared_here(layout: RunLayout) -> bool:
-    """Whether a command on this computer prepares an attempt right now: then this computer knows best."""
+    """Whether a command on this computer prepares an attempt now: then the records here are the newest."""
     record = read_record(layout)
     return record.phase == "preparing"
 
@@ -257,36 +257,36 @@ def _read(transport: Transport, path: PurePath) -> bytes | None:
         return None
 
 
-# Who looks after a run: its head, if it can go on without this computer, else this computer.
+# The host of the supervisor: the head, if it can continue without this computer, otherwise this computer.
 
 
-def ask_who_keeps(cluster: Cluster, context: Context) -> Callable[[], Keeping]:
-    """Ask while other things are done, for it takes as long as they do; what gives the answer, or raises RunFailed."""
+def choose_in_background(cluster: Cluster, context: Context) -> Callable[[], SupervisorRecord]:
+    """Ask in the background; returns a function that waits for the answer, or raises RunFailed."""
     if cluster.head.transport == "local":
-        return Keeping
+        return SupervisorRecord
     pool = ThreadPoolExecutor(max_workers=1)
-    answer = pool.submit(who_keeps, cluster, context)
+    answer = pool.submit(choose_supervisor_host, cluster, context)
     pool.shutdown(wait=False)
     return answer.result
 
 
-def who_keeps(cluster: Cluster, context: Context) -> Keeping:
-    """The head looks after the run if it can go on without this computer; else this computer does, and says so."""
+def choose_supervisor_host(cluster: Cluster, context: Context) -> SupervisorRecord:
+    """The head if it can continue without this computer; otherwise this computer, with the reasons."""
     head = cluster.head
     if head.transport == "local":
-        return Keeping()
+        return SupervisorRecord()
     if cluster.supervisor == "here":
-        return Keeping(why_not=("the cluster file says `supervisor: here`",))
+        return SupervisorRecord(why_not=("the cluster file says `supervisor: here`",))
     reasons = _why_not(cluster, context)
     if reasons and cluster.supervisor == "head":
         raise RunFailed(
-            f"{head.name} cannot look after the run",
+            f"{head.name} cannot supervise the run",
             seen="; ".join(reasons),
             fix="put that right, or write `supervisor: auto` in the cluster file",
         )
     if reasons:
-        return Keeping(why_not=(f"{head.name} says: {'; '.join(reasons)}",))
-    return Keeping(host=head.name)
+        return SupervisorRecord(why_not=(f"{head.name} says: {'; '.join(reasons)}",))
+    return SupervisorRecord(host=head.name)
 
 
 def _why_not(cluster: Cluster, context: Context) -> list[str]:
@@ -310,19 +310,23 @@ def _from_elsewhere(host: Host) -> Host:
     return dataclasses.replace(host, ssh=f"{found.user}@{host.address}", ssh_port=found.port)
 
 
-# `gangline attach`: a run that goes on though its supervisor is gone gets another one.
+# `gangline attach`: a run whose supervisor died gets a new one.
 
 
-def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -> bool:
-    """Start a supervisor for a run that this computer keeps and nobody looks after; whether one was started.
+def supervise_again(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -> bool:
+    """Start a supervisor for a run of this computer that has lost its own; whether one was started.
 
-    It takes the attempt over as it runs, and starts nothing of it again. A run of which nothing runs any more is left
-    as it is: to go on with it is for `resume`. Where the head keeps the run, a host agent there starts another one.
-    Raises RunFailed where none comes up.
+    It takes over the attempt that runs and starts no rank. A run without processes is left to `resume`. Where the head
+    supervises the run, a host agent there starts the new supervisor. Raises RunFailed where none comes up.
     """
     record = run.record()
     record.require_state()
-    if run.keeper is not None or not record.lost or record.state is None or not deps.is_alive(run.layout, None):
+    if (
+        run.supervisor_host is not None
+        or not record.lost
+        or record.state is None
+        or not deps.is_alive(run.layout, None)
+    ):
         return False
     context = Context(transports=dict(run.transports), home=run.layout.root, console=console, deps=deps)
     try:
@@ -330,6 +334,6 @@ def look_after(run: RunHandle, *, console: Console, deps: Dependencies = REAL) -
     except RunFailed:
         if run.record().lost:
             raise
-        return False  # somebody else's came first
+        return False  # another command was first
     console.report(f"{run.layout.run_id} had lost its supervisor; a new one supervises it now")
     return True

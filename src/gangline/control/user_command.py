@@ -1,4 +1,4 @@
-"""A run of the user's own command: what is written down of it, and its gang."""
+"""A run of the user's own command: its record and its gang."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ STALL_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What the user asked to be run on every host."""
+    """The request of `gangline run`."""
 
     home: Path
     words: tuple[str, ...]
     folder: Path
-    """What is copied to every host, and where the command runs."""
+    """Copied to every host; the command runs in it."""
     cluster: Path | None = None
     resume_flag: str | None = None
-    """Words added when it is started again."""
+    """Options that are appended on a restart."""
     stall_after_s: float | None = STALL_AFTER_S
     """How long no rank has printed anything when the run counts as stalled; None: it never does."""
     on_stall: Literal["tell", "stop"] = "tell"
     restarts: int = 0
-    """How often it is started again by itself after a failure."""
+    """Maximum number of automatic restarts after a failure."""
 
     @property
     def name(self) -> str:
-        """What the run is called: the script."""
+        """The name of the run: the script."""
         script = next((word for word in self.words if word.endswith(".py")), self.words[0])
         return PurePath(script).stem
 
@@ -54,17 +54,17 @@ class CommandRecord(Record):
 
     words: tuple[str, ...]
     resume_words: tuple[str, ...] | None
-    """What to add when it is started again; None: it cannot be."""
+    """Options that are appended on a restart; None: it cannot be restarted."""
     folder: str
-    """Where it came from, on this computer."""
+    """The folder on this computer."""
     project: dict[str, Any]
-    """What was copied: commit, whether it was changed, the hash of all files."""
+    """The copied folder: commit, whether it was changed, hash of all files."""
     stall_after_s: float | None = STALL_AFTER_S
     """How long no rank has printed anything when the run counts as stalled; None: it never does."""
     on_stall: Literal["tell", "stop"] = "tell"
-    """What is done then: it is said, or the run is ended as failed."""
+    """tell: report it. stop: end the run as failed."""
     restarts: int = 0
-    """How often it is started again by itself after a failure, by each `run` or `resume`."""
+    """Maximum number of automatic restarts after a failure, for each `run` or `resume`."""
 
     def words_of(self, attempt: int) -> tuple[str, ...]:
         """The command of one attempt."""
@@ -72,7 +72,7 @@ class CommandRecord(Record):
 
     @property
     def stall(self) -> StallWatch | None:
-        """What is done once no rank prints any more."""
+        """The reaction to ranks without output."""
         if self.stall_after_s is None:
             return None
         can_resume = self.resume_words is not None
@@ -85,7 +85,7 @@ class CommandRecord(Record):
 
 
 def draft(order: Command) -> CommandRecord:
-    """What is known of it before anything is copied; raises UsageError for words that cannot be a rank's program."""
+    """The record before the folder is copied; raises UsageError for a command that cannot be a rank's program."""
     require_runnable(order.words)
     flag = order.resume_flag
     return CommandRecord(
@@ -113,9 +113,9 @@ def _split(flag: str) -> tuple[str, ...]:
 def start_command(layout: RunLayout, record: CommandRecord, ready: Ready, number: int, context: Context) -> None:
     """Bring the user's folder to every host, verify it there byte for byte, and start the command in a copy of it.
 
-    Every run has its own, which stays the same from attempt to attempt: what the command wrote there is found again.
+    Every run has a copy of its own for all attempts, so the command finds the files that it wrote there before.
     """
-    write_documents(layout, {"command": record.to_json()})  # whatever comes: it can be resumed
+    write_documents(layout, {"command": record.to_json()})  # first, so that the run can be resumed after any error
     project = place_project(Path(record.folder), ready.cluster, context.transports, tell=context.console)
     record = dataclasses.replace(record, project=project.to_json())
     write_documents(layout, {"command": record.to_json()})
@@ -132,13 +132,13 @@ def foresee_project_of(record: CommandRecord, *, console: Console) -> CommandRec
 
 
 def program_of(record: CommandRecord, gang: Gang) -> Program:
-    """What every rank of an attempt runs, and where: in the run's own folder, below the work folder of its host."""
+    """The program of every rank of an attempt; it runs in the run's copy of the folder."""
     folder = RunLayout(Path(), gang.run_id).project
     return Program(kind="command", argv=record.words_of(gang.attempt), cwd=str(folder), stall=record.stall)
 
 
 def again_of(record: CommandRecord, gang: Gang) -> Again | None:
-    """How it is started by itself after this attempt; None: it is not."""
+    """The automatic restart after this attempt; None: there is none."""
     if not record.restarts:
         return None
     following = dataclasses.replace(gang, attempt=gang.attempt + 1)
@@ -146,7 +146,7 @@ def again_of(record: CommandRecord, gang: Gang) -> Again | None:
 
 
 def require_resumable(run_id: str, record: CommandRecord) -> None:
-    """Only the user's script knows how it goes on; raises UsageError where nobody said with which words."""
+    """Raise UsageError for a run without --resume-flag: only the user's script knows how it resumes."""
     if record.resume_words is None:
         raise UsageError(
             f"{run_id} runs your own command, and nothing tells gangline how to resume it",
@@ -156,7 +156,7 @@ def require_resumable(run_id: str, record: CommandRecord) -> None:
 
 
 def require_job(layout: RunLayout) -> None:
-    """Raise UsageError for a run of the user's own command, of which gangline has no model and no figures."""
+    """Raise UsageError for a run of the user's own command, whose model and metrics gangline does not know."""
     if (record := CommandRecord.of(layout)) is not None:
         raise UsageError(
             f"{layout.run_id} runs your own command, and only that command knows where its model and metrics are",
@@ -166,7 +166,7 @@ def require_job(layout: RunLayout) -> None:
 
 
 def command_gang(cluster: Cluster, run_id: str, attempt: int) -> Gang:
-    """One rank for every slot; what they do is theirs."""
+    """One rank for every slot, without shares of work."""
     ranks = tuple(
         GangRank(host=host.name, share=0, device=index) for host in cluster.hosts for index in range(host.slots)
     )

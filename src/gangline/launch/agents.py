@@ -1,7 +1,7 @@
-"""Host agents: one per host, each owns the ranks there. All that backends share that work by them.
+"""Host agents: one per host, each owns the ranks there. The base of all backends that use them.
 
-A backend adds how the agents come to their hosts (`AgentBackend.start_agents`). From then on they are followed and
-ordered by files that the transports carry, whoever started them.
+A backend adds how the agents are started (`AgentBackend.start_agents`). From then on polls and orders are files that
+the transports carry, however the agents were started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed, UsageError
 from gangline.launch.backend import HostRequest, HostStatus, JobLauncher, LaunchRequest, Leftover, Networks, Promises
-from gangline.launch.poll import Looks, look
+from gangline.launch.poll import HostPoller, look
 from gangline.launch.program import WORKER, Program
 from gangline.launch.render import render
 from gangline.runs.cluster import Cluster
@@ -53,38 +53,38 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 30.0
 MARGIN_S = 30.0
-"""How much later than its command a host counts as not answering: connecting takes time, too."""
+"""Added to the time limit of a command before its host counts as silent: connecting takes time, too."""
 PAUSE_S = 0.05
 UNUSABLE = (GanglineError, OSError, *NONSENSE)
-"""No answer of a host, or one that cannot be understood."""
+"""Errors of a host that does not answer, or answers nonsense."""
 
 ORDERS = {(False, False): "stop", (True, False): "kill", (False, True): "yield", (True, True): "break"}
-"""(at once, rest afterwards) -> the order to host agents (gangline.agent.supervise.part)."""
+"""(now, resting) -> the order to host agents (gangline.agent.supervise.part)."""
 
 UNSAID = {
     "what": "the gangline agent did not start",
     "seen": "expected a running agent that holds the host's slots",
     "fix": "put that right on this host, then start again; gangline check looks at its disk and its slots",
 }
-"""The parts of the error that a host agent leaves empty."""
+"""Defaults for the parts of a host agent's error."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
-class Begun:
-    """How far a start has come."""
+class Started:
+    """The progress of a start."""
 
     hosts: list[str] = field(default_factory=list)
     """Hosts on which something may have been started."""
     silent: set[str] = field(default_factory=set)
-    """Hosts among them that have just been waited for in vain."""
+    """Hosts among them that did not answer in time."""
 
 
 class AgentBackend:
-    """What every backend does whose hosts each run one host agent.
+    """The base of backends with one host agent per host.
 
-    num_cpus: cores of this computer, dealt to the ranks if all hosts are on it.
+    num_cpus: cores of this computer, divided among the ranks if all hosts are on it.
     """
 
     name: ClassVar[str]
@@ -92,7 +92,7 @@ class AgentBackend:
 
     def __init__(self, *, num_cpus: int | None = None) -> None:
         self._num_cpus = num_cpus if num_cpus is not None else os.cpu_count()
-        self._looks = Looks()
+        self._poller = HostPoller()
 
     def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
         """See `Backend.hosts`: those of the cluster file."""
@@ -131,7 +131,7 @@ class AgentBackend:
         """See `Backend.start`."""
         request.require_whole()
         asked = {"epoch": epoch, "secrets": dict(secrets or {})}
-        begun = Begun()
+        begun = Started()
         try:
             self.start_agents(request, transports, asked, begun)
         except BaseException as error:  # all or nothing
@@ -142,32 +142,32 @@ class AgentBackend:
             raise
 
     def start_agents(
-        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
     ) -> None:
-        """Have every host's agent stand, or raise. asked: what each reads from stdin beside its part. Notes in `begun`
-        where something was started.
+        """Start every host's agent, or raise. asked: what each reads from stdin beside its part. Writes into `begun`
+        the hosts where something was started.
         """
         raise NotImplementedError
 
     def withdraw(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
-        """After a start that failed: see to it that no more agents come up."""
+        """After a failed start: prevent further agents from starting."""
 
-    def all_stand(self, request: LaunchRequest, begun: Begun, start: Callable[[HostRequest], None]) -> None:
-        """Have `start` start the agents of these hosts, all at once; raises what went wrong, as one error."""
+    def start_all(self, request: LaunchRequest, begun: Started, start: Callable[[HostRequest], None]) -> None:
+        """Start the agents of these hosts, all at once; raises all problems as one error."""
         begun.hosts += request.names
         if problems := _problems(on_each(request, start, START_TIMEOUT_S)):
             begun.silent |= {host for host, problem in problems.items() if _is_silence(problem)}
             for part in request.on(begun.silent).hosts:
-                self._looks.lost(part)
+                self._poller.lost(part)
             raise _as_one(problems)
 
     def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
         """See `Backend.poll`. Costs a few small reads per host, all hosts at once."""
-        return self._looks.at(request, transports)
+        return self._poller.at(request, transports)
 
     def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
         """See `Backend.announce`."""
-        return _give(request, transports, {"epoch": epoch, "order": None})
+        return _send_orders(request, transports, {"epoch": epoch, "order": None})
 
     def stop(
         self,
@@ -178,8 +178,8 @@ class AgentBackend:
         epoch: int = 1,
         resting: bool = False,
     ) -> list[str]:
-        """See `Backend.stop`. Where the host agent is gone, what it left is ended here and at once."""
-        return _give(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
+        """See `Backend.stop`. Where the host agent is dead, its ranks are ended at once."""
+        return _send_orders(request, transports, {"epoch": epoch, "order": ORDERS[now, resting]})
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
         """See `Backend.verify`."""
@@ -196,7 +196,7 @@ class AgentBackend:
     def _end(
         self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int, silent: Collection[str]
     ) -> list[Leftover]:
-        """Kill what was started and wait until it is gone; what is not. silent: nobody waits for these hosts again."""
+        """Kill what was started and wait until it is gone; the leftovers. silent: hosts that are not asked again."""
         deadline = time.monotonic() + END_TIMEOUT_S
         request = request.on(set(request.names) - set(silent))
         missed = self.stop(request, transports, now=True, epoch=epoch)
@@ -205,7 +205,7 @@ class AgentBackend:
             if all(status.phase != "running" for status in self.poll(told, transports)):
                 break
             time.sleep(PAUSE_S)
-        self.stop(told, transports, now=True, epoch=epoch)  # reaps what a host agent that is gone has left
+        self.stop(told, transports, now=True, epoch=epoch)  # ends what a dead host agent has left
         unknown = [Leftover(host=host, kind="unknown", what=f"{host} does not answer") for host in sorted(silent)]
         return [*self.verify(request, transports), *unknown]
 
@@ -213,12 +213,12 @@ class AgentBackend:
 def on_each(
     request: LaunchRequest, work: Callable[[HostRequest], Value], timeout_s: float
 ) -> dict[str, HostResult[Value]]:
-    """What `work` gives or raises for each part, all at once. The transport's own time limit comes first."""
+    """The result or error of `work` for each part, all at once. The transport's own time limit comes first."""
     return fan_out(work, {part.host: part for part in request.hosts}, timeout_s=timeout_s + MARGIN_S)
 
 
 def _is_silence(problem: Exception) -> bool:
-    """Whether a host has just been waited for in vain; one that is slow is another matter."""
+    """Whether a host did not answer at all; a slow command does not count."""
     return isinstance(problem, HostUnreachable) and not isinstance(problem.__cause__, TimeoutError)
 
 
@@ -229,15 +229,15 @@ def _problems(outcomes: Mapping[str, HostResult[Value]]) -> dict[str, Exception]
 def start_agent(
     part: HostRequest, transport: Transport, asked: Mapping[str, Any], *, argv: tuple[str, ...] | None = None
 ) -> None:
-    """Have a command of the host's agent give back once the agent runs; raises RunFailed, HostUnreachable.
+    """Run the command that starts a host's agent, until the agent runs; raises RunFailed, HostUnreachable.
 
     argv: the command; None: the one that starts it.
     """
     log = f"its log, if there is one: {part.folder}/agent.log"
-    start_by(transport, argv or part.agent_argv, {"request": asdict(part), **asked}, UNSAID, log, START_TIMEOUT_S)
+    run_starter(transport, argv or part.agent_argv, {"request": asdict(part), **asked}, UNSAID, log, START_TIMEOUT_S)
 
 
-def start_by(
+def run_starter(
     transport: Transport,
     argv: Sequence[str],
     asked: Mapping[str, Any],
@@ -247,7 +247,7 @@ def start_by(
 ) -> None:
     """Run a command that returns once it has started something; raises RunFailed, HostUnreachable.
 
-    unsaid: "what", "seen" and "fix" of the error where the command leaves one empty. log: the fix where it says none.
+    unsaid: defaults of "what", "seen" and "fix" of its error. log: the fix where its answer is no error record.
     """
     host = transport.host
     try:
@@ -267,7 +267,7 @@ def start_by(
 
 
 def _as_one(problems: Mapping[str, Exception]) -> Exception:
-    """One error for all hosts on which it failed: the first, with what the others say."""
+    """The first error, with the first lines of the others."""
     first, *others = [
         HostUnreachable(
             f"{host}: the gangline agent did not start", seen=str(problem), fix="look at that host, try again"
@@ -285,9 +285,9 @@ def _lines(*texts: str) -> str:
     return "\n".join(filter(None, texts))
 
 
-def _give(request: LaunchRequest, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
-    """Give an order to every host agent; the hosts that could not be told."""
-    outcomes = on_each(request, lambda part: _give_one(part, transports[part.host], order), END_TIMEOUT_S)
+def _send_orders(request: LaunchRequest, transports: Mapping[str, Transport], order: Mapping[str, Any]) -> list[str]:
+    """Send an order to every host agent; the hosts that were not reached."""
+    outcomes = on_each(request, lambda part: _send_order(part, transports[part.host], order), END_TIMEOUT_S)
     problems = _problems(outcomes)
     for problem in problems.values():
         if not isinstance(problem, UNUSABLE):
@@ -295,7 +295,7 @@ def _give(request: LaunchRequest, transports: Mapping[str, Transport], order: Ma
     return list(problems)
 
 
-def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
+def _send_order(part: HostRequest, transport: Transport, order: Mapping[str, Any]) -> None:
     status = look(part, transport)
     if status.phase in {"starting", "running"} or status.rests:
         path = PurePath(part.folder) / f"order-{order['epoch']}.json"
@@ -306,7 +306,7 @@ def _give_one(part: HostRequest, transport: Transport, order: Mapping[str, Any])
 
 
 def _left(part: HostRequest, transport: Transport) -> list[Leftover]:
-    # Where rank 0 is not, whoever listens at the same port is a stranger.
+    # Elsewhere than on the host of rank 0, another program listens at that port.
     asked = {"requests": [asdict(part)], "port": part.meet[1] if part.meet and 0 in part.ranks else None}
     result = transport.run((AGENT, "left"), stdin=json.dumps(asked).encode(), timeout_s=VERIFY_TIMEOUT_S)
     try:

@@ -1,7 +1,7 @@
-"""The seam between a run and the launcher that starts it: what a backend does, promises, and is told.
+"""The interface between a run and the launcher that starts it: the methods, promises and requests of a backend.
 
-A backend owns five things: the hosts (a list from the cluster file, or an allocation), the way of the host agent to
-each of them, the end of the gang, the signs of that end, and the promises that it keeps. It is named in `cluster.yaml`
+A backend owns five things: the hosts (a list from the cluster file, or an allocation), how the host agent gets to each
+of them, the end of the gang, the signs of that end, and the promises that it keeps. It is named in `cluster.yaml`
 (`backend:`), and in the request of every attempt. `launch.backends` has the table of backends.
 """
 
@@ -22,12 +22,12 @@ from gangline.transport.transport import AGENT, Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What a run may count on under a backend. Data: the planner, the checks and the screens read it."""
+    """The guarantees of a backend to a run, as data for the planner, the checks and the screens."""
 
     outlives_client: bool = True
     """Once started, the gang needs neither the computer nor the connection that started it."""
     survives_lost_host: bool = True
-    """Host agents on the other hosts stay when one host is lost: they end their ranks in good order."""
+    """After the loss of a host, the host agents on the others end their ranks in good order."""
     warm_restart: bool = True
     """Processes that have imported torch wait for the next attempt, which starts within seconds."""
     fewer_hosts: bool = True
@@ -40,7 +40,7 @@ class Promises:
     """Of several starts at the same moment that want the same slots, one succeeds."""
 
     def broken(self) -> tuple[str, ...]:
-        """What a run cannot count on, in words; () if all is kept."""
+        """The promises that are not kept, in words; () if all are kept."""
         return tuple(words for name, words in NOT_PROMISED.items() if not getattr(self, name))
 
 
@@ -64,22 +64,22 @@ Networks = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmPool:
-    """Processes that import once and wait: every attempt of a run is forked from them, on hosts that have them.
+    """Processes that import torch once, from which the ranks of every attempt are forked.
 
-    They are what torchrun starts as ranks; a rank is a child of one of them. When its ranks have ended, and not because
-    all was done, the host agent of a host rests, and they wait for the next attempt.
+    torchrun starts them as its ranks; a rank is a child of one of them. When ranks end before the run is complete, the
+    host agent and these processes wait for the next attempt.
     """
 
     rest_s: float
-    """How long a host agent and its processes rest, before they end by themselves."""
+    """How long a host agent and its processes wait before they end by themselves."""
     words: tuple[str, ...]
-    """What the worker is told in this attempt: `train JOB GANG ROOT`."""
+    """Arguments of the worker in this attempt: `train JOB GANG ROOT`."""
     world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorWords:
-    """How the supervisor that lives on a host is started again, by the host agent there."""
+class SupervisorCommand:
+    """The command with which a host agent restarts the supervisor on its host."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -90,7 +90,7 @@ class SupervisorWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRequest:
-    """What is started on one host."""
+    """The part of a request for one host."""
 
     host: str
     folder: str
@@ -106,13 +106,12 @@ class HostRequest:
     cwd: str | None = None
     """Where the command runs; None: in `folder`."""
     program: Literal["worker", "command"] = "worker"
-    """worker: its ranks write phase files and say how they left. command: the user's own program, which does not."""
+    """worker: its ranks write phase files and an exit record. command: the user's own program, which writes neither."""
     grace_s: float = 120.0
-    """After an orderly stop: how long ranks may show no progress before they are ended. The same for every run, as long
-    as a plan does not say how long its steps take. Signs of progress: phases and steps, files of a checkpoint that
-    grow; of a command: logs that grow."""
+    """After an orderly stop: how long ranks may show no progress before they are ended. Signs of progress are phases,
+    steps, and growing files of a checkpoint; of a command: growing logs."""
     join_timeout_s: float | None = None
-    """Ranks that have not joined by then are ended by their host agent, even if nobody else is left to see it."""
+    """Ranks that have not joined by then are ended by their host agent, even without a supervisor."""
     ranks: tuple[int, ...] = ()
     """Global ranks of this host; empty: every one whose files appear in `rank_files`."""
     devices: tuple[int, ...] = ()
@@ -120,15 +119,16 @@ class HostRequest:
     slots: int = 1
     """CPU slots that the host has; each of its ranks takes one, or the GPU that it uses."""
     leases: str | None = None
-    """Folder for the claims on CPU slots; None: nothing is claimed."""
+    """Folder for the leases of CPU slots; None: no leases."""
     meet: tuple[str, int] | None = None
-    """Where the launchers of all hosts meet, or, where each is by itself, the ranks: address and port."""
+    """Rendezvous of the launchers, or of the ranks where each launcher is `alone`: address and port."""
     alone: bool = False
-    """The launcher of this host does not meet the others: ranks find their places in `stand_by` and `meet`."""
+    """The launcher of this host does not meet the others: ranks get their rank and rendezvous from `stand_by` and
+    `meet`."""
     stand_by: WarmPool | None = None
-    """None: what is started ends with its attempt."""
-    supervisor: SupervisorWords | None = None
-    """None: the supervisor lives elsewhere."""
+    """None: all processes end with the attempt."""
+    supervisor: SupervisorCommand | None = None
+    """None: the supervisor runs on another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,17 +143,17 @@ class JobLauncher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest(Record):
-    """Exactly what will be started, printable before anything is."""
+    """Everything that will be started, printable before the start."""
 
     run_id: str
     attempt: int
     hosts: tuple[HostRequest, ...]
     world_size: int | None = None
-    """Ranks that the plan says; None: as many as the hosts have."""
+    """Ranks of the plan; None: as many as the hosts have."""
     stall: StallWatch | None = None
-    """What is done once no rank prints any more; None: nobody looks."""
+    """The reaction to ranks without output; None: output is not watched."""
     backend: str = "direct"
-    """The backend that rendered it, and starts, follows and ends it."""
+    """The backend that rendered it, and that starts, polls and ends it."""
     launcher: JobLauncher | None = None
     """None: every host agent is started by itself."""
 
@@ -172,7 +172,7 @@ class LaunchRequest(Record):
         return self.hosts[0].meet[1] if self.hosts and self.hosts[0].meet else 0
 
     def require_whole(self) -> None:
-        """Raise RunFailed if it would start other ranks than planned: a run of another size would be another run."""
+        """Raise RunFailed if its ranks are not those of the plan: another world size would be another run."""
         ranks = sorted(rank for part in self.hosts for rank in part.ranks)
         if self.world_size is not None and ranks != list(range(self.world_size)):
             raise RunFailed(
@@ -184,7 +184,7 @@ class LaunchRequest(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSigns:
-    """How far the start of one rank has come, as its host agent sees it."""
+    """The progress of one rank, as its host agent sees it."""
 
     rank: int
     phase: str | None
@@ -192,11 +192,11 @@ class RankSigns:
     has_torch: bool
     """It has imported torch."""
     has_met: bool
-    """It is connected to where the ranks meet."""
+    """It is connected to the rendezvous."""
     step: int | None = None
     """1-based, as its phase file says."""
     collectives: int | None = None
-    """How many it has entered, as its phase file says."""
+    """The number that it has entered, as its phase file says."""
     same_s: float | None = None
     """For how long its phase file has said the same, by the clock of its host agent; a rank may report the same phase
     again."""
@@ -211,10 +211,10 @@ class RankSigns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSigns:
-    """How far the start of one host's ranks has come, as its host agent sees it."""
+    """The progress of the start on one host, as its host agent sees it."""
 
     launcher: bool
-    """The launcher has imported what it needs."""
+    """The launcher has imported its modules."""
     met: bool
     """The launcher is connected to those of the other hosts."""
     ranks: tuple[RankSigns, ...] = ()
@@ -234,7 +234,7 @@ class RankSilence:
     """Since it was first seen."""
     has_printed: bool
     line: str
-    """The last that it printed; "" until it has been silent for a few seconds."""
+    """Its last line; "" until it has been silent for a few seconds."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for times that cannot be."""
@@ -244,11 +244,11 @@ class RankSilence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatus:
-    """How one host's part of the gang is doing."""
+    """The status of one host's part of the gang."""
 
     host: str
     phase: Literal["starting", "running", "ended", "lost", "unreachable"]
-    """lost: the host agent is gone without having written exit.json. unreachable: the host does not answer."""
+    """lost: the host agent died without writing exit.json. unreachable: the host does not answer."""
     returncode: int | None = None
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of the first rank of this host that failed with one; of an unlaunched host, of its
@@ -257,29 +257,29 @@ class HostStatus:
     """Once ended, as the host agent says: finished (well or badly), stopped, killed, signalled, late (did not join),
     broken (the gang had failed elsewhere), unlaunched (the launcher above it, such as mpirun, has ended)."""
     rests: bool = False
-    """Ended, and its host agent holds the host's slots and its processes ready for a next attempt."""
+    """Ended, and its host agent keeps the host's slots and a warm pool for the next attempt."""
     failures: tuple[dict[str, Any], ...] = ()
     """Ranks that ended badly, in the order seen: rank, pid, time, ordered, error, exit, log, log_tail. While the host
     still runs, only those that left an error."""
     console_tail: tuple[str, ...] = ()
     """Last lines of console.log, if the host ended badly."""
     beat: int | None = None
-    """Counts up as long as the host agent gets on."""
+    """Heartbeat: counts up while the host agent works."""
     epoch: int | None = None
     """The highest epoch that the host agent has seen."""
     signs: StartSigns | None = None
-    """How far the start has come; None where nobody says."""
+    """The progress of the start; None: not reported."""
     silence: tuple[RankSilence, ...] = ()
     """Ranks of the user's own program."""
     why: str = ""
-    """unreachable: what was tried, and what came of it."""
+    """unreachable: the attempt and its error."""
     since: float | None = None
     """unreachable: since when, in seconds after 1970 by our clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """Something of a run that is still on a host, or a host that could not be looked at."""
+    """Something of a run that is still on a host, or a host that could not be checked."""
 
     host: str
     kind: Literal["process", "port", "lease", "gpu", "unknown"]
@@ -290,8 +290,7 @@ class Leftover:
 class Backend(Protocol):
     """Finds the hosts of a run; renders, starts, watches and stops the gang of each attempt.
 
-    `epoch` says who gives an order (see gangline.agent.supervise.part): of two that look after a run, the higher one
-    counts.
+    `epoch` numbers the supervisors of a run (see gangline.agent.supervise.part): the order with the highest one counts.
     """
 
     def hosts(self, cluster: Cluster, variables: Mapping[str, str]) -> Cluster:
@@ -310,7 +309,7 @@ class Backend(Protocol):
         networks: Networks | None = None,
         program: Program | None = None,
     ) -> LaunchRequest:
-        """Say exactly what would be started; program: in the place of our worker. Pure."""
+        """The request that would be started; program: instead of our worker. Pure."""
         ...
 
     def start(
@@ -321,18 +320,19 @@ class Backend(Protocol):
         epoch: int = 1,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it on every host, or raise and leave nothing running. `secrets`: more environment, written nowhere.
+        """Start it on every host, or raise and leave nothing running. `secrets`: more environment, never written to
+        disk.
 
-        A host agent of the run that rests on a host takes its part over.
+        An idle host agent of the run takes over the part of its host.
         """
         ...
 
     def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
-        """How every host is doing, in the order of the request. A host that does not answer has a status, too."""
+        """The status of every host, in the order of the request. A host that does not answer has one, too."""
         ...
 
     def announce(self, request: LaunchRequest, transports: Mapping[str, Transport], *, epoch: int) -> list[str]:
-        """Tell every host agent who is in charge from now on; the hosts that could not be told."""
+        """Give every host agent the epoch of the supervisor in charge; the hosts that were not reached."""
         ...
 
     def stop(
@@ -346,15 +346,15 @@ class Backend(Protocol):
     ) -> list[str]:
         """Order every host agent to end its ranks; `now`: without waiting for a save. Returns at once.
 
-        resting: host agents stay, and rest. With `now`, ranks are told that the gang is broken: those that can save the
-        last step they have completed, and leave. Without it, they save at the next step and leave. A host agent that
-        rests ends, with what it holds, on any order without `resting`.
-        Gives the hosts that could not be told: repeat it for them (`Request.on`).
+        resting: host agents wait for the next attempt. With `now`, the gang has failed: ranks that can save the last
+        complete step, and exit. Without it, they save at the next step and exit. An idle host agent ends, with its warm
+        pool, on any order without `resting`.
+        Returns the hosts that were not reached: repeat it for them (`LaunchRequest.on`).
         """
         ...
 
     def verify(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[Leftover]:
-        """What of it is still on its hosts, by looking. What a host agent that rests holds ready is not left."""
+        """Leftovers on its hosts, found by looking there. The warm pool of an idle host agent is none."""
         ...
 
 
@@ -363,10 +363,10 @@ class NamedBackend(Backend, Protocol):
 
     @property
     def name(self) -> str:
-        """What `backend:` in a cluster file calls it."""
+        """Its name in `backend:` of a cluster file."""
         ...
 
     @property
     def promises(self) -> Promises:
-        """What runs may count on."""
+        """Its guarantees to runs."""
         ...

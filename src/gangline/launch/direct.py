@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gangline.launch.agents import AgentBackend, Begun, start_agent
+from gangline.launch.agents import AgentBackend, Started, start_agent
 from gangline.launch.backend import LaunchRequest, Promises
 from gangline.transport.transport import Transport
 
@@ -17,11 +17,11 @@ class DirectBackend(AgentBackend):
     promises: ClassVar[Promises] = Promises()
 
     def start_agents(
-        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
     ) -> None:
         """See `AgentBackend.start_agents`.
 
         The head is first and alone: of many runs that want the same hosts, one gets the head's slots, then all others.
         """
         for names in (request.names[:1], request.names[1:]):
-            self.all_stand(request.on(names), begun, lambda part: start_agent(part, transports[part.host], asked))
+            self.start_all(request.on(names), begun, lambda part: start_agent(part, transports[part.host], asked))

@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from gangline.errors import RunFailed, UsageError
-from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Begun, on_each, start_agent, start_by
+from gangline.launch.agents import PAUSE_S, UNUSABLE, AgentBackend, Started, on_each, run_starter, start_agent
 from gangline.launch.backend import HostStatus, JobLauncher, LaunchRequest, Leftover, Promises
 from gangline.launch.poll import process_runs, read_record
 from gangline.runs.cluster import Cluster, Host
@@ -46,7 +46,7 @@ OPTIONS = (
 
 
 class MpirunBackend(AgentBackend):
-    """mpirun holds the agents: when it ends, they have their ranks save and leave."""
+    """The agents are children of mpirun: when it ends, they have their ranks save and exit."""
 
     name: ClassVar[str] = "mpirun"
     promises: ClassVar[Promises] = Promises(survives_lost_host=False, warm_restart=False, orderly_queue=False)
@@ -56,21 +56,21 @@ class MpirunBackend(AgentBackend):
         return job_launcher(cluster, request)
 
     def start_agents(
-        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Begun
+        self, request: LaunchRequest, transports: Mapping[str, Transport], asked: Mapping[str, Any], begun: Started
     ) -> None:
-        """See `AgentBackend.start_agents`. Every host is offered its request, and mpirun starts those who take it."""
+        """See `AgentBackend.start_agents`. Every host gets its request, and mpirun starts the agents that take it."""
         launcher = _of(request)
-        self.all_stand(request, begun, lambda part: _bring_agent(part.folder, transports[part.host]))
+        self.start_all(request, begun, lambda part: _bring_agent(part.folder, transports[part.host]))
         with ThreadPoolExecutor(max_workers=1) as pool:
             offers = pool.submit(
-                self.all_stand,
+                self.start_all,
                 request,
                 begun,
                 lambda part: start_agent(part, transports[part.host], asked, argv=OFFER),
             )
             try:
                 asked_launcher = {"folder": launcher.folder, "argv": launcher.argv}
-                start_by(transports[launcher.host], LAUNCH, asked_launcher, UNSAID, UNSAID["fix"], END_S)
+                run_starter(transports[launcher.host], LAUNCH, asked_launcher, UNSAID, UNSAID["fix"], END_S)
                 while not wait([offers], PAUSE_S * 4).done:
                     if failure := _failure(launcher, transports[launcher.host]):
                         raise failure
@@ -85,7 +85,7 @@ class MpirunBackend(AgentBackend):
         _end(_of(request), transports)
 
     def poll(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
-        """See `Backend.poll`. Hosts whose ranks left because mpirun had ended have failed, and say why it did."""
+        """See `Backend.poll`. Hosts whose ranks exited because mpirun had ended have failed, with its error."""
         statuses = super().poll(request, transports)
         if not any(status.reason == "unlaunched" for status in statuses):
             return statuses
@@ -127,7 +127,7 @@ class MpirunBackend(AgentBackend):
         return left
 
     def _call_off(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
-        """End the offers that still wait."""
+        """Withdraw the requests that no agent has taken."""
         on_each(
             request, lambda part: transports[part.host].write(PurePath(part.folder, "withdrawn"), b""), timeout_s=END_S
         )
@@ -212,7 +212,7 @@ def _failure(launcher: JobLauncher, head: Transport) -> RunFailed | None:
 
 
 def _end(launcher: JobLauncher, transports: Mapping[str, Transport]) -> None:
-    """End mpirun, if it runs; a head that does not answer is looked at by `verify`."""
+    """End mpirun, if it runs; `verify` covers a head that does not answer."""
     asked = json.dumps({"folder": launcher.folder}).encode()
     with suppress(*UNUSABLE):
         transports[launcher.host].run((AGENT, "foreground", "end"), stdin=asked, timeout_s=END_S)

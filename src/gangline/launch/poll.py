@@ -1,4 +1,4 @@
-"""Looking at hosts: a few small reads each, all hosts at once, and a dead one keeps nobody waiting."""
+"""Polls of hosts: a few small reads each, all hosts at once; a dead host does not delay the others."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def _key(part: HostRequest) -> _Key:
     return part.host, part.folder
 
 
-class Looks:
-    """Statuses of hosts. A look that hangs goes on in the background; till it ends its host is unreachable."""
+class HostPoller:
+    """Statuses of hosts. A poll that hangs continues in the background; until it ends its host is unreachable."""
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="gangline look")
         self._begun: dict[_Key, tuple[float, Future[HostStatus]]] = {}
-        """Looks that have not ended, and when they began."""
+        """Polls that have not ended, and when they began."""
         self._answers: dict[_Key, bool] = {}
-        """Whether the host of a part answered the last time; not there: nobody has looked yet."""
+        """Whether the host of a part answered the last time; missing: not polled yet."""
         self._silent_since: dict[_Key, float] = {}
 
     def at(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> list[HostStatus]:
-        """How every host is doing, in the order of the request."""
+        """The status of every host, in the order of the request."""
         for part in request.hosts:
             if _key(part) not in self._begun:
                 future = self._pool.submit(look, part, transports[part.host])
@@ -62,7 +62,7 @@ class Looks:
         return [self._status(part) for part in request.hosts]
 
     def lost(self, part: HostRequest) -> None:
-        """Somebody else has just waited for this host in vain: it is not waited for again."""
+        """Mark a host as silent: the next poll does not wait for it."""
         self._answers[_key(part)] = False
 
     def _await(self, key: _Key, deadline: float) -> None:
@@ -94,9 +94,7 @@ class Looks:
 
 
 def look(part: HostRequest, transport: Transport) -> HostStatus:
-    """How one host is doing; raises HostUnreachable, and anything else for files that do not say what a host agent
-    does.
-    """
+    """The status of one host; raises HostUnreachable, and other errors for files that no host agent wrote."""
     folder = PurePath(part.folder)
     record = read_record(transport, folder / AGENT_NAMES["EXIT"])
     if record is None:
@@ -125,15 +123,15 @@ def look(part: HostRequest, transport: Transport) -> HostStatus:
 
 
 def _rests(folder: PurePath, transport: Transport) -> bool:
-    """Whether a host agent rests there. The file goes once nothing is held ready any more, or all is handed on."""
+    """Whether an idle host agent is there. The file is removed once its warm pool has ended or was taken over."""
     record = read_record(transport, folder / AGENT_NAMES["RESTING"])
     return record is not None and process_runs(transport, record)
 
 
 def outlives_agent(part: HostRequest, transport: Transport) -> bool:
-    """Whether a host agent is gone, and torchrun or a rank that it had started still runs. By files alone.
+    """Whether a host agent died, and torchrun or a rank that it started still runs. By files alone.
 
-    Raises GanglineError for files that do not say what a host agent does.
+    Raises GanglineError for files that no host agent wrote.
     """
     with understood(part.host, "whether ranks outlive their host agent"):
         return _outlives_agent(part, transport)
@@ -166,7 +164,7 @@ def _running(part: HostRequest, said: Mapping[str, Any]) -> HostStatus:
 
 
 def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank that ended badly, with everything that is asked for later; raises LookupError, TypeError, ValueError."""
+    """A rank that ended badly, with all keys that are read later; raises LookupError, TypeError, ValueError."""
     code, oom = said["exit"], said.get("oom")
     return {
         "rank": int(said["rank"]),
@@ -182,7 +180,7 @@ def _failure(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _oom(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells that the kernel killed a rank for memory (gangline.agent.supervise.memory_kills)."""
+    """The evidence that the kernel killed a rank for memory (gangline.agent.supervise.memory_kills)."""
     texts = {name: _text(said.get(name)) for name in ("line", "cgroup")}
     return {**texts, **{name: _count(said.get(name)) for name in ("limit_bytes", "memory_bytes")}}
 

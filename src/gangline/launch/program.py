@@ -1,4 +1,4 @@
-"""What torchrun starts as each rank: our worker, or the words of the user. Pure."""
+"""The program of each rank: our worker, or the command of the user. Pure."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Launch:
 
     name: str
     program: tuple[str, ...]
-    """The program that it would start as every rank, with its own options; (): it is not known."""
+    """The program of its ranks, with its options; (): unknown."""
 
 
 def find_launcher(command: Sequence[str]) -> Launch | None:
-    """The launcher that a command would start, whatever stands in front of it; None where it starts none."""
+    """The launcher in a command, behind assignments and prefixes such as `env`; None: there is none."""
     words = tuple(command)[_begin(tuple(command)) :]
     if not words:
         return None
@@ -115,7 +115,7 @@ def find_launcher(command: Sequence[str]) -> Launch | None:
 
 
 def _begin(words: tuple[str, ...]) -> int:
-    """Where the command itself begins, after assignments and programs that only prepare something for it."""
+    """The position of the command itself, behind assignments and prefixes."""
     position = 0
     while position < len(words):
         word = PurePosixPath(words[position]).name
@@ -207,26 +207,26 @@ def module_position(words: Sequence[str]) -> int | None:
 
 
 SHIM = "rank_start.py"
-"""The file that the host agent lays beside its own, and which becomes the user's program
+"""The file that the host agent writes beside its own, and which executes the user's program
 (gangline.agent.supervise.rank_start).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallWatch:
-    """What is done once no rank of the user's own program prints any more."""
+    """The reaction to ranks of the user's own program without output."""
 
     after_s: float
-    """How long no rank has printed anything then."""
+    """Seconds without output of any rank."""
     action: Literal["tell", "stop"] = "tell"
-    """tell: it is said. stop: the run is ended, and has failed."""
+    """tell: it is reported. stop: the run is ended as failed."""
     can_resume: bool = False
-    """The user has said how the program goes on."""
+    """The user has given a --resume-flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What every rank runs."""
+    """The program of every rank."""
 
     kind: Literal["worker", "command"] = "worker"
     """worker: our trainer. command: the user's own, which knows nothing of gangline."""
@@ -237,19 +237,19 @@ class Program:
     env: dict[str, str] = field(default_factory=dict)
     """Variables on top of those of the host."""
     stall: StallWatch | None = None
-    """command: None: nobody looks whether it prints."""
+    """command: None: its output is not watched."""
     rest_s: float = 0.0
-    """worker: how long host agents rest after an attempt (`backend.StandBy`); 0: they end with it."""
+    """worker: how long host agents rest after an attempt (`backend.WarmPool`); 0: they end with it."""
     alone: bool = False
     """worker: launchers do not meet, only ranks do: in an attempt that follows one whose host agents may still rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again(Record):
-    """again.json: how the user's own program is started once more after a failure, without anybody being asked."""
+    """again.json: the automatic restart of the user's own program after a failure."""
 
     restarts: int
-    """How often at the most."""
+    """The maximum number."""
     program: Program
 
 
@@ -257,7 +257,7 @@ WORKER = Program()
 
 
 def rank_words(words: tuple[str, ...], *, python: str) -> tuple[str, ...]:
-    """The user's words as a command that starts one rank. python: of the host.
+    """The user's command as the command of one rank. python: of the host.
 
     A script (`train.py`) or a module (`-m package.train`) is run by the host's Python; `python` means that Python, too;
     any other program is started as it is. Raises UsageError for programs that start ranks themselves.
@@ -272,7 +272,7 @@ def rank_words(words: tuple[str, ...], *, python: str) -> tuple[str, ...]:
 
 
 def require_runnable(words: tuple[str, ...]) -> None:
-    """Raise UsageError for words that cannot be the program of a rank."""
+    """Raise UsageError for a command that cannot be the program of a rank."""
     if not words:
         raise UsageError("there is nothing to run", fix="gangline run -- train.py --option value")
     launch = find_launcher(words)

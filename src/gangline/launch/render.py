@@ -1,4 +1,4 @@
-"""What is started on each host, and in which environment: torchrun with a static rendezvous by IP address. Pure."""
+"""The command and the environment of each host: torchrun with a static rendezvous by IP address. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from gangline.runs.layout import RunLayout
 LOOPBACK = "127.0.0.1"
 TORCHRUN = ("-m", "torch.distributed.run")
 CONTROL = "stand-by"
-"""The folder by which a host agent tells processes that stand by what to do (gangline.agent.supervise.warm_pool); in
-its own.
-"""
+"""The folder, in that of the host agent, for its messages to the warm pool (gangline.agent.supervise.warm_pool)."""
 IMPORT_S = 300
-"""Hosts import torch at very different speeds: launchers that are ready wait so long for the others."""
+"""Launchers that are ready wait so long for the others: hosts import torch at very different speeds."""
 JOIN_TIMEOUT_S = 600.0
-"""On top of the ranks' own deadline: when a host agent ends ranks that have not joined. The supervisor is faster."""
+"""Added to the ranks' own limit: after it a host agent ends ranks that have not joined. The supervisor is faster."""
 
 
 def render(
@@ -99,7 +97,7 @@ def _torchrun(cluster: Cluster, gang: Gang, host: Host, *, port: int) -> tuple[s
 
 
 def _alone(gang: Gang, host: Host, *, folder: Path) -> tuple[str, ...]:
-    """A launcher that meets no other; its own address spares it a look-up of the host's name."""
+    """A launcher without rendezvous; the loopback address avoids a look-up of the host's name."""
     options = {"--nnodes": 1, "--nproc-per-node": gang.num_ranks(host.name), "--local-addr": LOOPBACK}
     return host.argv(*TORCHRUN, "--standalone", *_words({**options, **_watching(folder)}))
 
@@ -130,7 +128,7 @@ def _command(host: Host, program: Program, rank_files: Path, folder: Path) -> tu
 def num_threads(cluster: Cluster, *, num_cpus: int | None) -> int:
     """Threads of one rank's CPU kernels.
 
-    Where all hosts are one machine, its cores are dealt evenly to all ranks on it (more threads than cores make
+    Where all hosts are one machine, its cores are divided evenly among all ranks on it (more threads than cores make
     CPU training several times slower); else 1, which is torchrun's own choice and enough for ranks on a GPU.
     """
     if num_cpus is None or not cluster.is_one_machine:

@@ -1,4 +1,4 @@
-"""What `check` shows: a row per host, the findings, what was not checked, and a line that sums it up."""
+"""The screen of `check`: a row per host, the findings, the skipped checks, and a summary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finding_lines(inventory: Inventory, findings: Sequence[Finding]) -> list[str
 
 
 def skipped_line(skipped: Sequence[Skipped]) -> list[str]:
-    """What was not checked, with the reason; the same of several hosts in one."""
+    """The skipped checks with their reason; equal ones of several hosts in one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in skipped:
         what, of, host = row.what.rpartition(" of ")

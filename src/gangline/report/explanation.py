@@ -1,4 +1,4 @@
-"""Why a run is where it is, for people and for programs: the first cause, its echoes, the evidence, how to go on."""
+"""The explanation of a run, for people and for programs: first cause, echoes, evidence, next command."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from gangline.diagnose.signatures import LEFT_OUT, LINE_CHARS, VERDICT, Sighting, recognise, without_verdict
 from gangline.errors import UsageError
-from gangline.report.run_history import Attempt, RankEnd, Story, event_rows, onward, told_rows
+from gangline.report.run_history import Attempt, RankEnd, RunHistory, event_rows, next_step, rank0_rows
 from gangline.report.text_table import clean
+from gangline.units import listed
 
 LABEL = 9
 """Columns of the words before a line."""
@@ -25,46 +26,46 @@ MOST_ENDS = 16
 _THEN = re.compile(r"[;,.]? *then: gangline resume\b.*$")
 
 
-def explain_lines(story: Story, *, is_job: bool, can_resume: bool) -> list[str]:
-    """The whole story, oldest attempt first, the cause first in each.
+def explain_lines(history: RunHistory, *, is_job: bool, can_resume: bool) -> list[str]:
+    """The whole history, oldest attempt first, the cause first in each.
 
-    is_job: it is no command of the user's own. can_resume: it can be started again.
+    is_job: it is not the user's own command. can_resume: it can be resumed.
     """
-    blocks = [_head(story), *(_attempt_lines(story, index, is_job=is_job) for index in range(len(story.attempts)))]
-    ahead = onward(story, is_job=is_job, can_resume=can_resume)
+    attempts = [_attempt_lines(history, index, is_job=is_job) for index in range(len(history.attempts))]
+    ahead = next_step(history, is_job=is_job, can_resume=can_resume)
     shown = [f"to go on:  {ahead.command}   # {ahead.why}" if ahead.command else f"to go on:  {ahead.why}"]
-    lines = [line for block in [*blocks, shown] for line in ["", *block]][1:]
+    lines = [line for block in [_head(history), *attempts, shown] for line in ["", *block]][1:]
     return [clean(line) for line in lines]
 
 
-def explain_json(story: Story, *, is_job: bool, can_resume: bool) -> dict[str, Any]:
+def explain_json(history: RunHistory, *, is_job: bool, can_resume: bool) -> dict[str, Any]:
     """The same as plain data."""
-    ahead = onward(story, is_job=is_job, can_resume=can_resume)
-    state = story.run.state
+    ahead = next_step(history, is_job=is_job, can_resume=can_resume)
+    state = history.run.state
     return {
-        "run": story.id,
+        "run": history.id,
         "name": state.name if state else "",
-        "phase": story.run.phase,
-        "silent": story.run.silent,
-        "steps": story.steps,
-        "attempts": [_attempt_json(attempt) for attempt in story.attempts],
-        "missing": list(story.gaps),
+        "phase": history.run.phase,
+        "silent": history.run.silent,
+        "steps": history.steps,
+        "attempts": [_attempt_json(attempt) for attempt in history.attempts],
+        "missing": list(history.gaps),
         "go_on": {"command": ahead.command, "why": ahead.why},
     }
 
 
-def _head(story: Story) -> list[str]:
-    state = story.run.state
-    last = story.attempts[-1] if story.attempts else None
-    reached = next((each.to_step for each in reversed(story.attempts) if each.to_step is not None), None)
-    of = f" of {story.steps}" if story.steps else ""
+def _head(history: RunHistory) -> list[str]:
+    state = history.run.state
+    last = history.attempts[-1] if history.attempts else None
+    reached = next((each.to_step for each in reversed(history.attempts) if each.to_step is not None), None)
+    of = f" of {history.steps}" if history.steps else ""
     parts = [
-        f"{story.id}{f' ({state.name})' if state else ''} {_stands(story.run.phase)}",
+        f"{history.id}{f' ({state.name})' if state else ''} {_stands(history.run.phase)}",
         f"attempt {last.number}" if last else "",
         "" if reached is None else f"step {reached}{of}",
     ]
-    silent = [f"as last heard: {story.run.silent}"] if story.run.silent else []
-    return [", ".join(part for part in parts if part), *silent, *(f"missing: {gap}" for gap in story.gaps)]
+    silent = [f"as last heard: {history.run.silent}"] if history.run.silent else []
+    return [", ".join(part for part in parts if part), *silent, *(f"missing: {gap}" for gap in history.gaps)]
 
 
 def _stands(phase: str) -> str:
@@ -81,22 +82,22 @@ def _stands(phase: str) -> str:
     return words.get(phase, "cannot be read")
 
 
-def _attempt_lines(story: Story, index: int, *, is_job: bool) -> list[str]:
-    attempt = story.attempts[index]
-    after = story.attempts[index + 1] if index + 1 < len(story.attempts) else None
-    rows = [_title(attempt, is_over=story.run.ended or after is not None, is_job=is_job)]
+def _attempt_lines(history: RunHistory, index: int, *, is_job: bool) -> list[str]:
+    attempt = history.attempts[index]
+    after = history.attempts[index + 1] if index + 1 < len(history.attempts) else None
+    rows = [_title(attempt, is_over=history.run.ended or after is not None, is_job=is_job)]
     if attempt.error is not None:
-        rows += _cause(story.id, attempt, attempt.error, is_followed=after is not None)
+        rows += _cause(history.id, attempt, attempt.error, is_followed=after is not None)
     rows += _ends(attempt)
     rows += _labelled("left", attempt.outcome.left if attempt.outcome else ())
     rows += _labelled("unseen", _unseen(attempt))
     rows += _labelled("events", event_rows(attempt.events, cause=str((attempt.error or {}).get("what", ""))))
-    rows += _labelled("rank 0", told_rows(attempt.told))
+    rows += _labelled("rank 0", rank0_rows(attempt.told))
     return [*rows, *_labelled("then", _then(attempt, after))]
 
 
 def _title(attempt: Attempt, *, is_over: bool, is_job: bool) -> str:
-    where = f" on {_listed(attempt.hosts)}" if attempt.hosts else ""
+    where = f" on {listed(attempt.hosts)}" if attempt.hosts else ""
     how = attempt.result or ("nobody wrote down how it ended" if is_over else "goes on")
     return f"attempt {attempt.number}{where}: {_steps(attempt) if is_job else ''}{how}"
 
@@ -124,7 +125,7 @@ def _cause(run_id: str, attempt: Attempt, error: Mapping[str, Any], *, is_follow
 
 
 def _known(error: Mapping[str, Any]) -> Sighting | None:
-    """What words in the evidence mean, unless the cause says so already."""
+    """The known error in the evidence, unless the cause says the same."""
     said = [str(error.get("what", "")), *str(error.get("seen", "")).splitlines(), *_tail(error)]
     host = str(error.get("host") or "the host")
     own = [sighting for sighting in recognise("\n".join(map(clean, said)), host=host) if not sighting.is_echo]
@@ -151,7 +152,7 @@ def _log(run_id: str, attempt: Attempt, error: Mapping[str, Any]) -> list[str]:
 
 
 def _stacks(error: Mapping[str, Any]) -> list[str]:
-    """Where other ranks of a hang stood, innermost first; that of the accused is in `seen`."""
+    """The stacks of the other ranks of a hang, innermost call first; that of the accused is in `seen`."""
     stacks = error.get("stacks")
     rows = []
     for told in stacks if isinstance(stacks, list) else ():
@@ -165,7 +166,7 @@ def _stacks(error: Mapping[str, Any]) -> list[str]:
 
 
 def _ends(attempt: Attempt) -> list[str]:
-    """What happened to other ranks: failures of their own, then echoes."""
+    """The ends of other ranks: their own failures, then echoes."""
     own, echoes = _others(attempt)
     rows = _labelled("also", [_end_line(end) for end in own])
     shown = [_end_line(end) for end in echoes[:MOST_ENDS]]
@@ -174,7 +175,7 @@ def _ends(attempt: Attempt) -> list[str]:
 
 
 def _others(attempt: Attempt) -> tuple[list[RankEnd], list[RankEnd]]:
-    """Ends of other ranks than the one that is the cause: those of their own, and echoes."""
+    """Ends of all ranks but the cause: own failures, and echoes."""
     error = attempt.error or {}
     cause = (error.get("host"), error.get("rank"))
     others = [end for end in attempt.ends if (end.host, end.rank) != cause]
@@ -200,7 +201,7 @@ def _then(attempt: Attempt, after: Attempt | None) -> list[str]:
     without = event.get("without")
     parts = [
         f"attempt {after.number} went on by itself {f'from step {step}' if step else 'from the beginning'}",
-        f"without {_listed(without)}" if isinstance(without, list) and without else "",
+        f"without {listed([str(host) for host in without])}" if isinstance(without, list) and without else "",
         _lost(event.get("lost_steps")),
     ]
     return [", ".join(part for part in parts if part)]
@@ -240,7 +241,7 @@ def _end_json(end: RankEnd) -> dict[str, Any]:
 
 
 def _labelled(label: str, lines: Iterable[str]) -> list[str]:
-    """Lines behind their label; what hosts say is cut to a line of a screen or two."""
+    """Lines behind their label; long lines are cut."""
     texts = [clean(line) for line in lines]
     cut = [text if len(text) <= SHOWN_LINE_CHARS else f"{text[: SHOWN_LINE_CHARS - 3]}..." for text in texts]
     return [f"  {label if index == 0 else '':<{LABEL}}{text}".rstrip() for index, text in enumerate(cut)]
@@ -255,16 +256,11 @@ def _middle_out(lines: Sequence[str], most: int) -> list[str]:
     return [*lines[:first], f"... {left_out} lines ...", *lines[len(lines) - (most - first - 1) :]]
 
 
-def _listed(names: Sequence[object]) -> str:
-    *first, last = map(str, names)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-# What a log file tells: known words in it, causes first, then what only witnesses say.
+# The known errors in a log file: causes first, then echoes.
 
 
 LIMIT_BYTES = 32 << 20
-"""Of a larger file the end is read."""
+"""Only the end of a larger file is read."""
 
 _RAISED = re.compile(
     r"(?:\[?\w{1,20}\]?:? {0,4})?((?:\w{1,60}\.){0,8}\w{0,60}(?:Error|Exception|Interrupt)\b[^\n]{0,400})"
@@ -275,22 +271,22 @@ _RAISED_WORDS = ("Error", "Exception", "Interrupt")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """What stands in a log."""
+    """The known errors in a log."""
 
     name: str
     lines: int
     skipped_lines: int
-    """At its beginning, which were not read."""
+    """Lines at its beginning that were not read."""
     found: tuple[Sighting, ...]
-    """Causes in the order in which they stand there, then witnesses."""
+    """Causes in their order in the log, then echoes."""
     has_verdict: bool
-    """torchrun names a "root cause" in it."""
+    """It has a "root cause" of torchrun."""
     raised: str | None
-    """The last error in it, where no known words are."""
+    """The last error in it, where it has no known error."""
 
 
 def read_log(path: Path) -> LogReport:
-    """Look for known words in a log file; raises UsageError for one that cannot be read."""
+    """Find known errors in a log file; raises UsageError for one that cannot be read."""
     try:
         data, skipped_lines = _end_of(path)
     except OSError as error:
@@ -358,7 +354,7 @@ def _sighting_lines(sighting: Sighting, skipped_lines: int) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    """What a terminal would show of a line: of a progress bar its end. An escape sequence ends with its line."""
+    """The visible end of a line with carriage returns. An escape sequence ends with its line."""
     return clean(line.rstrip("\r").rpartition("\r")[2])
 
 

@@ -1,4 +1,4 @@
-"""Following a run through its files: the reader can come and go, the run does not notice."""
+"""Following a run through its files, without any effect on the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gangline.runs.record_versions import damaged, load_record
 from gangline.runs.registry import RunRecord, read_record
 from gangline.transport.transport import Transport
 
-# The start board as people see it: how far the start has come on each host, and who is behind.
+# The start board on the screen: the stage of each host, and the hosts that are behind.
 
 
 BoardRecord = Mapping[str, Any]
@@ -35,17 +35,17 @@ def read_board(layout: RunLayout, attempt: int) -> BoardRecord | None:
 
 
 def checked_board(data: Any) -> BoardRecord:
-    """What somebody else says is a board, if it can be shown; raises LookupError, TypeError or ValueError."""
+    """A board of another host, if it can be shown; raises LookupError, TypeError or ValueError."""
     sentence = data["sentence"]
     if not isinstance(data["done"], bool) or not isinstance(sentence, str | None):
         raise TypeError("a board that is none")
     joined_line(data)
-    board_tick(data)
+    board_line(data)
     board_lines(data)
     return {**data}
 
 
-def board_tick(board: BoardRecord) -> str:
+def board_line(board: BoardRecord) -> str:
     """One line: "starting, 8 s: pc1 joined · pc2 torch imported · pc3 connected"."""
     hosts = " · ".join(f"{row['host']} {_stage(row, board['order'])}" for row in board["hosts"])
     return clean(f"starting, {board['seconds']:.0f} s: {hosts}")
@@ -62,13 +62,13 @@ def board_lines(board: BoardRecord) -> list[str]:
 
 
 def joined_line(board: BoardRecord) -> str:
-    """One line once everybody is there, such as: all 5 ranks have joined after 12.3 s."""
+    """One line once all have joined, such as: all 5 ranks have joined after 12.3 s."""
     ranks = "the rank has" if board["ranks"] == 1 else f"all {board['ranks']} ranks have"
     return f"{ranks} joined after {board['seconds']:.1f} s"
 
 
-def gist(board: BoardRecord) -> str:
-    """What the sentence says, but for the time that has passed: news only when this changes."""
+def board_news(board: BoardRecord) -> str:
+    """The sentence without the passed time: it is shown again only when this changes."""
     return re.sub(r"after \d+ s", "", board["sentence"] or "")
 
 
@@ -81,7 +81,7 @@ _REACHED = {
     "torch": "torch imported",
     "joined": "joined",
 }
-"""What a host has done that has reached a stage."""
+"""Stage -> words for a host that has reached it."""
 
 
 def _stage(row: Mapping[str, Any], order: Sequence[str]) -> str:
@@ -106,11 +106,11 @@ class View:
     head: Transport
     head_layout: RunLayout
     read: Callable[[], RunRecord] | None = None
-    """Says where the run stands; None: the records on this computer do."""
+    """Reads the state of the run; None: from the records on this computer."""
     head_of: Callable[[int], tuple[Transport, RunLayout]] | None = None
     """The head of an attempt; None: it is always the same."""
     patience_s: float = 0.0
-    """How long a run whose supervisor is gone may take to get another one by itself, before it counts as lost."""
+    """How long a run without a supervisor may take to get a new one, before it counts as lost."""
 
     def at(self, attempt: int) -> View:
         """The view of an attempt: after a failure another host may be the head."""
@@ -167,10 +167,10 @@ class Update:
 def follow(
     view: View, *, wait: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Update]:
-    """Yield what there is, then what comes, over all attempts, until the run has ended; the last update says how."""
+    """Yield past and new records, over all attempts, until the run has ended; the last update has its end."""
     reader, patience = _Reader(view), Patience(view.patience_s, clock)
     while True:
-        # read before the files: what was written before the end is then part of the last update
+        # read before the files, so that the last update has everything from before the end
         run = patience.judge(view.record())
         records = reader.new(run.state.attempt if run.state else None)
         more = reader.is_behind
@@ -208,7 +208,7 @@ class _Reader:
         self._head, self._here = view.tails_of_head(), view.tails_here()
         self._attempt: int | None = None
         self._since = 0
-        """The attempt since which the head is where it is: what it has of earlier ones, the one before has told."""
+        """The first attempt on this head; records of earlier ones came from the head before."""
 
     @property
     def is_behind(self) -> bool:
@@ -216,12 +216,12 @@ class _Reader:
         return any(tail.is_behind for tail in (*self._head, *self._here))
 
     def new(self, attempt: int | None) -> tuple[dict[str, Any], ...]:
-        """What has come since. attempt: the one that goes on now."""
+        """New records. attempt: the current one."""
         last = self._move(attempt) if attempt is not None and attempt != self._attempt else ()
         return (*last, *self._of_head(), *_new(self._here))
 
     def _move(self, attempt: int) -> tuple[dict[str, Any], ...]:
-        """Go to the head of an attempt; the last that the one before has told."""
+        """Switch to the head of an attempt; the last records of the head before."""
         is_first, self._attempt = self._attempt is None, attempt
         before, view = self._view, self._view.at(attempt)
         if (view.head.host, view.head_layout) == (before.head.host, before.head_layout):
@@ -242,7 +242,7 @@ def _attempt(record: dict[str, Any]) -> int:
 
 
 def _new(tails: list[JsonTail]) -> tuple[dict[str, Any], ...]:
-    """What has come since; nothing while the head does not answer: the files wait. Raises HostKeyRefused."""
+    """New records; none while the head does not answer. Raises HostKeyRefused."""
     found: list[dict[str, Any]] = []
     for tail in tails:
         try:

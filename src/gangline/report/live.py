@@ -1,4 +1,4 @@
-"""Watching one run to its end in a terminal, and what is said when it is over."""
+"""The view of one run in a terminal until its end, and the summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gangline.planner.outcome import Comparison, TimeReport
-from gangline.report.follow import BoardRecord, Update, View, board_lines, board_tick, follow, gist, joined_line
+from gangline.report.follow import BoardRecord, Update, View, board_line, board_lines, board_news, follow, joined_line
 from gangline.report.tail import History
 from gangline.report.text_table import (
     ENDS,
@@ -49,19 +49,19 @@ class ProgressLine:
         self._shown_at = float("-inf")
         self._pending: str | None = None
         self._attempt: int | None = None
-        """The one that goes on."""
+        """The current one."""
         self._again: set[int] = set()
-        """Attempts that began by themselves: one line tells of their start."""
+        """Automatic restarts: one line reports their start."""
         self._all_joined = False
-        self._gist = ""
+        self._news = ""
         self._silent: str | None = None
         self._past: set[tuple[str, str]] = set()
-        """(attempt, stage) before the first step, as in supervise/gang_view.py, that is over."""
+        """(attempt, stage) before the first step (supervise/gang_view.py) that is complete."""
         self._end: str | None = None
         """How the run ended; the last line to show."""
 
     def skip(self, update: Update) -> None:
-        """Take in what was before, without showing it but for the state it led to."""
+        """Take in the past, and show only the current state."""
         state = update.run.state
         self._note_attempt(update)
         self._all_joined = update.board is not None and bool(update.board["done"])
@@ -100,20 +100,18 @@ class ProgressLine:
         self._past.update((str(record.get("attempt")), stage) for stage in past.get(str(record.get("kind")), ()))
 
     def _is_past(self, record: dict[str, Any]) -> bool:
-        """Whether it tells late, as a host agent looks once a second, what ranks do no more: figures came of it
-        already.
-        """
+        """Whether it reports a stage that is complete already: host agents report once a second."""
         return (
             record.get("event") == "beginning" and (str(record.get("attempt")), str(record.get("stage"))) in self._past
         )
 
     def _is_told(self, record: dict[str, Any]) -> bool:
-        """Whether another line tells it: of an attempt that began by itself, the one that says why."""
+        """Whether another line shows it: that of the automatic restart."""
         began = record.get("event") in {"started", "resumed"} and record.get("attempt") in self._again
         return began or self._is_past(record)
 
     def _last_restart(self, update: Update) -> str | None:
-        """Why the attempt that goes on has begun, if it did so by itself: who comes back may not know of it."""
+        """The reason of the current attempt if it is an automatic restart, for a user who comes back."""
         if update.run.ended or self._attempt is None:
             return None
         restarts = [record for record in update.records if record.get("event") == "restarting"]
@@ -121,20 +119,20 @@ class ProgressLine:
         return event_line(restarts[-1]) if is_now else None
 
     def _note_attempt(self, update: Update) -> None:
-        """The next attempt has a start board of its own."""
+        """Reset the start board at the next attempt."""
         restarts = [record for record in update.records if record.get("event") == "restarting"]
         self._again.update(number for number in map(started_attempt, restarts) if number is not None)
         number = update.run.state.attempt if update.run.state else None
         if number != self._attempt and None not in (number, self._attempt):
-            self._all_joined, self._gist = False, ""
+            self._all_joined, self._news = False, ""
         self._attempt = number
 
     def _show_board(self, board: BoardRecord | None) -> None:
-        """While ranks join: who is where, and a sentence when somebody is behind. Then one line, once."""
+        """While ranks join: the stage of each host, and a sentence when one is behind. Then one line, once."""
         if board is None:
             return
         if board["done"]:
-            self._gist = ""
+            self._news = ""
             if not self._all_joined:
                 self._all_joined = True
                 if self._attempt in self._again:
@@ -143,16 +141,16 @@ class ProgressLine:
                 joined = clean(joined_line(board))
                 self._write(f"\r\x1b[K{joined}\n" if self._live else f"{joined}\n")
             return
-        if gist(board) not in {"", self._gist}:
-            self._gist = gist(board)
+        if board_news(board) not in {"", self._news}:
+            self._news = board_news(board)
             for line in (*board_lines(board), clean(board["sentence"])):
                 self._line(line)
         if self._live and not self._all_joined:
-            self._pending = board_tick(board)[: self._width() - 1]
+            self._pending = board_line(board)[: self._width() - 1]
             self._write(f"\r\x1b[K{self._pending}")
 
     def _show_silence(self, silent: str | None) -> None:
-        """Say once that the keeper does not answer, and once that it does again."""
+        """Report once that the supervisor's host does not answer, and once that it does again."""
         if silent != self._silent:
             self._silent = silent
             self._line(clean(f"{silent}; the run goes on, this view waits" if silent else "it answers again"))
@@ -167,7 +165,7 @@ class ProgressLine:
 
     def _event(self, record: dict[str, Any], line: str) -> None:
         if record.get("event") in ENDS:
-            self._end = line  # metrics are another file, whose last lines may be read only after this
+            self._end = line  # last lines of metrics, in another file, may be read after this
         else:
             self._line(line)
 
@@ -184,7 +182,7 @@ class ProgressLine:
             self._write(line + "\n")
 
     def _line(self, line: str) -> None:
-        line = clean(line)  # figures are what a host wrote
+        line = clean(line)  # figures come from a host
         if self._live and self._pending is not None:
             self._write(f"\r\x1b[K{line}\n{self._pending}")
         else:
@@ -307,7 +305,7 @@ def _footer(canvas: _Canvas) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What was seen of a run until it ended."""
+    """The history of a run that was watched until its end."""
 
     run: RunRecord
     history: History
@@ -345,9 +343,9 @@ def watch_run(
 def summary(
     view: View, watched: Watched, *, width: int, plain: bool, is_job: bool = True, can_resume: bool = True
 ) -> list[str]:
-    """How a run went: its loss curve, its losses, its checkpoints, where it lies, what to type next.
+    """The summary of a run: loss curve, losses, checkpoints, folders and next commands.
 
-    is_job: it is no command of the user's own, of which only its logs are known.
+    is_job: it is not the user's own command, which has logs only.
     """
     history, run_id, state = watched.history, view.layout.run_id, watched.run.state
     view = view.at(state.attempt) if state else view
@@ -370,7 +368,7 @@ def summary(
 
 
 def _measured(view: View, run: RunRecord) -> list[str]:
-    """The plan beside what came of it, where that was compared of this attempt."""
+    """The plan compared with the measurements of this attempt, where that is known."""
     try:
         comparison = load_record(view.layout.comparison, Comparison)
     except (OSError, *NONSENSE):
@@ -381,7 +379,7 @@ def _measured(view: View, run: RunRecord) -> list[str]:
 
 
 def _times(view: View, run: RunRecord) -> list[str]:
-    """Where time went, where that is known of this attempt."""
+    """The time of each rank in this attempt, where that is known."""
     try:
         return time_table(load_record(view.layout.times(run.state.attempt), TimeReport)) if run.state else []
     except (OSError, *NONSENSE):

@@ -1,7 +1,7 @@
-"""What is known of a run's past, attempt by attempt, as its supervisors, host agents and rank 0 wrote it down.
+"""The history of a run, attempt by attempt, from the records of its supervisors, host agents and rank 0.
 
-Nothing here is put in order by the clocks of different hosts: events are told as the supervisor, or rank 0, wrote them
-one after the other, and ends of ranks host by host, as the host agent of each saw them.
+Nothing is sorted by the clocks of different hosts: events are in the order of the supervisor, or of rank 0, and ends of
+ranks host by host, in the order of each host agent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from gangline.transport.transport import Transport
 from gangline.units import format_duration
 
 MOST_ATTEMPTS = 200
-"""The newest; of a run that fails for days, nobody reads the others."""
+"""Only the newest attempts are read."""
 
 EventRecord = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How one rank ended badly, as its host agent says."""
+    """The bad end of one rank, as its host agent reports it."""
 
     host: str
     rank: int
@@ -42,40 +42,40 @@ class RankEnd:
     weight: int
     """How far it is from being the cause (see `gangline.diagnose.signatures`)."""
     ordered: bool
-    """It was told to end before."""
+    """It had the order to end."""
     exit: int | None
     log: str
     log_tail: tuple[str, ...]
 
     @property
     def is_echo(self) -> bool:
-        """It only tells that others have gone, or was ended."""
+        """Whether it only lost other ranks, or was ended."""
         return self.weight >= ECHOES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One start of the gang, from what is known of it."""
+    """One start of the gang, as far as it is known."""
 
     number: int
     hosts: tuple[str, ...]
     begun_by: EventRecord | None
-    """The supervisor's word with which it went on by itself; None: somebody typed train, run or resume."""
+    """The supervisor's event `restarting` that began it; None: train, run or resume began it."""
     from_step: int | None
     """The step with which it began; None: not known, or the user's own program."""
     to_step: int | None
     committed: int | None
-    """The last step of which a checkpoint was committed in it."""
+    """The last step with a committed checkpoint."""
     outcome: AttemptOutcome | None
-    """None: it has not ended, or nobody wrote down how."""
+    """None: it has not ended, or its end was not written."""
     error: Mapping[str, Any] | None
-    """The first cause, as `Outcome.error`; less where only an event tells it."""
+    """The first cause, as `AttemptOutcome.error`; shorter where only an event has it."""
     ends: tuple[RankEnd, ...]
-    """Ranks that ended badly: host by host, in the order in which the host agent of each saw them."""
+    """Ranks that ended badly, host by host, in the order of each host agent."""
     events: tuple[EventRecord, ...]
-    """What the supervisor wrote, in its order."""
+    """Events of the supervisor, in its order."""
     told: tuple[EventRecord, ...]
-    """What rank 0 wrote, in its order."""
+    """Events of rank 0, in its order."""
 
     @property
     def result(self) -> str | None:
@@ -88,7 +88,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class RunHistory:
     """A run and its attempts."""
 
     id: str
@@ -97,12 +97,12 @@ class Story:
     steps: int | None
     """In all, where that is known."""
     gaps: tuple[str, ...]
-    """What could not be read."""
+    """The records that could not be read."""
 
 
 @dataclass(slots=True)
 class _Notes:
-    """What metrics and events say of one attempt."""
+    """The metrics and events of one attempt."""
 
     events: list[EventRecord] = field(default_factory=list)
     told: list[EventRecord] = field(default_factory=list)
@@ -110,8 +110,8 @@ class _Notes:
     to_step: int | None = None
 
 
-def read_story(view: View, *, kept: RunLayout, keeper: Transport | None) -> Story:
-    """All that can be read of a run's past. kept: where its records lie, on the host `keeper`; None: here.
+def read_history(view: View, *, records: RunLayout, remote: Transport | None) -> RunHistory:
+    """The readable history of a run. records: its folder on the supervisor's host `remote`; None: here.
 
     A host that does not answer leaves a gap. Raises HostKeyRefused.
     """
@@ -122,9 +122,9 @@ def read_story(view: View, *, kept: RunLayout, keeper: Transport | None) -> Stor
     if last > MOST_ATTEMPTS:
         gaps[f"attempts 1 to {last - MOST_ATTEMPTS} are not shown"] = None
     numbers = range(max(1, last - MOST_ATTEMPTS + 1), last + 1)
-    outcomes = {number: _outcome(number, view.layout, kept, keeper, gaps) for number in numbers}
+    outcomes = {number: _outcome(number, view.layout, records, remote, gaps) for number in numbers}
     attempts = [_attempt(number, notes, outcomes[number], run if number == last else None) for number in numbers]
-    return Story(id=view.layout.run_id, run=run, attempts=tuple(attempts), steps=steps, gaps=tuple(gaps))
+    return RunHistory(id=view.layout.run_id, run=run, attempts=tuple(attempts), steps=steps, gaps=tuple(gaps))
 
 
 def _read_notes(view: View, gaps: dict[str, None]) -> tuple[dict[int, _Notes], int | None]:
@@ -167,21 +167,21 @@ def _note_event(notes: _Notes, record: dict[str, Any]) -> None:
 
 
 def _outcome(
-    number: int, here: RunLayout, kept: RunLayout, keeper: Transport | None, gaps: dict[str, None]
+    number: int, here: RunLayout, records: RunLayout, remote: Transport | None, gaps: dict[str, None]
 ) -> AttemptOutcome | None:
-    """How an attempt ended: it is written once, so a copy on this computer is as good."""
+    """The outcome of an attempt: it is written once, so a copy on this computer is enough."""
     try:
         return AttemptOutcome.load(here.outcome(number))
     except FileNotFoundError:
         pass
     except (*NONSENSE, OSError) as error:
         gaps[str(error).splitlines()[0]] = None
-    if keeper is None:
+    if remote is None:
         return None
     try:
-        with understood(keeper.host, f"how attempt {number} ended"):
-            path = kept.outcome(number)
-            return decode_record(keeper.read(path), path, AttemptOutcome, host=keeper.host)
+        with understood(remote.host, f"how attempt {number} ended"):
+            path = records.outcome(number)
+            return decode_record(remote.read(path), path, AttemptOutcome, host=remote.host)
     except HostKeyRefused:
         raise
     except HostUnreachable as error:
@@ -256,7 +256,7 @@ def _ends(outcome: AttemptOutcome | None, hosts: Sequence[str]) -> tuple[RankEnd
         try:
             end, time = _end(data), float(data["time"])
         except NONSENSE:
-            continue  # one row that cannot be read hides no other
+            continue  # a malformed row is skipped
         found.setdefault(end.host, []).append((time, end))
     return tuple(end for rows in found.values() for _, end in sorted(rows, key=lambda row: row[0]))
 
@@ -290,34 +290,34 @@ def _ended_with_others(code: int | None) -> str:
     return "ended, and nobody says how" if code is None else "ended with the others, by SIGTERM"
 
 
-# The attempts of a run, one line each: when, where, from which step to which, and how it ended.
+# The attempts of a run, one line each: time, hosts, steps and end.
 
 
 COLUMNS = ("attempt", "began", "took", "hosts", "from", "to", "end")
 
 
-def attempt_table(story: Story, *, now: datetime) -> list[str]:
+def attempt_table(history: RunHistory, *, now: datetime) -> list[str]:
     """For people, oldest first:
 
     attempt  began    took         hosts    from   to     end
     1        2 h ago  52 min 10 s  pc[1-3]  0      1,241  pc3 does not answer
     2        1 h ago  -            pc[1-2]  1,240  2,900  running
     """
-    rows = [_row(each) for each in attempt_rows(story)]
+    rows = [_row(each) for each in attempt_rows(history)]
     return table(COLUMNS, [[*row[:1], age(row[1], now=now) or "-", *row[2:]] for row in rows])
 
 
-def attempt_rows(story: Story) -> list[dict[str, Any]]:
+def attempt_rows(history: RunHistory) -> list[dict[str, Any]]:
     """For programs, oldest first.
 
     result: finished, stopped or failed; that of the run where the attempt has not ended; None: not known.
     what: the first line of its cause, or why another attempt took its place. next: whether one did by itself.
     """
-    following = [*story.attempts, None][1:]
-    return [_attempt_row(each, after, story) for each, after in zip(story.attempts, following, strict=True)]
+    following = [*history.attempts, None][1:]
+    return [_attempt_row(each, after, history) for each, after in zip(history.attempts, following, strict=True)]
 
 
-def _attempt_row(attempt: Attempt, after: Attempt | None, story: Story) -> dict[str, Any]:
+def _attempt_row(attempt: Attempt, after: Attempt | None, history: RunHistory) -> dict[str, Any]:
     by_itself = after.begun_by if after else None
     error = attempt.error or {}
     said = by_itself.get("what") if by_itself else error.get("what")
@@ -328,7 +328,7 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, story: Story) -> dict[
         "hosts": list(attempt.hosts),
         "from_step": attempt.from_step,
         "to_step": attempt.to_step,
-        "result": attempt.result or (story.run.phase if after is None else None),
+        "result": attempt.result or (history.run.phase if after is None else None),
         "what": next(iter(str(said or "").splitlines()), ""),
         "next": by_itself is not None,
     }
@@ -371,7 +371,7 @@ def _took(began: str, ended: str) -> str:
     return format_duration(max(0.0, (last - first).total_seconds()))
 
 
-# Events as rows of a story: each with its time by the clock of who wrote it, the same in a row folded.
+# Events as rows, each with the time of its writer; repeated events are one row.
 
 
 MOST_ROWS = 24
@@ -393,22 +393,22 @@ _NAMES = {
     "host-left-out": "left out",
     "replicas-differ": "replicas differ",
 }
-"""What events are called where that is not their name."""
+"""Event -> its words on the screen, where they differ from its name."""
 
 _ELSEWHERE = frozenset({"restarting", "beginning", "exchange", "shares", "saving", "resumed", "straggler-over"})
-"""Told by another line, or of no use to who looks for a cause."""
+"""Shown on another line, or irrelevant to the cause."""
 
 _OF_THE_GANG = frozenset({"started", "stopping", "finished", "stopped", "failed"})
-"""Of rank 0: what the supervisor says for the whole gang."""
+"""Events of rank 0 that the supervisor writes for the whole gang."""
 
 
 def event_rows(events: Iterable[EventRecord], *, cause: str = "") -> list[str]:
-    """What the supervisor wrote, in its order. cause: words that stand above them already."""
+    """Events of the supervisor, in its order. cause: a sentence that is shown already."""
     return _rows([event for event in events if event.get("event") not in _ELSEWHERE], cause)
 
 
-def told_rows(events: Iterable[EventRecord]) -> list[str]:
-    """What rank 0 wrote that may tell of a cause, in its order."""
+def rank0_rows(events: Iterable[EventRecord]) -> list[str]:
+    """Events of rank 0 that may explain a cause, in its order."""
     return _rows([event for event in events if event.get("event") not in _ELSEWHERE | _OF_THE_GANG], "")
 
 
@@ -423,7 +423,7 @@ def _rows(events: Sequence[EventRecord], cause: str) -> list[str]:
 
 
 def _event_row(group: Sequence[EventRecord], cause: str) -> str:
-    """Events of one name in a row: the last of them."""
+    """The row of equal events: the last of them, with their number."""
     event = group[-1]
     times = f" ({len(group)} times)" if len(group) > 1 else ""
     return f"{_clock(event.get('time'))}  {_words(event, cause)}{times}"
@@ -460,33 +460,35 @@ def _clock(time: object) -> str:
     return text[11:19] if len(text) >= len("2026-11-21T14:02:07") and text[10] == "T" else "--:--:--"
 
 
-# What to type so that a run goes on, or why nothing has to be typed.
+# The next command for a run, or the reason why none is needed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onward:
-    """A command, and what it does; or no command, and why none is needed."""
+class NextStep:
+    """A command and its effect; or no command, and the reason."""
 
     command: str | None
     why: str
 
 
-def onward(story: Story, *, is_job: bool, can_resume: bool) -> Onward:
-    """How the run goes on from where it stands.
+def next_step(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextStep:
+    """The next command for the run in its current phase.
 
-    is_job: it is no command of the user's own. can_resume: it can be started again.
+    is_job: it is not the user's own command. can_resume: it can be resumed.
     """
-    run_id, phase = story.id, story.run.phase
+    run_id, phase = history.id, history.run.phase
     if phase in {"stopped", "failed"}:
-        return _again(story, is_job=is_job, can_resume=can_resume)
+        return _again(history, is_job=is_job, can_resume=can_resume)
     if phase == "lost":
-        return Onward(
+        return NextStep(
             command=f"gangline stop {run_id} && gangline resume {run_id}",
             why="the first saves and ends what is left of it",
         )
-    if phase == "running" and len(story.attempts) > 1:
-        return Onward(command=None, why=f"nothing to do: it runs; {_went_on(story.attempts[-1])}")
-    return Onward(command=None, why=_waiting(run_id).get(phase, "its state.json cannot be read; gangline ps lists all"))
+    if phase == "running" and len(history.attempts) > 1:
+        return NextStep(command=None, why=f"nothing to do: it runs; {_went_on(history.attempts[-1])}")
+    return NextStep(
+        command=None, why=_waiting(run_id).get(phase, "its state.json cannot be read; gangline ps lists all")
+    )
 
 
 def _waiting(run_id: str) -> dict[str, str]:
@@ -507,17 +509,17 @@ def _went_on(last: Attempt) -> str:
     return f"attempt {last.number} went on {f'from step {step}' if step else 'from the beginning'} by itself"
 
 
-def _again(story: Story, *, is_job: bool, can_resume: bool) -> Onward:
+def _again(history: RunHistory, *, is_job: bool, can_resume: bool) -> NextStep:
     if not can_resume:
-        return Onward(
+        return NextStep(
             command=None,
             why="start it anew with gangline run: without --resume-flag nothing says how your command goes on",
         )
-    steps = [attempt.committed for attempt in story.attempts if attempt.committed is not None]
+    steps = [attempt.committed for attempt in history.attempts if attempt.committed is not None]
     if not is_job:
         why = "starts your command again, with the words of --resume-flag"
     elif steps:
         why = f"from the newest checkpoint that is whole; step {steps[-1]} was committed last"
     else:
         why = "from the beginning: no checkpoint was committed"
-    return Onward(command=f"gangline resume {story.id}", why=why)
+    return NextStep(command=f"gangline resume {history.id}", why=why)

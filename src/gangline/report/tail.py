@@ -35,7 +35,7 @@ class Tail:
         self._transport = transport
         self._path = path
         self.is_behind = False
-        """The last call read as much as it might, and there may be more."""
+        """The last call stopped at its limit, and there may be more."""
         self._offset = 0
         self._rest = b""
 
@@ -49,7 +49,7 @@ class Tail:
             for line in self.stream(limit_bytes=limit_bytes):
                 found.append(line)  # noqa: PERF402  (kept when the next one fails)
         except HostUnreachable:
-            if not found:  # else the next call says so, and what was read is told first
+            if not found:  # otherwise return what was read; the next call raises
                 raise
         return found
 
@@ -93,13 +93,13 @@ class JsonTail:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
-                continue  # torn by a crash; the next attempt goes on below it
+                continue  # cut off by a crash; the next attempt writes below it
             if isinstance(value, dict):
                 found.append(value)
         return found
 
 
-# What the metrics of a run say so far.
+# The metrics of a run so far.
 
 
 class History:
@@ -155,7 +155,7 @@ def _points(records: dict[int, dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 LIMIT_BYTES = 1 << 30
-"""Figures of more steps than anybody takes: a file without end has an end here."""
+"""Far more than any run writes: a limit for a file without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def log_files(
 
 
 def last_step(transport: Transport, metrics: Path) -> dict[str, Any] | None:
-    """The step that was written last; None before the first, and where what was written is no record of a step."""
+    """The step that was written last; None before the first, or for a malformed record."""
     last = ""
     for line in Tail(transport, metrics).stream(limit_bytes=LIMIT_BYTES):
         if '"step_s"' in line:

@@ -1,4 +1,4 @@
-"""Rows of text in aligned columns, and the lines of figures that people read while a run goes on."""
+"""Tables with aligned columns, and the lines of a run on the screen."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from gangline.checks.rules import fold_names
 from gangline.planner.outcome import RankTime, TimeReport
 from gangline.report.tail import History
-from gangline.units import format_bytes, format_duration
+from gangline.units import format_bytes, format_duration, listed
 
-# A run that goes on by itself after a failure, in one line.
+# An automatic restart, in one line.
 
 
 MOST_NAMES = 3
@@ -36,16 +36,14 @@ def restart_line(record: Mapping[str, Any]) -> str:
 
 
 def started_attempt(record: Mapping[str, Any]) -> int | None:
-    """The number of the attempt that an event `restarting` tells of."""
+    """The number of the attempt that an event `restarting` begins."""
     number = record.get("next")
     return number if type(number) is int else None
 
 
 def in_words(names: Sequence[str]) -> str:
     """pc1, pc2 and pc3; many names are folded."""
-    if len(names) > MOST_NAMES:
-        return fold_names(names)
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    return fold_names(names) if len(names) > MOST_NAMES else listed(names)
 
 
 def _step(record: Mapping[str, Any]) -> str:
@@ -64,7 +62,7 @@ def _names(value: object) -> list[str]:
     return [str(name) for name in value] if isinstance(value, list) else []
 
 
-# Text from hosts, models and data sets, made harmless for a terminal.
+# Text from hosts, models and data sets, without terminal control sequences.
 
 
 _SEQUENCES = re.compile(
@@ -125,7 +123,7 @@ def evaluation_line(record: dict[str, Any]) -> str:
 
 
 def event_line(record: dict[str, Any]) -> str | None:
-    """One event in a few words; None for events that the other lines tell already."""
+    """One event in a few words; None for events that other lines show."""
     event = str(record.get("event", ""))
     if not event or _is_told(event, record):
         return None
@@ -156,7 +154,7 @@ _NAMES = {
     "straggler": "slow",
     "straggler-over": "no longer slow",
 }
-"""What events are called where that is not their name; "": the rest says it."""
+"""Event -> its words on the screen, where they differ from its name; "": none."""
 
 _PARTS = {
     "failed": ("why",),
@@ -168,24 +166,23 @@ _PARTS = {
     "straggler": ("step", "what"),
     "straggler-over": ("step", "what"),
 }
-"""Parts of events that help a reader, where these are other ones than in general: `what` may name host, rank and step
-already."""
+"""The shown parts of an event, where they are not `_DETAILS`: `what` may name host, rank and step already."""
 
 _TOLD = frozenset({"evaluated", "saving", "saved", "failing", "failed", "waiting", "joined", "exchange"})
-"""The start has its board, an evaluation its own line, a save counts once it is committed, a failure is told with what
-follows it, and how gradients are exchanged is for programs."""
+"""Events that are not shown: the start has its board, an evaluation its own line, a save counts once it is committed, a
+failure is shown with its restart, and how gradients are exchanged is for programs."""
 
 ENDS = frozenset({"finished", "stopped"})
-"""Events after which nothing comes."""
+"""The last events of a run."""
 
 _ECHOED = frozenset({"started", "stopping", "finished", "stopped", "failed"})
-"""Said by the supervisor for the whole gang."""
+"""Events of rank 0 that the supervisor writes for the whole gang."""
 
 _WORDS = {"what": "{}", "why": "{}", "seconds": "after {}"}
-"""Parts that are shown otherwise than with their name."""
+"""Parts that are not shown with their name."""
 
 _DETAILS = ("step", "host", "rank", "reason", "what", "why", "duration_s")
-"""Parts of an event that help a reader; the rest stays in events.jsonl."""
+"""The shown parts of an event; the rest stays in events.jsonl."""
 
 
 def final_losses(history: History) -> list[str]:
@@ -225,7 +222,7 @@ def _detail(key: str, value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-# Where the time of a run went, as a table of its ranks.
+# The time of a run, as a table of its ranks.
 
 
 MOST_ROWS = 16

@@ -4,10 +4,10 @@
     checkpoints/step-00000100/part-<host>/          DCP's files, state.json, part.json
     checkpoints/step-00000100/part-<host>.tmp/      being written, or left by a crash
     checkpoints/.trash-step-00000100/               being removed, or left by a crash
-    checkpoints/aside-00000090-step-00000100/       passed over when the run went on from step 90
+    checkpoints/aside-00000090-step-00000100/       skipped when the run resumed from step 90
 
 A checkpoint is valid if a commit record is found anywhere, and of the parts that it lists one whole replica, or all
-shards, each on any host. "The latest" is computed from that and never from names.
+shards, each on any host. The latest checkpoint follows from that, never from names of folders.
 
 On a host: `python -m gangline.runs.checkpoints survey FOLDER [--verify | --verify-newest]`.
 """
@@ -104,8 +104,8 @@ def find_parts(checkpoints: Path, step: int, *, host: str) -> list[tuple[Path, s
 
 
 def survey(checkpoints: Path, *, verify: bool = True, newest_only: bool = False) -> list[dict[str, Any]]:
-    """Everything that this host has, step by step, as JSON data; `verify` reads and hashes every file, `newest_only`
-    of the newest step.
+    """All checkpoints of this host, step by step, as JSON data; `verify` hashes every file, with `newest_only` those of
+    the newest step.
 
     [{"step", "record": text or null, "parts": [{"host", "text": of part.json or null, "problems": [...]}]}]
     """
@@ -133,13 +133,13 @@ def _text(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A checkpoint, or a copy of one, that is not used, and why."""
+    """A checkpoint, or a copy of one, that is not used, with the reason."""
 
     step: int
     host: str
     reason: str
     in_parts: bool = False
-    """It lies in parts, and one of them is whole nowhere."""
+    """It is sharded, and one of its shards is whole on no host."""
 
     def __str__(self) -> str:
         return f"step {self.step} on {self.host}: {self.reason}"
@@ -155,7 +155,7 @@ class PartSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChoice:
-    """The checkpoint to start from, and what was seen on the way to it."""
+    """The checkpoint to start from, and the ones that were rejected."""
 
     step: int | None = None
     """None: nothing valid was found."""
@@ -164,22 +164,21 @@ class CheckpointChoice:
     sources: tuple[PartSource, ...] = ()
     """Every whole part of `step`, for hosts that lack one."""
     held: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Of a step in parts: host -> what its part holds; {}: any whole part is all of it."""
+    """Of a sharded step: host -> what its shard holds; {}: any part is the whole state."""
     needs: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Of a step in parts: host -> the parts that its ranks read, where that is not all of them."""
+    """Of a sharded step: host -> the shards that its ranks read, where that is not all of them."""
     rejected: tuple[Rejection, ...] = ()
     """Newer checkpoints, and damaged copies of the chosen one, newest first."""
     adoptable: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    """Newer steps of which a replica, or every shard, is whole somewhere but that were never committed -> the record to
-    place."""
+    """Newer steps that are complete but were never committed -> the missing commit record."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a host needs of `step`, by the hosts that wrote it: any one replica, or all shards."""
+        """The parts of `step` that a host needs, by the hosts that wrote them: any one replica, or all shards."""
         return tuple(self.held) or tuple(dict.fromkeys(source.part for source in self.sources[:1]))
 
     def for_ranks_of(self, gang: Gang) -> CheckpointChoice:
-        """The same for a gang: a host whose ranks hold what they held when it was saved needs that part alone."""
+        """The same for a gang: a host whose ranks hold the same shard as when it was saved needs only that one."""
         part_of = {words: host for host, words in self.held.items()}
         needs: dict[str, tuple[str, ...]] = {
             host: (host if self.held.get(host) == words else part_of[words],)  # of several such its own
@@ -197,14 +196,14 @@ class CheckpointChoice:
 
 
 def choose(surveys: Surveys) -> CheckpointChoice:
-    """The newest valid checkpoint over what all hosts reported."""
+    """The newest valid checkpoint in the surveys of all hosts."""
     rejected: list[Rejection] = []
     adoptable: dict[int, bytes] = {}
     steps = {entry["step"] for entries in surveys.values() for entry in entries}
     for step in sorted(steps, reverse=True):
         found = {host: entry for host, entries in surveys.items() for entry in entries if entry["step"] == step}
         if not any(entry["record"] is not None or entry["parts"] for entry in found.values()):
-            continue  # what a save leaves that never finished anywhere: no checkpoint, so none to pass over
+            continue  # a save that finished on no host: no checkpoint
         commits, notes = _commits(step, found)
         for commit in commits:
             sources, held, damaged = _match(commit, found)
@@ -226,7 +225,7 @@ def choose(surveys: Surveys) -> CheckpointChoice:
 
 
 def with_record(surveys: Surveys, step: int, record: bytes) -> Surveys:
-    """The same surveys once a record of a step is placed on every host that has something of it."""
+    """The same surveys with the record of a step on every host that has a part of it."""
     text = record.decode()
     return {
         host: [{**entry, "record": text} if entry["step"] == step else entry for entry in entries]
@@ -255,8 +254,8 @@ def _commits(step: int, found: Mapping[str, Mapping[str, Any]]) -> tuple[list[Co
 def _match(
     commit: Commit, found: Mapping[str, Mapping[str, Any]]
 ) -> tuple[tuple[PartSource, ...], dict[str, str], list[Rejection]]:
-    """The whole parts that the record lists, if they are enough; what each holds, if all are needed; and what is wrong
-    with the others. Of parts that hold the same, as those of two pipelines may, one is enough.
+    """The whole parts that the record lists, if they are enough; what each holds, if sharded; and the problems of the
+    others. Of shards that hold the same, as those of two pipelines may, one is enough.
     """
     sources: list[PartSource] = []
     held: dict[str, str] = {}
@@ -286,7 +285,7 @@ def _match(
 def _adopt(
     step: int, found: Mapping[str, Mapping[str, Any]], *, after_attempt: int
 ) -> tuple[bytes | None, list[Rejection]]:
-    """The commit record that nobody lived to write, or why there cannot be one."""
+    """The missing commit record of a step whose parts are complete, or the reasons why there is none."""
     whole: dict[int, dict[str, bytes]] = {}
     rejected = []
     for host, part in _parts(found):
@@ -320,11 +319,11 @@ def _part_rejection(step: int, host: str, part: str, problem: str) -> Rejection:
     return Rejection(step=step, host=host, reason=f"part-{part}/{problem}")
 
 
-# Which checkpoints stay on a host, and how the others go: the record first, so that no half of one is ever valid.
+# Retention: the checkpoints that a host keeps. A removal begins with the record, so that no half of one is ever valid.
 
 
 MIN_WAITING = 2
-"""Hosts save in step with each other but for one save: what the slowest has whole, every other one must still have."""
+"""Hosts differ by one save at most: the other hosts must keep the newest step that the slowest one has whole."""
 
 _TRASH = ".trash-"
 _ASIDE = re.compile(r"aside-(\d{8,})-step-\d{8,}")
@@ -357,9 +356,9 @@ def prune(checkpoints: Path, *, keep_last: int, keep_best: bool, writing: frozen
 
 
 def set_aside(checkpoints: Path, after: int) -> list[int]:
-    """Move all steps newer than `after` out of the way of a run that goes on from there; which ones, oldest first.
+    """Move all steps newer than `after` aside for a run that resumes from there; which ones, oldest first.
 
-    Left in place they would count as the newest, and push out the only one that is whole. They are removed once a
+    Left in place they would count as the newest, and retention would remove the only valid one. They are removed once a
     step newer than `after` is committed here. Raises OSError.
     """
     newer = [step for step in saved_steps(checkpoints) if step > after]
@@ -387,18 +386,18 @@ def remove_step(checkpoints: Path, step: int) -> None:
 
 
 def remove_record(folder: Path) -> None:
-    """From here on the step counts as not committed on this host."""
+    """Remove the record: the step is no longer committed on this host."""
     (folder / COMMIT_FILE).unlink(missing_ok=True)
     sync_folder(folder)
     at_point("retention: record removed")
 
 
 def _kept(checkpoints: Path, commits: Mapping[int, Commit], *, keep_last: int, writing: Iterable[int]) -> set[int]:
-    """The newest committed steps; those with a part here, and those before the step that is written, on their own."""
+    """The newest committed steps, the newest with a part here, and the newest before the step in writing."""
     order = sorted(commits, key=lambda step: (commits[step].attempt, step))
     # A record without a whole part here (this disk was empty for a while) must not push out a checkpoint with one.
     here = [step for step in order if _has_part(step_folder(checkpoints, step))]
-    # A run that writes step 133 went on from one before it: records of later steps are of a past it could not use.
+    # A run that writes step 133 resumed from an earlier one: records of later steps are of no use to it.
     first = min(writing, default=None)
     before = [step for step in here if first is None or step < first]
     return {step for ranked in (order, here, before) for step in ranked[-keep_last:]}
@@ -465,21 +464,21 @@ def _delete(folder: Path) -> None:
     folder.rmdir()
 
 
-# How often a run saves by itself, from what a save costs. Pure.
+# The interval between automatic saves, from the cost of a save. Pure.
 
 
 LOSSES_S = 24 * 3600.0
-"""Between two ends that lose what was not saved; assumed."""
+"""Mean time between failures; assumed."""
 LEAST_MIN, MOST_MIN = 1.0, 30.0
 BUSY = 0.05
-"""Part of the time in which disks may write checkpoints; so often they wear out, too."""
+"""The part of the time in which disks may write checkpoints, which also limits their wear."""
 FIRST_MIN = 2.0
-"""Before the first save, of which nothing is known yet."""
+"""The time to the first save, whose cost is unknown."""
 
 
 def minutes_between(hold_s: float, write_s: float) -> float:
-    """Minutes from one save to the next. hold_s: how long training stood still for the last; write_s: until it was on
-    the disk.
+    """Minutes from one save to the next (Young's formula). hold_s: pause of training for the last save; write_s: time
+    until it was on the disk.
     """
     young_s = math.sqrt(2 * max(0.0, hold_s) * LOSSES_S)
     return min(MOST_MIN, max(LEAST_MIN, young_s / 60, write_s / BUSY / 60))

@@ -1,6 +1,6 @@
-"""What a checkpoint says of itself: `part.json` (one host's files) and `COMMITTED` (all parts of a step).
+"""The manifests of a checkpoint: `part.json` (one host's files) and `COMMITTED` (all parts of a step).
 
-Both are sealed: they carry a digest of their own content, so that one flipped byte anywhere in them is noticed.
+Both contain a digest of their own content, which detects any flipped byte in them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointPart:
     """All hosts of the attempt, head first; the checkpoint is complete when each has its part."""
     num_ranks: int
     fingerprints: dict[str, Any]
-    """What the state belongs to: the keys of inputs.json, content hashes of data and model and counts of the data."""
+    """The keys of inputs.json: content hashes of data and model, and counts of the data."""
     evaluation_loss: float | None
     """Of an evaluation at this very step, else None; retention keeps the lowest."""
     files: tuple[PartFile, ...]
@@ -136,7 +136,7 @@ def describe_part(
 
 
 def verify_part(folder: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with a part, one line per file; [] when it is whole. `hashes=False` looks at names and sizes."""
+    """The problems of a part, one line per file; [] when it is whole. `hashes=False` looks at names and sizes."""
     try:
         part = CheckpointPart.from_bytes((folder / PART_FILE).read_bytes())
     except FileNotFoundError:

@@ -6,8 +6,8 @@ A new key, or a new file, raises the minor version: readers of another minor ver
 value that gets another meaning raises the major version: readers of an older major version refuse the record. A record
 without a version of this form was written before there were versions; `old_format` translates it.
 
-Only regular files are read, and never a byte of anything else: a FIFO would never end. Whatever is wrong with a record
-is a RecordError that names the file; a record that is not there is a FileNotFoundError.
+Only regular files are read: a FIFO would never end. A damaged record raises a RecordError that names the file, a
+missing one a FileNotFoundError.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 VERSION_KEY, RUN_KEY = "schema_version", "run_id"
 LIMIT_BYTES = 64 << 20
-"""A record that is longer is none: the request of a thousand hosts has 5 MB."""
+"""A longer file is no record: the request of a thousand hosts has 5 MB."""
 
 T = TypeVar("T")
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,6})")

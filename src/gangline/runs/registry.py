@@ -13,25 +13,26 @@ from gangline.runs.files import write_json
 from gangline.runs.layout import PATTERN, RunLayout
 from gangline.runs.record_versions import load_record, read_regular
 from gangline.runs.state import ProcessId, RunState
+from gangline.units import listed
 
 IsAlive = Callable[[ProcessId], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Where one run stands, as its state.json and the life of its supervisor say."""
+    """The state of one run, from its state.json and the process of its supervisor."""
 
     id: str
     state: RunState | None
     """None where state.json cannot be read."""
     lost: bool = False
-    """The state says that it runs, but nobody looks after it any more."""
+    """The state says that it runs, but its supervisor is dead."""
     silent: str | None = None
-    """Why this is what was last heard, and not what is: the host that keeps the run does not answer."""
+    """Why this is only the last known state: the error of the supervisor's host, which does not answer."""
     damage: RecordError | None = None
     """Why state.json cannot be used, where it is there."""
     refused: HostKeyRefused | None = None
-    """Who answers there is not who it should be."""
+    """The supervisor's host shows another host key."""
 
     @property
     def phase(self) -> str:
@@ -47,7 +48,7 @@ class RunRecord:
 
     @property
     def ended(self) -> bool:
-        """Nothing more comes of it by itself."""
+        """Whether it has ended, or cannot continue by itself."""
         return self.phase in {"finished", "stopped", "failed", "lost", "unknown"}
 
     @property
@@ -104,12 +105,12 @@ def find_run(home: Path, prefix: str) -> RunLayout:
     if matches:
         raise UsageError(
             f"ambiguous prefix {prefix!r}",
-            seen=f"it fits {_listed(matches)}",
+            seen=f"it fits {listed(matches)}",
             fix="give more letters of the id",
         )
     raise UsageError(
         f"no such run: {prefix!r}",
-        seen=f"in {home}: {_listed([record.id for record in list_runs(home)]) or 'no run yet'}",
+        seen=f"in {home}: {listed([record.id for record in list_runs(home)]) or 'no run yet'}",
         fix="gangline ps lists all runs" if known else "start one: gangline train job.yaml",
     )
 
@@ -142,8 +143,3 @@ def _renew(path: Path, keys: Mapping[str, str]) -> bool:
     if old:
         write_json(path, record)
     return bool(old)
-
-
-def _listed(ids: list[str], most: int = 8) -> str:
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(ids[:most]) + more

@@ -1,5 +1,5 @@
-"""Where a run stands (state.json), how an attempt ended (outcome.json), and what the user ordered (order.json) or asked
-of it (leave.json).
+"""The state of a run (state.json), the end of an attempt (outcome.json), and the orders of the user (order.json,
+leave.json).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import Record, load_if_there, load_record, write_record
 
-# What happened in a run, one JSON line per event in events.jsonl; and the time as all our files write it.
+# events.jsonl, with one JSON line per event, and the format of times in all our files.
 
 
 EventSource = Literal["worker", "supervisor"]
@@ -43,7 +43,7 @@ def append_event(path: Path, event: str, *, source: EventSource, **details: Any)
         os.close(descriptor)
 
 
-# A process of this computer, named so that no other can be taken for it.
+# The identity of a process on this computer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ProcessId:
         """The process that has this pid now."""
         try:
             return parse_stat(pid, Path(f"/proc/{pid}/stat").read_bytes())
-        except OSError:  # it is gone; or another user's, where /proc shows everybody only his own
+        except OSError:  # it has ended, or is hidden: another user's, where /proc shows own processes only
             return None
 
     @staticmethod
@@ -80,7 +80,7 @@ class ProcessId:
 
 
 def parse_stat(pid: int, stat: bytes) -> ProcessId | None:
-    """The process that /proc/<pid>/stat describes; None if it has ended and is only waited for."""
+    """The process that /proc/<pid>/stat describes; None for a zombie."""
     # The command name may hold spaces and parentheses; everything after the last ")" is numbers.
     fields = stat.rpartition(b")")[2].split()
     return None if fields[0] in {b"Z", b"X"} else ProcessId(pid=pid, start_ticks=int(fields[19]))
@@ -102,11 +102,11 @@ class RunState:
     supervisor: ProcessId | None = None
     """The supervisor of this attempt; it may be gone."""
     epoch: int = 0
-    """Counts the supervisors of the run; of two that look after it, the one with the higher number is in charge."""
+    """Counts the supervisors of the run; of two at the same time, the one with the higher number is in charge."""
     error: dict[str, Any] | None = None
     """`GanglineError.to_json` of what ended the run."""
     quiet_since: str | None = None
-    """While it runs: since when no rank has printed anything, if that was told."""
+    """While it runs: since when no rank has printed anything, if that was reported."""
 
     def save(self, layout: RunLayout) -> None:
         """Write state.json, with the time of now."""
@@ -137,14 +137,14 @@ class AttemptOutcome(Record):
     failures: tuple[dict[str, Any], ...] = ()
     """Every rank that ended badly, as the host agents saw it, with its host."""
     left: tuple[str, ...] = ()
-    """What was still there after the end, as seen on the hosts."""
+    """Leftovers on hosts after the end."""
     unverified: tuple[str, ...] = ()
-    """Hosts that did not answer at the end: nobody has seen whether something is left there."""
+    """Hosts that did not answer at the end: leftovers there are unknown."""
     ended: str = field(default_factory=now_iso)
 
     @property
     def doubtful(self) -> tuple[str, ...]:
-        """Hosts on which something may be left."""
+        """Hosts with possible leftovers."""
         return (*self.unverified, *(each.partition(":")[0] for each in self.left))
 
 
@@ -157,14 +157,14 @@ def write_order(layout: RunLayout, order: StopOrder, *, attempt: int) -> None:
 
 
 def read_order(layout: RunLayout, *, attempt: int) -> StopOrder | None:
-    """What was ordered of this attempt, if anything."""
+    """The order to this attempt, if there is one."""
     said = load_if_there(layout.order, dict)
     order = said.get("order") if said and said.get("attempt") == attempt else None
     return order if order in {"stop", "kill"} else None
 
 
 def write_leave(layout: RunLayout, hosts: Iterable[str], *, attempt: int) -> None:
-    """Ask a run to go on without some hosts of this attempt; those that were asked to leave it before stay asked."""
+    """Order some hosts of this attempt to leave, in addition to those with that order before."""
     asked = dict.fromkeys((*read_leave(layout, attempt=attempt), *hosts))
     write_record(layout.leave, {"hosts": list(asked), "attempt": attempt})
 

@@ -1,1 +1,1 @@
-"""Use the model: find what a run saved, export it, talk with it."""
+"""Use the model: find the checkpoint of a run, export it, chat with it."""

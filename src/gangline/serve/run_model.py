@@ -1,4 +1,4 @@
-"""The model of a run: its checkpoints, its export, a talk with it."""
+"""The model of a run: its checkpoints, its export, chat."""
 
 from __future__ import annotations
 

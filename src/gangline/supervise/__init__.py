@@ -1,1 +1,1 @@
-"""Keep it going: one detached supervisor per run starts the gang, watches it, commits checkpoints, ends it."""
+"""Supervise a run: one detached process starts the gang, watches it, commits checkpoints and restarts it."""

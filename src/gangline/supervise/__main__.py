@@ -1,7 +1,7 @@
 """`python -m gangline.supervise RUN_FOLDER ATTEMPT`: the supervisor of a run, from this attempt on.
 
-With `--detach` it reads {"secrets": {name: value}} from stdin, goes on by itself, and says on stdout in one line of
-JSON that the gang was started ({"started": true}) or why it was not ({"error": ...}).
+With `--detach` it reads {"secrets": {name: value}} from stdin, continues in the background, and prints one line of
+JSON: {"started": true} once the gang was started, or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _detach(layout: RunLayout, attempt: int) -> int:
-    """Have a process of its own supervise; whether the gang was started."""
+    """Supervise in a process of its own; the exit code says whether the gang was started."""
     secrets = json.loads(sys.stdin.buffer.read() or b"{}").get("secrets", {})
     reader, writer = os.pipe()
     child = os.fork()
@@ -61,7 +61,7 @@ def _detach(layout: RunLayout, attempt: int) -> int:
 
 
 def _fork_again(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
-    """Who ends a command ends its descendants, whatever session they made: the supervisor shall be none of them."""
+    """Fork twice: a tool that ends a command and all its descendants must not find the supervisor."""
     code = 1
     try:
         os.setsid()
@@ -73,7 +73,7 @@ def _fork_again(layout: RunLayout, attempt: int, secrets: Mapping[str, str], rea
 
 
 def _go_on(layout: RunLayout, attempt: int, secrets: Mapping[str, str], ready: int) -> NoReturn:
-    """In a session of our own, without a terminal, as nobody's child."""
+    """Supervise in a session of our own, without a terminal and without a parent."""
     code = 1
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -114,7 +114,7 @@ def _supervise(layout: RunLayout, attempt: int, *, secrets: Mapping[str, str], r
 
 
 def _our_name(layout: RunLayout, attempt: int) -> str:
-    """What the user calls the computer on which we are: the head, unless it is reached from here."""
+    """The name of this computer for the user: the head's, unless the head is reached from here."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         head = Cluster.of_attempt(layout, attempt).head
         if head.transport == "local":
@@ -125,7 +125,7 @@ def _our_name(layout: RunLayout, attempt: int) -> str:
 def _say(descriptor: int | None, words: Mapping[str, object]) -> None:
     if descriptor is None:
         return
-    with suppress(BrokenPipeError):  # who asked was interrupted; the gang has been started, and needs us
+    with suppress(BrokenPipeError):  # the caller was interrupted; the gang runs and needs its supervisor
         os.write(descriptor, json.dumps(words).encode())
     os.close(descriptor)
 

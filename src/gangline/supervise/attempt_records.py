@@ -1,6 +1,6 @@
-"""What the supervisor writes down of its attempt, and how it bears looks that fail: the next one may be better.
+"""The records that the supervisor writes of its attempt, and its tolerance for polls that fail.
 
-Nobody restarts a supervisor (docs/decisions/0010).
+An error that one poll meets may be gone at the next one (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 
 class Superseded(RunFailed):
-    """Another supervisor with a higher epoch looks after the run: this one has nothing to say any more."""
+    """Another supervisor with a higher epoch is in charge of the run: this one must change nothing any more."""
 
 
 class Records:
     """state.json, events.jsonl and the files of one attempt.
 
     epoch: of this supervisor; once another one has a higher one, nothing is written and Superseded is raised.
-    disk_s: how long a file that cannot be written is tried again.
-    beat: says to who looks that we get on; called often.
+    disk_s: how long a write that fails is repeated.
+    beat: reports that the supervisor works; called often.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class Records:
         self._complaints: set[str] = set()
 
     def set_phase(self, phase: Phase, **changes: object) -> None:
-        """Say where the run stands."""
+        """Write the phase of the run, and other fields of state.json."""
         state = RunState.load(self._layout)
         self.require_charge(state.epoch)
         changed = replace(state, phase=phase, attempt=self._attempt, epoch=self.epoch, **changes)  # type: ignore[arg-type]
         self.persist(lambda: changed.save(self._layout))
 
     def set_quiet(self, since: str | None) -> None:
-        """Say since when no rank has printed anything; None: they print."""
+        """Write since when no rank has printed anything; None: they print."""
         state = RunState.load(self._layout)
         self.require_charge(state.epoch)
         self._try("that the ranks are quiet", lambda: replace(state, quiet_since=since).save(self._layout))
 
     def require_charge(self, epoch: int | None) -> None:
-        """Raise Superseded if somebody has seen a higher epoch than ours."""
+        """Raise Superseded for an epoch that is higher than ours."""
         if epoch is not None and epoch > self.epoch:
             raise Superseded(
                 f"another supervisor is in charge of {self._layout.run_id}",
@@ -91,14 +91,14 @@ class Records:
         self._try(f"event {event}", write)
 
     def _try(self, name: str, write: Callable[[], None]) -> None:
-        """Write something without which the run goes on and ends all the same: a full disk may refuse it."""
+        """Write something that the run does not need; on a full disk it is left out."""
         try:
             write()
         except OSError as error:
             self.complain(f"cannot write {name}: {error}")
 
     def persist(self, write: Callable[[], None]) -> None:
-        """Write, and try again for a while: a full disk may get room once the ranks have ended."""
+        """Write, and repeat for a while: a full disk may have room once the ranks have ended."""
         deadline = time.monotonic() + self._disk_s
         while True:
             try:
@@ -111,7 +111,7 @@ class Records:
             time.sleep(self._pause_s)
 
     def complain(self, words: str, *, error: Exception | None = None) -> None:
-        """One line for supervisor.log, once; with the way on which `error` came."""
+        """Write a line to supervisor.log, once; with the traceback of `error`."""
         if words not in self._complaints:
             self._complaints.add(words)
             log.warning("%s: %s", self._layout.run_id, words, exc_info=error)
@@ -128,7 +128,7 @@ class PollErrors:
 
     @contextmanager
     def tolerated(self) -> Iterator[None]:
-        """Do one poll in here. Its error is only logged, until errors last too long or we are superseded."""
+        """Log the error of the poll in here; raise it once errors last too long, or Superseded."""
         try:
             yield
         except Superseded:
@@ -145,19 +145,18 @@ class PollErrors:
         self._since = None
 
 
-# What was planned beside what came of it, and where time went, read at the end of an attempt: where the figures
-# lie, and not all of them.
+# The figures of an attempt that has ended: the plan compared with the measurements, and the time of each rank.
 
 
 MOST_BYTES = 8 << 20
-"""Of figures that are read: the last thousand steps of 64 ranks, or more of fewer."""
+"""The last thousand steps of 64 ranks, or more of fewer."""
 BLOCK_BYTES = 1 << 20
 LARGEST_BYTES = 1 << 50
-"""A file that has no end, as far as its host says, is looked at no further."""
+"""A larger file, as far as its host says, is not read."""
 
 
 class MetricsReader(Protocol):
-    """What is needed of a Transport."""
+    """The part of a Transport that is needed here."""
 
     def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
         """See `Transport.read`."""
@@ -165,39 +164,39 @@ class MetricsReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookBack:
-    """What is written down when an attempt has ended."""
+class AttemptFigures:
+    """The figures that are written when an attempt has ended."""
 
     times: dict[str, Any] | None = None
     """The content of times.json; None where there were no steps."""
     comparison: dict[str, Any] | None = None
-    """The content of comparison.json; None where nothing was foreseen, or there were too few steps."""
+    """The content of comparison.json; None without a forecast, or with too few steps."""
     problem: str | None = None
-    """Why there is no comparison, where that is not as it should be."""
+    """The error that prevented the comparison; None: there was none."""
 
 
-def look_back(layout: RunLayout, attempt: int, *, cluster: Cluster, head: MetricsReader) -> LookBack:
-    """Read the figures of an attempt; raises whatever comes of a host that does not answer."""
+def read_figures(layout: RunLayout, attempt: int, *, cluster: Cluster, head: MetricsReader) -> AttemptFigures:
+    """Read the figures of an attempt; raises the error of a host that does not answer."""
     from gangline.planner.outcome import spent
 
     try:
         records = last_records(head, RunLayout(Path(cluster.head.workdir), layout.run_id).metrics)
     except FileNotFoundError:
-        return LookBack()
+        return AttemptFigures()
     report = spent(records, run_id=layout.run_id, attempt=attempt)
     times = report.to_json() if report is not None else None
     try:
-        return LookBack(times=times, comparison=compared(layout, attempt, records))
+        return AttemptFigures(times=times, comparison=compared(layout, attempt, records))
     except Exception as error:  # noqa: BLE001  (a damaged plan, of another version perhaps)
-        return LookBack(times=times, problem=f"{type(error).__name__}: {error}")
+        return AttemptFigures(times=times, problem=f"{type(error).__name__}: {error}")
 
 
 def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The content of comparison.json; None where nothing was foreseen, or there were too few steps, or none.
+    """The content of comparison.json; None without a forecast, or with too few steps.
 
-    Raises whatever comes of a damaged plan.
+    Raises the error of a damaged plan.
     """
-    # not before the end: nobody else in a supervisor needs to plan
+    # imported here: a supervisor needs the planner only at the end
     from gangline.planner.outcome import compare, observe
     from gangline.planner.plan import Plan
 
@@ -219,12 +218,12 @@ def last_records(head: MetricsReader, path: PurePath) -> list[dict[str, Any]]:
     while len(data) < MOST_BYTES and (piece := head.read(path, offset=begin + len(data), limit=BLOCK_BYTES)):
         data += piece
     lines = data.split(b"\n")
-    values = map(_object, lines[1:] if begin else lines)  # the first of them is a part
+    values = map(_object, lines[1:] if begin else lines)  # the first line is incomplete
     return [value for value in values if value is not None]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    """None for what was torn by a crash."""
+    """The object of a line; None for a line that a crash cut off."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -233,7 +232,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _end(head: MetricsReader, path: PurePath) -> int:
-    """Where a file ends, rounded up to whole MiB: a Transport does not tell sizes, but reads nothing beyond."""
+    """The size of a file, rounded up to whole MiB: a Transport has no sizes, but reads nothing beyond the end."""
     low, high = 0, MOST_BYTES
     while high < LARGEST_BYTES and head.read(path, offset=high, limit=1):
         low, high = high, 2 * high

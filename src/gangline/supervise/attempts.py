@@ -1,4 +1,4 @@
-"""A run over its attempts: when one has failed, the next goes on from the newest step that is whole anywhere."""
+"""The attempts of a run: after a failure the next attempt resumes from the newest complete checkpoint of any host."""
 
 from __future__ import annotations
 
@@ -18,87 +18,87 @@ from gangline.runs.state import AttemptOutcome, RunState, read_leave, read_order
 from gangline.supervise.attempt_records import Superseded
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import SupervisedRun
-from gangline.supervise.lost_hosts import CutOff, LostHosts, Partition, Reaching, Recovery, find_cut
+from gangline.supervise.lost_hosts import CutOff, LostHosts, Partition, Reaching, Recovery, find_partition
 from gangline.supervise.next_attempt import Base, failures_of, look_for_checkpoint, move_head, prepare
 from gangline.supervise.supervisor import Ended, Supervisor
 from gangline.units import listed
 
-# Whether a run goes on after an attempt has ended, and on which hosts. Pure.
+# The decision whether another attempt follows, and on which hosts. Pure.
 #
-# An attempt that got beyond the step it went on from has earned the next one. What fails again for the same cause
-# without having got any further would fail for ever.
+# An attempt that made progress is always followed by another one. An attempt that fails for the same cause as the one
+# before, without progress, would fail for ever.
 
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Before the second attempt in a row without a step, and the longest; each is twice as long as the one before."""
+"""The first pause between attempts without progress, and the longest; each is twice as long as the one before."""
 NUMBER = re.compile(r"\d+")
 NOT_AGAIN = frozenset({"UsageError", "SpecError", "DataError", "ModelError", "CheckFailed", "DoesNotFit"})
-"""Kinds of error that the next attempt would meet as well: what was asked for is wrong, not what happened."""
+"""Kinds of error that the next attempt would meet, too: the request is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """An attempt that has ended."""
+class EndedAttempt:
+    """An attempt that has ended, and its progress."""
 
     error: Mapping[str, Any] | None
     """As in `Outcome.error`."""
     began_at: int
-    """Optimizer step that it went on from; 0: the beginning."""
+    """Optimizer step that it resumed from; 0: the beginning."""
     reached: int
-    """The newest step from which the run can go on, once it had ended."""
+    """The newest step from which the run can resume after it."""
     starts: int | None = None
-    """Of a program whose steps nobody knows: how often it was started so far. None: steps are known."""
+    """Number of starts so far, of a program whose steps are unknown. None: steps are known."""
 
     @property
     def has_advanced(self) -> bool:
-        """Whether it got any further than it began."""
+        """Whether it made progress."""
         return self.reached > self.began_at
 
     @property
     def cause(self) -> str:
-        """What ended it, so that the same cause reads the same: without numbers that differ, as those of processes."""
+        """The cause of its end without numbers such as pids, so that equal causes compare equal."""
         error = self.error or {}
         what = NUMBER.sub("#", f"{error.get('host', '')} {error.get('rank', '')} {error.get('what', '')}")
         # memory may suffice for the next size of a micro-batch
         return f"{what} {error.get('micro_batch') or ''}".rstrip()
 
 
-def why_not(tried: Sequence[Tried], failures: FailureJob) -> str | None:
-    """Why the run does not go on by itself after these attempts, oldest first; None: it does."""
+def why_not(ended_attempts: Sequence[EndedAttempt], failures: FailureJob) -> str | None:
+    """Why no attempt follows automatically after these, oldest first; None: one does."""
     if failures.restarts == 0:
         return "the job ends the run at the first failure (failures)"
-    last = tried[-1]
+    last = ended_attempts[-1]
     if (last.error or {}).get("kind") in NOT_AGAIN:
         return "the next attempt would fail for the same reason"
-    return _why_not_unseen(last, failures) if last.starts is not None else _why_not_followed(tried, failures)
+    return _why_not_unseen(last, failures) if last.starts is not None else _why_not_followed(ended_attempts, failures)
 
 
-def _why_not_unseen(last: Tried, failures: FailureJob) -> str | None:
+def _why_not_unseen(last: EndedAttempt, failures: FailureJob) -> str | None:
     starts = last.starts or 0
     return None if starts <= failures.restarts else f"it was started {starts} times"
 
 
-def _why_not_followed(tried: Sequence[Tried], failures: FailureJob) -> str | None:
-    last = tried[-1]
+def _why_not_followed(ended_attempts: Sequence[EndedAttempt], failures: FailureJob) -> str | None:
+    last = ended_attempts[-1]
     if last.has_advanced:
         return None
-    if len(tried) > 1 and tried[-2].cause == last.cause and not tried[-2].has_advanced:
+    if len(ended_attempts) > 1 and ended_attempts[-2].cause == last.cause and not ended_attempts[-2].has_advanced:
         return "it failed twice for the same cause without completing a step in between"
-    if (count := _in_vain(tried)) >= failures.restarts:
+    if (count := _without_progress(ended_attempts)) >= failures.restarts:
         return f"{count} attempts in a row did not get past step {last.began_at}"
     return None
 
 
-def pause_s(tried: Sequence[Tried]) -> float:
+def pause_s(ended_attempts: Sequence[EndedAttempt]) -> float:
     """How long to wait before the next attempt."""
-    count = _in_vain(tried)
+    count = _without_progress(ended_attempts)
     return 0.0 if count < 2 else min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (count - 2))
 
 
-def _in_vain(tried: Sequence[Tried]) -> int:
-    """Attempts in a row, up to the last, that did not get any further."""
+def _without_progress(ended_attempts: Sequence[EndedAttempt]) -> int:
+    """The number of attempts without progress since the last one with progress."""
     count = 0
-    for each in reversed(tried):
+    for each in reversed(ended_attempts):
         if each.has_advanced:
             break
         count += 1
@@ -117,15 +117,15 @@ class NextHosts:
     """Hosts of the run that do not take part."""
 
 
-def seats(
+def choose_hosts(
     all_hosts: Sequence[str],
     *,
     silent_s: Mapping[str, float],
     left: Collection[str],
     failures: FailureJob,
 ) -> NextHosts:
-    """Who takes part. silent_s: hosts that do not answer, and for how long. left: those that were asked to leave, or
-    left by themselves in good order.
+    """The hosts of the next attempt. silent_s: hosts that do not answer, and for how long. left: hosts that were asked
+    to leave, or that shut down in good order.
     """
     stays = [host for host in all_hosts if host not in left]
     silent = [host for host in stays if host in silent_s]
@@ -141,7 +141,7 @@ NEVER = FailureJob(restarts=0)
 
 
 class Attempts:
-    """Looks after a run from one attempt on, until it has ended or cannot go on without being asked."""
+    """Supervises a run from one attempt on, until it has ended or only the user can resume it."""
 
     def __init__(self, run: SupervisedRun, attempt: int) -> None:
         self._layout = run.layout
@@ -151,17 +151,17 @@ class Attempts:
         pace = dataclasses.replace(run.pace, silence_s=self._failures.wait_s) if self._base else run.pace
         self._run = dataclasses.replace(run, pace=pace)
         self._pace = pace
-        self._tried: list[Tried] = []
+        self._ended_attempts: list[EndedAttempt] = []
         self._noted = 0
-        """The last attempt that is in them."""
+        """The last attempt in `_ended_attempts`."""
         self._left: set[str] = set(self._base.left) if self._base else set()
         """Hosts that were asked to leave, or left in good order."""
         self._lost = LostHosts(self._answers)
-        self._reaching = Reaching(self._find_cut)
+        self._reaching = Reaching(self._find_partition)
         self._lost.lose(self._base.away if self._base else ())
         self._secrets: Mapping[str, str] = {}
         self._recovery: Recovery | None = None
-        self._current = Supervisor(self._run, attempt, makes_way=self._makes_way)
+        self._current = Supervisor(self._run, attempt, reason_to_yield=self._reason_to_yield)
 
     def begin(self, secrets: Mapping[str, str] | None = None) -> None:
         """Start the gang, or find it running; raises what `Supervisor.begin` raises."""
@@ -172,9 +172,9 @@ class Attempts:
             self._current.begin(secrets)
 
     def watch(self) -> AttemptOutcome:
-        """Look after the run until it has ended."""
+        """Supervise the run until it has ended."""
         while True:
-            ended = self._current.look_after()
+            ended = self._current.supervise_again()
             why = self._go_on(ended)
             if why is not None:
                 ended = self._ended_by_user(self._current.ended or ended)
@@ -182,7 +182,7 @@ class Attempts:
                 return ended.outcome
 
     def _go_on(self, ended: Ended) -> str | None:
-        """Begin the next attempt; why not, where the run ends with this one."""
+        """Begin the next attempt; the reason where the run ends with this one."""
         self._recovery = Recovery(ended.noticed_at or time.monotonic())
         self._recovery.reach("ended")
         while (why := self._why_over(ended)) is None:
@@ -191,18 +191,18 @@ class Attempts:
                 return self._next(self._base, ended)
             except Superseded:
                 raise
-            except (GanglineError, OSError) as problem:  # a disk that is full, most of all
-                error = _told(problem)
-                if self._current.ended not in (None, ended):  # it was begun, and what is left of it is ended
+            except (GanglineError, OSError) as problem:  # most likely a full disk
+                error = _as_gangline_error(problem)
+                if self._current.ended not in (None, ended):  # the next attempt was begun, and its processes were ended
                     ended = self._current.ended or ended
                     continue
-                self._note(error.to_json(), reached=None)
-                if why := why_not(self._tried, self._failures):
+                self._remember(error.to_json(), reached=None)
+                if why := why_not(self._ended_attempts, self._failures):
                     return f"{why}: {error.what}"
         return why
 
     def _ended_by_user(self, ended: Ended) -> Ended:
-        """What failed, and was ended by the user before it could go on, has been stopped."""
+        """The same end as `stopped` where the user ended the run after a failure, before the next attempt."""
         order = read_order(self._layout, attempt=self._current.attempt)
         if order is None or ended.user_order is not None or ended.outcome.result == "finished":
             return ended
@@ -215,18 +215,18 @@ class Attempts:
             return ""
         self._left |= _left_by_themselves(ended)
         if ended.outcome.result == "stopped":
-            return None if ended.made_way or self._left else ""
-        if not self._had_begun(ended) and not self._tried:
+            return None if ended.yielded_because or self._left else ""
+        if not self._had_begun(ended) and not self._ended_attempts:
             return "it had not begun"
         return None
 
     def _had_begun(self, ended: Ended) -> bool:
-        """A program of the user's own does not say that it has joined, and may fail before anybody has looked."""
+        """Whether its ranks had started: the user's own program reports no join, and may fail before the first poll."""
         is_own = self._base is not None and self._base.again is not None
         return ended.joined or (is_own and bool(ended.outcome.failures))
 
     def _next(self, base: Base, ended: Ended) -> str | None:
-        """Prepare and start the next attempt; why not. Raises GanglineError where a host does not do its part."""
+        """Prepare and start the next attempt; the reason if there is none. Raises GanglineError where a host fails."""
         current = self._current
         current.records.set_phase("restarting")
         chosen = self._wait_for_hosts(base, ended)
@@ -235,10 +235,10 @@ class Attempts:
         places, choice = look_for_checkpoint(self._layout, base, self._transports, answering=chosen.hosts)
         if self._noted < current.attempt:
             self._noted = current.attempt
-            self._note(ended.outcome.error, reached=choice.step or 0)
-        if ended.made_way is None and (why := why_not(self._tried, self._failures)):
+            self._remember(ended.outcome.error, reached=choice.step or 0)
+        if ended.yielded_because is None and (why := why_not(self._ended_attempts, self._failures)):
             return why
-        self._rest(pause_s(self._tried))
+        self._pause(pause_s(self._ended_attempts))
         self._base = base = self._with_less_memory(base, ended)
         request = prepare(
             self._layout,
@@ -252,38 +252,38 @@ class Attempts:
         if self._is_ordered():
             return ""
         self._reach("prepared")
-        current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # they take no part any more
-        self._tell(ended, chosen, step=choice.step, kept=kept)
+        current.gang.on(set(current.request.names) - set(request.names)).end_resting()  # these hosts have left the run
+        self._report_restart(ended, chosen, step=choice.step, kept=kept)
         self._lost.lose(host for host in chosen.without if host not in self._left)
         self._current = Supervisor(
-            self._run, current.attempt + 1, transports=self._transports, makes_way=self._makes_way
+            self._run, current.attempt + 1, transports=self._transports, reason_to_yield=self._reason_to_yield
         )
-        # A host that is back may still have what was started there before it was lost.
+        # A host that is back may still run processes from before it was lost.
         end_earlier(self._run, self._current.attempt, hosts=request.names, epoch=self._current.epoch)
         self._current.start(self._secrets)
         self._reach("started")
         return None
 
     def _with_less_memory(self, base: Base, ended: Ended) -> Base:
-        """The base with smaller micro-batches from now on, if the job allows and memory did not suffice."""
+        """The base, with smaller micro-batches after an out-of-memory error if the job allows that."""
         smaller = (ended.outcome.error or {}).get("micro_batch")
         if smaller is None or not self._failures.smaller_micro_batch:
             return base
         return dataclasses.replace(base, micro_batch=int(smaller))
 
-    def _note(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
-        """Write the attempt that has ended into our books. reached: None: it is not known, and counts as nowhere."""
+    def _remember(self, error: Mapping[str, Any] | None, *, reached: int | None) -> None:
+        """Remember the attempt that has ended. reached: None: unknown, which counts as no progress."""
         began_at = Gang.load(self._layout.gang(self._current.attempt)).resume_step or 0
         reached = began_at if reached is None else reached
         base = self._base
         starts = self._current.attempt - base.attempt + 1 if base is not None and base.again is not None else None
-        self._tried.append(Tried(error=error, began_at=began_at, reached=reached, starts=starts))
+        self._ended_attempts.append(EndedAttempt(error=error, began_at=began_at, reached=reached, starts=starts))
 
-    def _tell(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool) -> None:
+    def _report_restart(self, ended: Ended, chosen: NextHosts, *, step: int | None, kept: bool) -> None:
         error = ended.outcome.error or {}
         details: dict[str, Any] = {
             "next": self._current.attempt + 1,
-            "what": ended.made_way or error.get("what", "its ranks left"),
+            "what": ended.yielded_because or error.get("what", "its ranks left"),
             "hosts": list(chosen.hosts),
             "without": list(chosen.without),
             "step": step,
@@ -296,19 +296,19 @@ class Attempts:
         self._current.records.event("restarting", **details)
 
     def _wait_for_hosts(self, base: Base, ended: Ended) -> NextHosts:
-        """Who takes part; hosts that do not answer are waited for as long as the job says."""
+        """The hosts of the next attempt; waits for hosts that do not answer as long as the job says."""
         begun = time.monotonic()
-        cut = CutOff(ended.cut, lambda: self._find_cut(set(base.gang.hosts) - self._left - self._lost.silent))
+        cut = CutOff(ended.cut, lambda: self._find_partition(set(base.gang.hosts) - self._left - self._lost.silent))
         while True:
             self._run.beat()
             self._lost.look()
             passed_s = time.monotonic() - begun
             silent = dict.fromkeys(cut.look(), passed_s) | self._silent(ended, passed_s=passed_s)
-            found = seats(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
+            found = choose_hosts(base.gang.hosts, silent_s=silent, left=self._left, failures=self._failures)
             if not found.waits_for or self._is_ordered():
                 return found
             is_over = min(silent[host] for host in found.waits_for) >= self._failures.wait_s
-            if is_over:  # and the job wants nobody to go on without them
+            if is_over:  # and the job does not allow fewer hosts
                 return dataclasses.replace(found, hosts=())
             time.sleep(self._pace.poll_s)
 
@@ -323,7 +323,7 @@ class Attempts:
         """Whether the user has ordered the run to end while no attempt runs."""
         return read_order(self._layout, attempt=self._current.attempt) is not None
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0 and not self._is_ordered():
             self._run.beat()
@@ -333,11 +333,11 @@ class Attempts:
         if self._recovery is not None:
             self._recovery.reach(stage)
 
-    def _makes_way(self) -> str | None:
-        """At every poll of the current attempt: why it is to end in good order, so that another can take its place."""
+    def _reason_to_yield(self) -> str | None:
+        """Asked at every poll: why the current attempt is to save and end, so that the next one has other hosts."""
         if self._base is None:
             return None
-        self._tell_return()
+        self._report_recovery()
         self._take_over_order()
         names = self._current.request.names
         leave = set(read_leave(self._layout, attempt=self._current.attempt)) & set(names)
@@ -351,15 +351,15 @@ class Attempts:
         return f"{listed(sorted(back))} {_verb(back, 'answers again and joins', 'answer again and join')}"
 
     def _take_over_order(self) -> None:
-        """What the user ordered of the attempt before, while it had ended already, counts for this one."""
+        """Apply orders to the attempt before, which had ended already, to the current one."""
         before = self._current.attempt - 1
-        if self._tried and (order := read_order(self._layout, attempt=before)) is not None:
+        if self._ended_attempts and (order := read_order(self._layout, attempt=before)) is not None:
             write_order(self._layout, order, attempt=self._current.attempt)
-        if self._tried and (hosts := read_leave(self._layout, attempt=before)):
+        if self._ended_attempts and (hosts := read_leave(self._layout, attempt=before)):
             write_leave(self._layout, hosts, attempt=self._current.attempt)
 
-    def _tell_return(self) -> None:
-        """Say once how long the way back took."""
+    def _report_recovery(self) -> None:
+        """Write once how long the recovery took."""
         recovery, followed = self._recovery, self._current.followed
         if recovery is None or not followed.joined:
             return
@@ -371,23 +371,23 @@ class Attempts:
             self._recovery = None
 
     def _answers(self, host: str) -> bool:
-        """Whether a host that was lost answers us, and reaches those that train."""
+        """Whether a lost host answers, and reaches the hosts that train."""
         try:
             self._transports[host].home()
         except (GanglineError, OSError):
             return False
         return self._reaching.reaches(host, self._current.request.names)
 
-    def _find_cut(self, hosts: Collection[str]) -> Partition | None:
-        """Who of these hosts is cut off from the others of them; raises what a transport raises."""
+    def _find_partition(self, hosts: Collection[str]) -> Partition | None:
+        """The hosts among these that are cut off from the others; raises the errors of transports."""
         assert self._base is not None
         cluster = self._base.cluster
         chosen = [host for host in cluster.hosts if host.name in hosts]
-        return find_cut(chosen, cluster, self._transports, port=self._current.request.port)
+        return find_partition(chosen, cluster, self._transports, port=self._current.request.port)
 
 
-def _told(problem: GanglineError | OSError) -> GanglineError:
-    """A file that could not be written, here or on a host, as an error for people."""
+def _as_gangline_error(problem: GanglineError | OSError) -> GanglineError:
+    """The error for the user: a full disk, or a file that could not be written here or on a host."""
     if isinstance(problem, GanglineError):
         return problem
     return full_disk(problem) or RunFailed(
@@ -398,7 +398,7 @@ def _told(problem: GanglineError | OSError) -> GanglineError:
 
 
 def _has_ended(layout: RunLayout, attempt: int) -> bool:
-    """Whether an earlier supervisor has seen this attempt end, and died before the next."""
+    """Whether an earlier supervisor saw this attempt end, and died before the next one."""
     is_between = RunState.load(layout).phase == "restarting"
     return is_between and layout.outcome(attempt).exists()
 
@@ -408,7 +408,7 @@ def _verb(hosts: Collection[str], one: str, several: str) -> str:
 
 
 def _base(layout: RunLayout, attempt: int) -> Base | None:
-    """None for a run that an earlier version started: what the next attempt needs was not written down."""
+    """The base; None for a run of an earlier version, which did not write it."""
     try:
         return Base.of(layout, attempt)
     except FileNotFoundError:
@@ -416,8 +416,8 @@ def _base(layout: RunLayout, attempt: int) -> Base | None:
 
 
 def _left_by_themselves(ended: Ended) -> set[str]:
-    """Hosts whose host agent was told to save and leave by their own machine, as when it shuts down."""
-    if ended.user_order is not None or ended.made_way is not None or ended.told_to_stop:
+    """Hosts whose machine shut down in good order: the host agent had its ranks save and exit."""
+    if ended.user_order is not None or ended.yielded_because is not None or ended.stop_ordered:
         return set()
     return {
         status.host

@@ -1,4 +1,4 @@
-"""Work that waits for hosts, done beside the supervisor: a host that dies meanwhile does not keep it from looking."""
+"""Work in threads beside the supervisor, which keeps polling while a host does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class Background(Generic[Value]):
-    """Pieces of work by key, never two of one key at a time. Not for several threads.
+    """Pieces of work by key, never two of one key at a time. Not thread-safe.
 
     patience_s: how long a call waits for a piece of work, counted from the start of that piece.
     """

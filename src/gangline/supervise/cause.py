@@ -39,14 +39,15 @@ def first_cause(
 ) -> dict[str, Any] | None:
     """The error of an attempt, as `Outcome.error`; None if nothing ended badly.
 
-    ordered: the user told it to end. Then a rank that lost the others had not heard of it yet, and has not failed.
-    seen: as for `gather_failures`. explain: what more is known of the end of a rank than its own words.
+    ordered: the user ordered the end. Then a rank that lost the others had not got the order yet, and has not failed.
+    seen: as for `gather_failures`. explain: more about the end of a rank than its own error.
     """
     statuses = [_without_echoes(status) for status in statuses] if ordered else statuses
     failures = gather_failures(statuses, seen=seen)
     gone = [status for status in statuses if status.phase in {"lost", "starting"}]
     silent = [status for status in statuses if status.phase == "unreachable"]
-    bad = [status for status in statuses if status.phase == "ended" and status.returncode and not _left_as_told(status)]
+    ended = [status for status in statuses if status.phase == "ended" and status.returncode]
+    bad = [status for status in ended if not _left_as_ordered(status)]
     signalled = [status for status in bad if status.reason == "signalled"]
     if failures and weight(failures[0]) < ECHOES:
         return _of_rank(failures[0], explain)
@@ -59,27 +60,27 @@ def first_cause(
         return dict(unlaunched[0].error or {})
     if failures and weight(failures[0]) == ECHOES and not signalled:
         return _of_rank(failures[0], explain)
-    # A launcher that was told to leave says less than one that failed by itself.
+    # A launcher that was ordered to exit explains less than one that failed by itself.
     bad.sort(key=lambda status: (status.reason != "signalled", status.reason in {"killed", "stopped"}))
     return _of_host(request, bad[0]) if bad else None
 
 
 def leaves_doubt(statuses: Sequence[HostStatus]) -> bool:
-    """Whether nothing that ended by itself explains the end: ranks only lost each other, or waited."""
+    """Whether no failure explains the end: ranks only lost each other, or waited."""
     if any(weight(failure) < ECHOES for failure in gather_failures(statuses)):
         return False
     return not any(status.phase in GONE or status.reason in {"signalled", "unlaunched"} for status in statuses)
 
 
 def _without_echoes(status: HostStatus) -> HostStatus:
-    """The same, but ranks that only lost others left in order."""
+    """The same status, with ranks that only lost others counted as stopped."""
     if not status.failures or any(weight(failure) < ECHOES for failure in status.failures):
         return status
     return replace(status, failures=(), error=None, returncode=0 if status.reason == "finished" else status.returncode)
 
 
-def _left_as_told(status: HostStatus) -> bool:
-    """Whether its ranks did no more than to leave when they were ordered to; a program may die of SIGTERM."""
+def _left_as_ordered(status: HostStatus) -> bool:
+    """Whether its ranks only exited as ordered; a program may die of SIGTERM."""
     return status.reason == "stopped" and all(
         failure["error"] is None and failure["exit"] in {None, 0, -signal.SIGTERM, 128 + signal.SIGTERM}
         for failure in status.failures
@@ -89,7 +90,7 @@ def _left_as_told(status: HostStatus) -> bool:
 def _of_rank(failure: Failure, explain: Explain) -> dict[str, Any]:
     place = f"rank {failure['rank']} on {failure['host']}"
     error = failure["error"] or _death(place, failure).to_json()
-    if error["kind"] == BadState.__name__:  # every rank says the same of all of them
+    if error["kind"] == BadState.__name__:  # every rank reports the same error for all
         return dict(error)
     if found := explain(failure):
         error = found.to_json()
@@ -161,7 +162,7 @@ def _folder(request: LaunchRequest, host: str) -> str:
     return next(part.folder for part in request.hosts if part.host == host)
 
 
-# A rank for which memory did not suffice: what it had and needed, what used it, and which change would make it fit.
+# A rank that ran out of memory: its use, its limit, and the change that would make it fit.
 
 
 LEAST_LENGTH = 256
@@ -181,35 +182,35 @@ FIGURES = {
     "tensors": re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch"),
     "gaps": re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated"),
 }
-"""What torch says when a GPU has no room (c10/cuda/CUDACachingAllocator.cpp)."""
+"""The figures in torch's message (c10/cuda/CUDACachingAllocator.cpp)."""
 RESIDENT = re.compile(r"\b(anon|file|shmem)-rss:(\d+)kB")
-"""What the kernel says that a process held which it killed."""
+"""The memory of a killed process in the kernel's log."""
 
 
 class OutOfMemory(RunFailed):
-    """Memory did not suffice. Its detail "micro_batch": the largest that may fit; None: it is 1 already, or unknown."""
+    """A rank ran out of memory. Its detail "micro_batch": the largest that may fit; None: it is 1, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What is known of it, in bytes."""
+    """The figures of an out-of-memory error, in bytes."""
 
     device: str
     """"GPU memory" or "memory"."""
     killed: bool = False
-    """By the kernel."""
+    """The kernel killed the process."""
     needed_bytes: int | None = None
-    """At least."""
+    """A lower bound."""
     room_bytes: int | None = None
-    """That it had, or could have had."""
+    """The memory that it had or could get."""
     words: tuple[str, ...] = ()
-    """What was seen, for people."""
+    """The evidence, in sentences."""
 
 
 def of_memory(
     failure: Mapping[str, Any], plan: Mapping[str, Any] | None, job: Mapping[str, Any] | None = None
 ) -> OutOfMemory | None:
-    """What a rank ended of, if it was memory; None if it was not.
+    """The out-of-memory error of a rank; None if it ended otherwise.
 
     failure: of `gather_failures`, with "host"; "oom" in it is what its host agent found out
     (gangline.agent.supervise.memory_kills).
@@ -274,7 +275,7 @@ def _of_kernel(oom: Mapping[str, Any]) -> Shortage:
         words.append(f"the kernel's log: {line}")
     elif oom.get("cgroup"):
         words.append(f"its control group {oom['cgroup']} counted a process that was killed for memory")
-    # what it held as it was killed was all that others had left to it
+    # the memory that it held when it was killed was all that it could get
     return Shortage(
         device="memory", killed=True, needed_bytes=held or None, room_bytes=held or None, words=tuple(words)
     )
@@ -282,12 +283,12 @@ def _of_kernel(oom: Mapping[str, Any]) -> Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Foreseen:
-    """What the plan said of a rank."""
+    """The forecast of the plan for a rank."""
 
     process_bytes: int
     free_bytes: int | None
     moving: float | None
-    """Part of it that goes with the tokens of a micro-batch; None: the plan does not tell."""
+    """The part that is proportional to the tokens of a micro-batch; None: unknown."""
 
 
 def _foreseen(plan: Mapping[str, Any] | None, rank: int) -> _Foreseen | None:
@@ -323,13 +324,13 @@ def _micro_batch(plan: Mapping[str, Any], job: Mapping[str, Any]) -> int:
 
 
 def _smaller(shortage: Shortage, foreseen: _Foreseen | None, micro_batch: int) -> tuple[int, str] | None:
-    """The micro-batch to go on with, and what to write in the job for it: the gentlest change of all."""
+    """A smaller micro-batch, and the words for it: the change with the least effect on the run."""
     divisors = [each for each in range(micro_batch - 1, 0, -1) if micro_batch % each == 0]
     return _best(divisors, "micro_batch: {}", micro_batch, shortage, foreseen) if divisors else None
 
 
 def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[str, Any]) -> Iterator[str]:
-    """What else to write in the job, the gentlest first; with what it would need, where that can be told."""
+    """Other changes of the job, that with the least effect first, each with its need of memory where known."""
     data = job.get("data")
     length = _whole(data.get("sequence_length")) if isinstance(data, Mapping) else None
     if job.get("activation_checkpointing") is False:
@@ -343,9 +344,7 @@ def _other_changes(shortage: Shortage, foreseen: _Foreseen | None, job: Mapping[
 
 
 def _best(values: list[int], key: str, now: int, shortage: Shortage, foreseen: _Foreseen | None) -> tuple[int, str]:
-    """The largest of these values that fits, and words for it; the first of them, without a figure, where that cannot
-    be told.
-    """
+    """The largest of these values that fits, and the words for it; the first one, without a figure, where unknown."""
     room = shortage.room_bytes or (foreseen.free_bytes if foreseen is not None else None)
     if foreseen is None or foreseen.moving is None or room is None:
         return values[0], key.format(values[0])

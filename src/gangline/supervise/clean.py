@@ -1,4 +1,4 @@
-"""What ended attempts have left on hosts: ended before the next one, or when the user says stop again."""
+"""Leftovers of ended attempts on hosts: ended before the next attempt, or by another `gangline stop`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from gangline.supervise.lock import supervisor_lock
 
 
 def end_earlier(run: SupervisedRun, attempt: int, *, hosts: Collection[str], epoch: int) -> None:
-    """End what the attempts before have left on hosts of this one; raises RunFailed if one of them still runs without
-    having an outcome.
+    """End the leftovers of earlier attempts on these hosts; raises RunFailed if one of those attempts still runs.
 
-    Hosts that do not answer are left to themselves: if they are of the new attempt, it does not start anyway.
+    Hosts that do not answer are skipped: an attempt that needs one of them does not start anyway.
     """
     for number in range(1, attempt):
         request = load_if_there(run.layout.request(number), LaunchRequest)
@@ -38,13 +37,13 @@ def end_earlier(run: SupervisedRun, attempt: int, *, hosts: Collection[str], epo
 
 
 def unfinished(layout: RunLayout) -> tuple[str, ...]:
-    """Hosts on which something of an ended attempt may be left."""
+    """Hosts with possible leftovers of ended attempts."""
     outcomes = [load_if_there(layout.outcome(number), AttemptOutcome) for number in _attempts(layout)]
     return tuple(dict.fromkeys(host for outcome in outcomes if outcome for host in outcome.doubtful))
 
 
 def finish_all(run: SupervisedRun) -> tuple[str, ...]:
-    """End what is left of ended attempts; the hosts that still do not answer, or on which something is left."""
+    """End the leftovers of ended attempts; the hosts that still do not answer, or still have some."""
     epoch = RunState.load(run.layout).epoch
     for number in _attempts(run.layout):
         _finish(run, number, hosts=None, epoch=epoch)
@@ -52,7 +51,7 @@ def finish_all(run: SupervisedRun) -> tuple[str, ...]:
 
 
 def _finish(run: SupervisedRun, number: int, *, hosts: Collection[str] | None, epoch: int) -> None:
-    """End what is left of one ended attempt on hosts that did not answer at its end, and write that down.
+    """End the leftovers of one ended attempt on hosts that did not answer at its end, and update its outcome.
 
     hosts: where; None: everywhere.
     """
@@ -82,13 +81,13 @@ def _attempts(layout: RunLayout) -> range:
 
 
 def end_without_supervisor(run: SupervisedRun) -> None:
-    """End a run between two attempts whose supervisor is gone: its resting host agents, and what is left. The run was
-    stopped then. Raises RunFailed if it has a supervisor after all.
+    """End a run without a supervisor between two attempts: its idle host agents and its leftovers. The run is `stopped`
+    then. Raises RunFailed if it has a supervisor after all.
     """
     layout = run.layout
     with supervisor_lock(layout):
         state = RunState.load(layout)
-        # Higher than that of the supervisor before: should it wake up, it finds that another one is in charge.
+        # Higher than that of the supervisor before: should that one wake up, it sees that another one is in charge.
         state = replace(state, epoch=state.epoch + 1, supervisor=None)
         state.save(layout)
         for request in _last_parts(layout, state.attempt):
@@ -100,7 +99,7 @@ def end_without_supervisor(run: SupervisedRun) -> None:
 
 
 def _last_parts(layout: RunLayout, last: int) -> list[LaunchRequest]:
-    """What was started, newest first, with each host only where it took part last: there its host agent may rest."""
+    """The requests, newest first, with each host only in its last attempt: there its host agent may be idle."""
     found: list[LaunchRequest] = []
     seen: set[str] = set()
     for number in range(last, 0, -1):

@@ -1,8 +1,8 @@
-"""`python -m gangline.supervise.control VERB`: what is asked and ordered of a run on the computer that keeps it.
+"""`python -m gangline.supervise.control VERB`: questions and orders about a run, on the host of its supervisor.
 
     alive RUN_FOLDER            -> {"alive": bool, "unfinished": [host]}
     stop|kill RUN_FOLDER        orders it to end
-    leave RUN_FOLDER HOST...    asks it to go on without these hosts -> {"asked": [host]}
+    leave RUN_FOLDER HOST...    asks it to continue without these hosts -> {"asked": [host]}
     reach < Cluster             -> {"reasons": [why a host cannot be reached from here]}
 
 One line of JSON on stdout; {"error": ...} for what went wrong.
@@ -27,7 +27,7 @@ USAGE = """\
 usage: python -m gangline.supervise.control alive|stop|kill RUN_FOLDER, leave RUN_FOLDER HOST..., or reach
 """
 NO_KEY = "refuses your key"
-"""In what ssh's errors are called (gangline.transport.ssh_options)."""
+"""Words of an ssh error (gangline.transport.ssh_options)."""
 
 
 def reasons(cluster: Cluster) -> list[str]:
@@ -42,7 +42,7 @@ def _reason(host: Host) -> str | None:
     try:
         transport.home()
     except GanglineError as error:
-        if NO_KEY in error.what:  # whoever reads it sits elsewhere
+        if NO_KEY in error.what:  # the reader is at another computer
             return f"{host.name} lets no key of mine in (to be typed here: {error.fix.partition(';')[0]})"
         seen = error.seen.splitlines()[:1]
         return " ".join([error.what, *(f"({line.rstrip('.')})" for line in seen)])

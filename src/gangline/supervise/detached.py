@@ -1,6 +1,6 @@
 """The supervisor as a process of its own: start one, see whether a run is alive, order a run to end.
 
-Each works for a run that this computer keeps, and for one that its head keeps (`keeper`).
+Each works for a run whose supervisor is here, and for one on another host (`remote`: the transport to it).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gangline.transport.ssh_options import NONSENSE, understood
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
 START_TIMEOUT_S = 600.0
-"""Host agents on many hosts, some of which answer slowly."""
+"""Many hosts, some of which answer slowly."""
 NO_SSH_AGENT = {"SSH_AUTH_SOCK": ""}
-"""An agent that came with our connection goes with it: who is to work alone must not lean on it."""
+"""An ssh agent that is forwarded with our connection ends with it: the head must work without one."""
 REACH = """\
 import json, runpy, sys
 if sys.version_info < (3, 10):
@@ -37,15 +37,15 @@ if sys.version_info < (3, 10):
 else:
     runpy.run_module("gangline.supervise.control", run_name="__main__", alter_sys=True)
 """
-"""The version is looked at in the same process: an older Python cannot read our code, and a start takes a while."""
+"""Checks the version in the same process: an older Python cannot read our code, and a start takes a while."""
 
 
 def spawn(run_folder: Path, attempt: int, secrets: Mapping[str, str] | None = None) -> None:
-    """Start a detached supervisor, and return once its pid stands in state.json and the gang has been started.
+    """Start a detached supervisor, and return once its pid is in state.json and the gang has been started.
 
-    If the attempt runs already but its supervisor is gone, the new one takes it over. `secrets`: more environment for
-    the ranks; they are written nowhere. Raises RunFailed when it does not come up: the run has a supervisor, or a host
-    agent could not be started.
+    If the attempt runs already without a supervisor, the new one takes it over. `secrets`: more environment for the
+    ranks; they are never written to disk. Raises RunFailed when it does not come up: the run has a supervisor, or a
+    host agent could not be started.
     """
     here = LocalTransport(Host(name="this computer", workdir="", python=""))
     words = our_python(*_words(run_folder, attempt)[1:])
@@ -61,11 +61,11 @@ def spawn(run_folder: Path, attempt: int, secrets: Mapping[str, str] | None = No
 
 
 def spawn_there(
-    head: Host, keeper: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None = None
+    head: Host, remote: Transport, there: RunLayout, attempt: int, secrets: Mapping[str, str] | None = None
 ) -> None:
-    """As `spawn`, on the head. `there`: where the run lies there, with all that a run has here."""
+    """As `spawn`, on the head. `there`: the folder of the run on the head, with all its records."""
     words = (AGENT, "python", *_words(there.folder, attempt))
-    result = _run(keeper, words, head, stdin=_stdin(secrets))
+    result = _run(remote, words, head, stdin=_stdin(secrets))
     _require_started(result, there.folder, attempt)
 
 
@@ -89,13 +89,11 @@ def _require_started(result: CommandResult, run_folder: Path, attempt: int) -> N
     ) from said
 
 
-def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
-    """Whether anything of the run is going on: its supervisor, a host agent on any host, or what a killed one has
-    left.
-    """
-    if keeper is not None:
-        with understood(keeper.host, f"whether {layout.run_id} is alive"):
-            return bool(ask_keeper(layout, keeper, "alive")["alive"])
+def is_alive(layout: RunLayout, remote: Transport | None = None) -> bool:
+    """Whether anything of the run is alive: its supervisor, a host agent, or the ranks of a killed host agent."""
+    if remote is not None:
+        with understood(remote.host, f"whether {layout.run_id} is alive"):
+            return bool(ask_supervisor_host(layout, remote, "alive")["alive"])
     if has_supervisor(layout):
         return True
     with suppress(FileNotFoundError):
@@ -103,23 +101,23 @@ def is_alive(layout: RunLayout, keeper: Transport | None = None) -> bool:
     return False
 
 
-def unfinished(layout: RunLayout, keeper: Transport | None = None) -> tuple[str, ...]:
-    """Hosts that did not answer when the run ended there: something of it may be left. `stop_run` looks again."""
-    if keeper is not None:
-        with understood(keeper.host, f"what is left of {layout.run_id}"):
-            return tuple(map(str, ask_keeper(layout, keeper, "alive")["unfinished"]))
+def unfinished(layout: RunLayout, remote: Transport | None = None) -> tuple[str, ...]:
+    """Hosts that did not answer when the run ended: processes may be left there. `stop_run` looks again."""
+    if remote is not None:
+        with understood(remote.host, f"what is left of {layout.run_id}"):
+            return tuple(map(str, ask_supervisor_host(layout, remote, "alive")["unfinished"]))
     return clean.unfinished(layout)
 
 
-def stop_run(layout: RunLayout, order: StopOrder, keeper: Transport | None = None) -> None:
+def stop_run(layout: RunLayout, order: StopOrder, remote: Transport | None = None) -> None:
     """Order a run to end, and return; `kill`: without saving. Works without a supervisor, too.
 
-    Then the host agents get the order from here, and a new supervisor takes over to commit and to write the outcome.
-    Between two attempts only host agents that rest are to be ended. Of a run that has ended, what is left on hosts that
-    did not answer is.
+    Without a supervisor the host agents get the order from here, and a new supervisor commits and writes the outcome.
+    Between two attempts only idle host agents are ended. Of a run that has ended, leftovers on hosts that did not
+    answer are ended.
     """
-    if keeper is not None:
-        ask_keeper(layout, keeper, order)
+    if remote is not None:
+        ask_supervisor_host(layout, remote, order)
         return
     state = _tell(layout, lambda attempt: write_order(layout, order, attempt=attempt))
     if is_frozen(layout):
@@ -135,14 +133,14 @@ def stop_run(layout: RunLayout, order: StopOrder, keeper: Transport | None = Non
     request = load_record(layout.request(state.attempt), LaunchRequest)
     with SupervisedRun(layout=layout).attempt(request, epoch=state.epoch) as gang:
         gang.stop(now=order == "kill")
-    with suppress(RunFailed):  # somebody else's came first
+    with suppress(RunFailed):  # another command was first
         spawn(layout.folder, state.attempt)
 
 
-def leave_run(layout: RunLayout, hosts: Sequence[str], keeper: Transport | None = None) -> None:
-    """Ask a run to go on without some of its hosts, and return; raises RunFailed where nobody is there to do it."""
-    if keeper is not None:
-        ask_keeper(layout, keeper, "leave", *hosts)
+def leave_run(layout: RunLayout, hosts: Sequence[str], remote: Transport | None = None) -> None:
+    """Ask a run to continue without some of its hosts, and return; raises RunFailed where it has no supervisor."""
+    if remote is not None:
+        ask_supervisor_host(layout, remote, "leave", *hosts)
         return
     if not has_supervisor(layout) or is_frozen(layout):
         raise RunFailed(
@@ -155,10 +153,10 @@ def leave_run(layout: RunLayout, hosts: Sequence[str], keeper: Transport | None 
 
 
 def _tell(layout: RunLayout, write: Callable[[int], None]) -> RunState:
-    """Write something down for the attempt that goes on; the state of that attempt.
+    """Write an order for the current attempt; the state of that attempt.
 
-    Its supervisor may go over to the next attempt meanwhile. It says so in state.json, and then looks once more for
-    what was written for the one before: either it sees what we wrote, or we see that it has gone on.
+    The supervisor may begin the next attempt meanwhile. It writes that into state.json and then reads the orders of the
+    attempt before once more: either it sees our order, or we see the new attempt.
     """
     while True:
         state = RunState.load(layout)
@@ -167,15 +165,15 @@ def _tell(layout: RunLayout, write: Callable[[int], None]) -> RunState:
             return state
 
 
-def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
-    """Why the head cannot look after a run by itself; [] if it can.
+def cannot_supervise(cluster: Cluster, remote: Transport) -> list[str]:
+    """Why the head cannot supervise a run by itself; [] if it can.
 
-    cluster: as the head sees it, with itself as a local host. It is tried out: there, with the code that will run.
+    cluster: as the head sees it, with itself as a local host. The head tries it with the code that will run.
     """
     head = cluster.head
     if head.code is None:
         return [f"gangline's own code is not on {head.name}"]
-    result = _run(keeper, (AGENT, "python", "-c", REACH, "reach"), head, stdin=json.dumps(cluster.to_json()).encode())
+    result = _run(remote, (AGENT, "python", "-c", REACH, "reach"), head, stdin=json.dumps(cluster.to_json()).encode())
     try:
         answer = json.loads(result.stdout)
         if "old" in answer:
@@ -185,40 +183,40 @@ def cannot_supervise(cluster: Cluster, keeper: Transport) -> list[str]:
         return [f"{head.name} cannot be asked: {result.stderr.strip()[-500:]}"]
 
 
-def ask_keeper(layout: RunLayout, keeper: Transport, verb: str, *words: str) -> dict[str, Any]:
-    """Have a verb of gangline.supervise.control done where the run is kept; raises HostUnreachable, RunFailed."""
-    with understood(keeper.host, f"the hosts of {layout.run_id}"):
-        head = _cluster_there(layout, keeper).head
+def ask_supervisor_host(layout: RunLayout, remote: Transport, verb: str, *words: str) -> dict[str, Any]:
+    """Run a verb of gangline.supervise.control on the supervisor's host; raises HostUnreachable, RunFailed."""
+    with understood(remote.host, f"the hosts of {layout.run_id}"):
+        head = _cluster_there(layout, remote).head
     command = (AGENT, "python", "-m", "gangline.supervise.control", verb, str(layout.folder), *words)
-    result = _run(keeper, command, head)
+    result = _run(remote, command, head)
     said = _last_words(result)
-    if problem := _error_in(said, keeper.host):
+    if problem := _error_in(said, remote.host):
         raise problem
     if result.returncode:
-        raise RunFailed(f"{keeper.host} cannot be asked about {layout.run_id}", seen=result.stderr[-2000:].strip())
+        raise RunFailed(f"{remote.host} cannot be asked about {layout.run_id}", seen=result.stderr[-2000:].strip())
     return said
 
 
-def _cluster_there(layout: RunLayout, keeper: Transport) -> Cluster:
+def _cluster_there(layout: RunLayout, remote: Transport) -> Cluster:
     try:
-        return decode_record(keeper.read(layout.cluster), layout.cluster, Cluster, host=keeper.host)
+        return decode_record(remote.read(layout.cluster), layout.cluster, Cluster, host=remote.host)
     except FileNotFoundError as error:
-        raise RunFailed(f"{layout.run_id} is not on {keeper.host}", seen=f"no {layout.cluster} there") from error
+        raise RunFailed(f"{layout.run_id} is not on {remote.host}", seen=f"no {layout.cluster} there") from error
     except TimeoutError as error:
         raise HostUnreachable(
-            f"{keeper.host} does not respond in time", seen=str(error), fix="look at its load"
+            f"{remote.host} does not respond in time", seen=str(error), fix="look at its load"
         ) from error
 
 
-def _run(keeper: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> CommandResult:
+def _run(remote: Transport, words: tuple[str, ...], head: Host, *, stdin: bytes = b"") -> CommandResult:
     """Run our own code on the head; raises HostUnreachable."""
-    # The last variable keeps the others away from what is started there.
+    # The last variable keeps the others out of the environment of what is started there.
     own = {} if head.code is None else {"PYTHONPATH": head.code, "GANGLINE_OWN_PATH": head.code}
     try:
-        return keeper.run(words, stdin=stdin, env=NO_SSH_AGENT | own, timeout_s=START_TIMEOUT_S)
+        return remote.run(words, stdin=stdin, env=NO_SSH_AGENT | own, timeout_s=START_TIMEOUT_S)
     except TimeoutError as error:
         raise HostUnreachable(
-            f"{keeper.host} does not respond in time", seen=str(error), fix="look at its load"
+            f"{remote.host} does not respond in time", seen=str(error), fix="look at its load"
         ) from error
 
 
@@ -231,7 +229,7 @@ def _last_words(result: CommandResult) -> dict[str, Any]:
 
 
 def _error_in(words: Mapping[str, Any], host: str) -> GanglineError | None:
-    """The error that a command of ours tells of."""
+    """The error in the answer of a command of ours."""
     if not words.get("error"):
         return None
     with understood(host, "why it went wrong"):

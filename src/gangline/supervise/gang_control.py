@@ -25,22 +25,21 @@ Connect = Callable[[Cluster], Mapping[str, Transport]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollIntervals:
-    """How often the supervisor looks, and how long it waits."""
+    """How often the supervisor polls, and how long it waits."""
 
     poll_s: float = 0.3
     patience_s: float = PATIENCE_S
-    """How long a commit or an order may keep us from looking: a host may die meanwhile."""
+    """How long a commit or an order may delay a poll: a host may die meanwhile."""
     failure_grace_s: float = 15.0
-    """How long the rest of a gang that failed may take to leave by itself."""
+    """How long the other ranks of a failed gang may take to exit by themselves."""
     break_grace_s: float = 40.0
-    """The same where host agents rest afterwards: they end ranks that make no progress themselves, and sooner."""
+    """The same with a warm pool: there host agents end ranks without progress themselves, and sooner."""
     silence_s: float = 30.0
-    """Once the gang is broken or has ended elsewhere: how long a host that does not answer is waited for."""
+    """How long to wait for a silent host once the gang has failed or ended elsewhere."""
     ordered_silence_s: float = 30.0
-    """The same, at the most, once the user has ordered the end: a job may wait for a lost host for a day."""
+    """The same, at most, after an order of the user: a job may wait for a lost host for a day."""
     abandon_s: float = 120.0
-    """How long silence may last after an order, where no host has ended yet; and for a host agent that does not
-    respond."""
+    """The same after an order where no host has ended yet, and for a host agent that does not respond."""
     notice_s: float = NOTICE_S
     stall_s: float = STALL_S
     doubt_s: float = DOUBT_S
@@ -52,13 +51,13 @@ class PollIntervals:
     disk_s: float = 60.0
     """How long a file that cannot be written is tried again."""
     lock_s: float = 2.0
-    """A look at the lock by somebody else is no reason to refuse."""
+    """Another process may hold the lock for a moment, to look at it."""
     start: StartLimits = field(default_factory=StartLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangControl:
-    """The host agents of one attempt: what can be asked and ordered of them. epoch: under which orders are given."""
+    """Questions and orders to the host agents of one attempt. epoch: that of the orders."""
 
     backend: Backend
     request: LaunchRequest
@@ -69,7 +68,7 @@ class GangControl:
     """Reports that the supervisor works; called often."""
 
     def on(self, hosts: Collection[str]) -> GangControl:
-        """The part that is for some hosts."""
+        """The same for some of the hosts."""
         return replace(self, request=self.request.on(hosts))
 
     def poll(self) -> list[HostStatus]:
@@ -85,7 +84,7 @@ class GangControl:
         return self.backend.stop(self.request, self.transports, now=now, resting=resting, epoch=self.epoch)
 
     def clean(self) -> list[Leftover]:
-        """End leftovers, and look again, for `verify_s` at the most; those that are still there."""
+        """End leftovers until none is found, for `verify_s` at most; those that remain."""
         deadline = time.monotonic() + self.verify_s
         left = self.backend.verify(self.request, self.transports)
         while (hosts := {each.host for each in left if each.kind != "unknown"}) and time.monotonic() < deadline:
@@ -96,7 +95,7 @@ class GangControl:
         return left
 
     def end_resting(self) -> None:
-        """End host agents that rest, and wait until they have gone, `verify_s` at the most."""
+        """End idle host agents, and wait until they are gone, `verify_s` at most."""
         deadline = time.monotonic() + self.verify_s
         while time.monotonic() < deadline and (resting := [each.host for each in self.poll() if each.rests]):
             self.on(resting).stop()
@@ -106,7 +105,7 @@ class GangControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisedRun:
-    """A run, and the ways of its supervisor to the hosts."""
+    """A run, and how its supervisor reaches the hosts."""
 
     layout: RunLayout
     backend: Callable[[str], Backend] = backend
@@ -130,7 +129,7 @@ class SupervisedRun:
 
 
 def with_leftovers(outcome: AttemptOutcome, left: Sequence[Leftover]) -> AttemptOutcome:
-    """The same outcome that names these leftovers, too, and the hosts where nobody could look."""
+    """The same outcome with these leftovers, and with the hosts that could not be verified."""
     found = [f"{each.host}: {each.what}" for each in left if each.kind != "unknown"]
     unknown = {each.host for each in left if each.kind == "unknown"}
     return replace(outcome, left=(*outcome.left, *found), unverified=tuple(sorted(unknown.union(outcome.unverified))))

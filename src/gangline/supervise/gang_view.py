@@ -1,4 +1,4 @@
-"""Everything that is followed of an attempt from look to look: who answers, who has joined, what ranks do."""
+"""The view of an attempt over many polls: which hosts answer, which ranks have joined, and their progress."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gangline.transport.ssh_options import NONSENSE
 from gangline.transport.transport import AGENT, Transport
 from gangline.units import MOST_NAMED, format_duration, listed_ranks
 
-# What the ranks do once they have joined, until they work on their first step: nobody else tells of it. Pure.
+# The ranks between joining and their first step. Pure.
 
 
 AGAIN_S = 15.0
-"""After so long it is said again, then after twice as long, and so on."""
+"""The first interval between two reports of the same stage; each is twice as long as the one before."""
 STAGES = ("load", "evaluate", "step")
 WORDS = {
     "load": ("loads the model", "load the model"),
@@ -42,21 +42,21 @@ _Rank = tuple[int, str]
 class FirstStep:
     """Follows the ranks of one attempt from the moment they have joined until all work on their first step.
 
-    done: nothing more is told; so from the beginning for the user's own program, which says nothing of itself.
+    done: nothing more is reported; true from the beginning for the user's own program, which reports nothing.
     """
 
     def __init__(self, request: LaunchRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.done = any(part.program != "worker" for part in request.hosts)
         self._clock = clock
         self._reached: dict[_Rank, int] = {}
-        """The furthest stage at which each was seen."""
+        """The furthest stage of each."""
         self._stage: int | None = None
-        """That of the slowest, as it was told."""
+        """That of the slowest rank in the last report."""
         self._since = 0.0
         self._again_s = AGAIN_S
 
     def note(self, statuses: Sequence[HostStatus]) -> Iterator[Event]:
-        """Take in what the hosts say; what is new, as events with their details."""
+        """Take in the statuses; yields new events with their details."""
         for status in () if self.done else statuses:
             for sign in status.signs.ranks if status.signs else ():
                 rank = sign.rank, status.host
@@ -89,7 +89,7 @@ def _stage(phase: str | None) -> int:
     return STAGES.index("evaluate" if phase == "evaluate" else "step")
 
 
-# Asking hosts where their ranks stand, beside the supervisor: one that does not answer keeps nobody waiting.
+# Stacks of ranks, fetched in the background.
 
 
 AT_ONCE = 32
@@ -97,7 +97,7 @@ TIMEOUT_S = 10.0
 
 
 class StackAsking:
-    """Stacks of all ranks of an attempt, asked for once per suspicion. Not for several threads."""
+    """Stacks of all ranks of an attempt, fetched once per suspicion. Not thread-safe."""
 
     def __init__(self, request: LaunchRequest, transports: Mapping[str, Transport]) -> None:
         self._request = request
@@ -107,7 +107,7 @@ class StackAsking:
         self._asked: dict[str, Future[Any]] = {}
 
     def about(self, suspicion: int) -> dict[str, Any]:
-        """What hosts have said so far, for `Hang.take`; a suspicion with another number has all of them asked anew."""
+        """The answers so far, for `Hang.take`; a suspicion with another number fetches all stacks again."""
         if suspicion != self._suspicion:
             self._suspicion = suspicion
             self._asked = {part.host: self._pool.submit(self._ask, part) for part in self._request.hosts}
@@ -115,7 +115,7 @@ class StackAsking:
         return {host: answer for host, answer in said.items() if answer is not None}
 
     def _ask(self, part: HostRequest) -> Any:
-        """What the host says; None if it says nothing."""
+        """The answer of a host; None if there is none."""
         request = {"rank_files": part.rank_files, "ranks": part.ranks, "program": part.program}
         stdin = json.dumps({"request": request}).encode()
         try:
@@ -125,13 +125,13 @@ class StackAsking:
             return None
 
 
-# Whether the user's own program still prints: it is all that tells of its getting on. Pure.
+# Whether the user's own program still prints, which is the only sign of its progress. Pure.
 
 
 FRESH_S = 15.0
-"""A host agent tells every second: one that has not for so long stands still, or its host does not answer."""
+"""A host agent reports every second; after so long without a report its data is stale."""
 SAME_S = 3.0
-"""Two ranks that fell silent within this time did so together: host agents look once a second."""
+"""Two ranks that fell silent within this time did so together: host agents check once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +168,9 @@ class _Log:
 
 
 class Stall:
-    """The output of one attempt, as its host agents tell of it.
+    """The output of one attempt, as its host agents report it.
 
-    watch: None: nothing is looked for. is_told: that no rank prints was said before, by an earlier supervisor.
+    watch: None: never stalled. is_told: an earlier supervisor has reported the stall already.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class Stall:
         self._joined_at: float | None = None
         self._has_looked = False
         self._stalled: _Stalled | None = None
-        """How it stands still now, if it does."""
+        """The stall, while there is one."""
 
     def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[Event]:
-        """Take in what the hosts say now; what is new, as events with their details. joined: the ranks have."""
+        """Take in the statuses; yields new events with their details. joined: the ranks have joined."""
         if self._watch is None:
             return
         self._hear(statuses)
@@ -209,12 +209,12 @@ class Stall:
             if not self._is_told:
                 self._is_told = True
                 yield "quiet", self._stalled.to_json()
-        elif self._is_told and silent_s < limit_s - SAME_S:  # a little less comes of whole seconds
+        elif self._is_told and silent_s < limit_s - SAME_S:  # reports have whole seconds
             self._is_told = False
             yield "printing", {"what": "ranks print again"}
 
     def failure(self) -> RunFailed | None:
-        """Why the run is to be ended, if it is."""
+        """The error that ends the run; None: it continues."""
         watch = self._watch
         if watch is None or watch.action == "tell" or self._stalled is None:
             return None
@@ -237,9 +237,9 @@ class Stall:
                 self._reports[status.host] = _Report(at=self._clock(), beat=status.beat, silence=status.silence)
 
     def _silent_since(self, statuses: Sequence[HostStatus]) -> float | None:
-        """Since when no rank has printed anything; None where that cannot be said.
+        """Since when no rank has printed anything; None where that is unknown.
 
-        Who printed last may print on, unseen, where its host does not answer: then nothing is said.
+        It is unknown while the host of the rank that printed last does not answer: that rank may print on.
         """
         logs = self._logs()
         if self._joined_at is None or any(status.host not in self._reports for status in statuses):
@@ -250,7 +250,7 @@ class Stall:
         return max(known, self._joined_at)
 
     def _known_until(self) -> float:
-        """Until when it is known what was printed: the oldest word of a host agent that still tells."""
+        """The time up to which all output is known: that of the oldest report of a live host agent."""
         times = [each.at for each in self._reports.values() if not each.has_ended and self._is_fresh(each)]
         return min(times, default=self._clock())
 
@@ -266,25 +266,25 @@ class Stall:
 
 
 class _Stalled:
-    """A run that prints no more. logs: of all its ranks; since: when it began, by our clock."""
+    """A run without output. logs: of all its ranks; since: when that began, by our clock."""
 
     def __init__(self, logs: Sequence[_Log], *, now: float, since: float) -> None:
         self._logs = logs
         self._now = now
         self._since = since
         longest_s = max((log.printed_s for log in logs if log.row.has_printed), default=0.0)
-        # A rank that only said something at its start does not print, and is not the first to fall silent.
+        # A rank that printed only at its start is not the first to fall silent.
         printing = [log for log in logs if log.row.has_printed and log.printed_s >= min(longest_s, log.row.age_s) / 2]
         self._printing = sorted(printing, key=lambda log: (log.last, log.row.rank))
 
     @property
     def last(self) -> _Log | None:
-        """Who printed last; None: nobody ever did."""
+        """The rank that printed last; None: no rank has printed."""
         return self._printing[-1] if self._printing else None
 
     @property
     def first(self) -> list[_Log]:
-        """Who fell silent first while others printed on; [] where all did at about the same time."""
+        """The ranks that fell silent first; [] where all did at about the same time."""
         if not self._printing or self._printing[-1].last - self._printing[0].last <= SAME_S:
             return []
         return [log for log in self._printing if log.last <= self._printing[0].last + SAME_S]
@@ -298,7 +298,7 @@ class _Stalled:
         return {"what": what, "since": self._time(self._since), **rows, "line": lines[0] if lines else ""}
 
     def evidence(self) -> list[str]:
-        """What was seen, line by line."""
+        """The evidence, line by line."""
         hosts = list(dict.fromkeys(log.host for log in self._logs))
         rows = [self._row(host) for host in hosts[:MOST_NAMED]]
         if len(hosts) > MOST_NAMED:
@@ -307,7 +307,7 @@ class _Stalled:
         return [self._order(), *rows, *said]
 
     def _order(self) -> str:
-        """Who fell silent first."""
+        """The order in which ranks fell silent, in words."""
         if self.last is None:
             return "the ranks have printed nothing since their start"
         if self.first:
@@ -327,7 +327,7 @@ class _Stalled:
         return f"{_printers(logs)}: last output {first}{self._time(max(times))}{unseen}"
 
     def _lines(self) -> list[list[_Log]]:
-        """Those who may be the cause, by what they printed last; first what the fewest did: they stand elsewhere."""
+        """Possible causes, grouped by their last line; the smallest group first, for it is somewhere else than most."""
         by_line: dict[str, list[_Log]] = {}
         for log in self.first or self._printing:
             by_line.setdefault(log.row.line, []).append(log)
@@ -344,8 +344,8 @@ def _printers(logs: Sequence[_Log]) -> str:
 Statuses = Sequence[HostStatus]
 
 
-class Followed:
-    """What one attempt is seen to do. is_quiet: that no rank prints was said before, by an earlier supervisor."""
+class GangView:
+    """The view of one attempt. is_quiet: an earlier supervisor has reported that no rank prints."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class Followed:
         self.liveness = Liveness(notice_s=pace.notice_s, stall_s=pace.stall_s)
         self.start = StartFollower(request, cluster, transports, limits=pace.start)
         self.step: int | None = None
-        """The last that it was seen to complete."""
+        """The last completed step that was seen."""
         self._first_step = FirstStep(request)
         self._hang = Hang(request)
         self._stacks = StackAsking(request, transports)
@@ -371,13 +371,11 @@ class Followed:
         return self.start.done
 
     def take_for_joined(self) -> None:
-        """An earlier supervisor has seen them join."""
+        """Skip the start: an earlier supervisor has seen all ranks join."""
         self.start.done = self._first_step.done = True
 
     def note(self, statuses: Statuses, *, ordered: bool) -> list[Event]:
-        """Take in what the hosts say now; what is new. ordered: ranks were told to leave: they may be silent, and begin
-        nothing any more.
-        """
+        """Take in the statuses; new events. ordered: ranks were ordered to exit, so silence is no fault."""
         events = [*self.liveness.note(statuses), *self.start.note(statuses)]
         if ordered:
             return events
@@ -390,16 +388,16 @@ class Followed:
         return [*events, *began, *hanging, *told]
 
     def failure(self) -> GanglineError | None:
-        """Why the gang is to be ended though no part of it has failed by itself."""
+        """The error that ends the gang though no rank has failed; None: there is none."""
         return self.start.failure() or self._hang.failure() or self._stall.failure()
 
     @property
     def has_something_to_save(self) -> bool:
-        """Ranks that wait for each other to join, or do not run yet, have nothing."""
+        """Whether ranks have state to save: not before all have joined."""
         return self.joined or not (self.start.failure() or self.start.board.is_before_ranks)
 
 
 def _completed(statuses: Statuses) -> list[int]:
-    """Steps that ranks have behind them, as they tell on which they work."""
+    """The last completed step of each rank."""
     signs = [sign for status in statuses if status.signs for sign in status.signs.ranks]
     return [sign.step - 1 for sign in signs if sign.step]

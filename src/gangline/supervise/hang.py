@@ -1,9 +1,7 @@
-"""Whether the ranks get on: a step that takes far longer than any before it hangs, and somebody keeps it. Pure.
+"""Hang detection: a step that takes far longer than any before it hangs, and one rank or host is the cause. Pure.
 
-What lasts long by its nature is known by its phase, and has limits of its own. Nothing is said of a host that does not
-answer, unless all others wait for it.
-
-The cause is judged by the positions of all ranks, and by the words of their processes.
+Phases that last long by nature, such as loading, have limits of their own. A host that does not answer is suspected
+only if all others wait for it. The positions of all ranks, and the stacks of their processes, name the cause.
 """
 
 from __future__ import annotations
@@ -20,50 +18,50 @@ from gangline.supervise.liveness import Event, Liveness
 from gangline.transport.ssh_options import NONSENSE, printable, whole
 from gangline.units import MOST_NAMED, format_duration, listed, listed_ranks, shortened
 
-# Where the ranks of an attempt stand, as their hosts tell of them, and in words. Pure.
+# The positions of the ranks of an attempt, as their host agents report them. Pure.
 
 
 FRESH_S = 10.0
-"""A host agent tells every second: what one says that has not got on for so long may be old."""
+"""A host agent reports every second; without a new report for so long its data is stale."""
 MOST_FRAMES = 60
 MOST_LETTERS = 200
 SLACK_S = 6.0
-"""What a host agent says may be read late by so much: only what is newer by more is a sign of life."""
+"""A report may be read late by so much: only one that is newer by more is a sign of life."""
 NOT_BEGUN = "importing"
-"""The phase of a rank that has not said any."""
+"""The phase of a rank that has not reported any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStack:
-    """What one process said when it was asked where it stands (gangline.agent.supervise.stacks)."""
+    """The stack of one process, as its host reports it (gangline.agent.supervise.stacks)."""
 
     pid: int
     state: str
     """One letter, as in proc(5)."""
     wchan: str
     where: str
-    """The innermost call that a person would look at; "": it said nothing."""
+    """The innermost call that a person would look at; "": unknown."""
     is_ours: bool
-    """That is a call of gangline's own, as where a rank waits for others."""
+    """`where` is a call of gangline itself, as where a rank waits for others."""
     frames: tuple[str, ...]
-    """Of its main thread, innermost first."""
+    """Calls of its main thread, innermost first."""
     unheard: tuple[str, ...]
-    """Addresses that do not acknowledge what was sent to them."""
+    """Addresses that do not acknowledge sent data."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped it: it does nothing until it is continued."""
+        """Whether it was stopped by a signal: it does nothing until it is continued."""
         return self.state in {"T", "t"}
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether it sleeps in a way that no signal ends."""
+        """Whether it is in uninterruptible sleep."""
         return self.state == "D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One rank, as it was seen last. Times are by our clock."""
+    """The last known state of one rank. Times are by our clock."""
 
     host: str
     rank: int
@@ -71,21 +69,21 @@ class RankState:
     step: int
     """1-based; 0: before the first."""
     collectives: int
-    """How many it has entered."""
+    """Number that it has entered."""
     moved_at: float
-    """When it came there."""
+    """When it got there."""
     told_at: float
-    """When it last said anything: it may say the same anew, as a sign of life."""
+    """Time of its last sign of life: it may report the same state again."""
     stack: ProcessStack | None = None
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Ranks that have done less than others are what the others wait for."""
+        """The others wait for ranks with the least progress."""
         return self.collectives, self.step
 
     @property
     def left(self) -> int:
-        """Exchanges that it has behind it."""
+        """Exchanges that it has completed."""
         return self.collectives - (self.phase == "exchange")
 
     @property
@@ -99,7 +97,7 @@ class RankState:
         return f"`{self.phase}` of step {self.step}" if self.step else f"`{self.phase}`"
 
     def place(self, now: float) -> str:
-        """Where it stands, and since when, in a sentence."""
+        """Its position and how long it has been there, in a sentence."""
         stack = self.stack
         where = f", at {stack.where}" if stack and stack.where else ""
         return f"{self.name} {self._does()} {self.point} since {seconds(now - self.moved_at)}{where}"
@@ -121,22 +119,22 @@ class RankStates:
         self._by_rank: dict[int, RankState] = {}
         self._liveness = Liveness(clock=clock)
         self._silent: dict[str, float] = {}
-        """Hosts of which nothing is known now, and since when."""
+        """Hosts without fresh data, and since when."""
         self._frozen: set[str] = set()
-        """Those of them that answer, but whose host agent does not respond."""
+        """Those that answer, but whose host agent does not respond."""
 
     @property
     def seen(self) -> list[RankState]:
-        """Ranks whose position is known now, and which have not ended."""
+        """Ranks that have not ended and whose position is known now."""
         return [each for each in self._all() if each.host not in self._silent and each.phase != "ended"]
 
     @property
     def is_blind(self) -> bool:
-        """Whether the position of some ranks is not known."""
+        """Whether the position of any rank is unknown."""
         return bool(self._silent)
 
     def silent(self, seconds: float) -> list[str]:
-        """Hosts of which nothing has been known for so long."""
+        """Hosts without fresh data for so long."""
         return [host for host, since in self._silent.items() if self._clock() - since >= seconds]
 
     def is_frozen(self, host: str) -> bool:
@@ -150,7 +148,7 @@ class RankStates:
     def note(self, statuses: Sequence[HostStatus]) -> None:
         """Take in the statuses of now."""
         now = self._clock()
-        list(self._liveness.note(statuses))  # its events are those of `Followed.liveness`
+        list(self._liveness.note(statuses))  # its events are those of `GangView.liveness`
         since = {status.host: self._liveness.unknown_since(status, frozen_s=FRESH_S) for status in statuses}
         self._silent = {host: min(at, self._silent.get(host, at)) for host, at in since.items() if at is not None}
         self._frozen = {status.host for status in statuses if status.phase != "unreachable"} & self._silent.keys()
@@ -168,7 +166,7 @@ class RankStates:
 
 
 def read_stack(said: object) -> ProcessStack | None:
-    """What a host says of one rank's process; None where that is nonsense."""
+    """The stack of one rank's process; None for a malformed answer."""
     try:
         if not isinstance(said, Mapping):
             return None
@@ -196,7 +194,7 @@ def seconds(duration_s: float) -> str:
 
 
 def _moved(before: RankState | None, host: str, sign: RankSigns, now: float) -> RankState:
-    """Where a rank stands now, as its host agent says."""
+    """The state of a rank after a report of its host agent."""
     told_at = now - (sign.same_s or 0.0)
     here = RankState(
         host=host,
@@ -224,36 +222,36 @@ def _text(value: object) -> str:
 SHOWN_FRAMES = 12
 
 Stacks = Mapping[str, Mapping[int, ProcessStack]]
-"""What hosts said of their ranks' processes."""
+"""Host -> rank -> stack."""
 
 
 class Hung(RunFailed):
-    """Ranks wait for one that does not come. Its details: "host" and "rank" of that one, and "stacks" of all ranks."""
+    """Ranks wait for another one. Its details: "host" and "rank" of that one, and "stacks" of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangVerdict:
-    """That nothing gets on. Times are by our clock."""
+    """A hang. Times are by our clock."""
 
     kind: Literal["behind", "together", "silent"]
-    """behind: some ranks have done less than others. together: all are equally far. silent: all that are seen wait for
-    hosts of which nothing is known."""
+    """behind: some ranks have less progress than others. together: all are equally far. silent: all known ranks wait
+    for hosts without fresh data."""
     now: float
     behind: tuple[RankState, ...] = ()
     seen: tuple[RankState, ...]
-    """All ranks of which it is known where they stand."""
+    """All ranks with a known position."""
     silent: tuple[str, ...] = ()
-    """Hosts of which nothing is known."""
+    """Hosts without fresh data."""
     unseen: tuple[RankState, ...] = ()
-    """Their ranks, as they were seen last."""
+    """The last known state of their ranks."""
     are_frozen: bool = False
-    """They answer, but their host agents do not get on."""
+    """The silent hosts answer, but their host agents do not respond."""
     limit: str
-    """What was expected, and how long it has lasted, in words."""
+    """The expected and the actual duration, in words."""
 
     @property
     def who(self) -> tuple[object, ...]:
-        """What makes it another finding."""
+        """The key by which two verdicts are the same."""
         return self.kind, tuple(each.rank for each in self.behind), self.silent
 
     def to_json(self) -> dict[str, Any]:
@@ -265,12 +263,12 @@ class HangVerdict:
         return {**details, "phase": last.phase, "step": last.step, "seconds": round(self.now - last.moved_at, 1)}
 
     def with_stacks(self, stacks: Stacks) -> HangVerdict:
-        """The same, with what processes said of themselves."""
+        """The same with the stacks of ranks."""
         behind, seen = ([_asked(each, stacks) for each in ranks] for ranks in (self.behind, self.seen))
         return replace(self, behind=tuple(behind), seen=tuple(seen))
 
     def error(self) -> Hung:
-        """Who is accused, the evidence, and what to do about it."""
+        """The error: the accused ranks, the evidence, and the fix."""
         accused = self._accused()
         others = [each for each in self.seen if each not in accused]
         what = self._what() if not accused else "; ".join([_places(accused, self.now), *_waiting(others)])
@@ -298,13 +296,13 @@ class HangVerdict:
         return f"no rank is making progress (0 of {len(self.seen)}): {_places(self.seen, self.now)}"
 
     def _accused(self) -> list[RankState]:
-        """Who keeps the others. A process that is stopped is a cause, whoever else waits."""
+        """The ranks that the others wait for. A stopped process is always a cause."""
         if self.kind == "silent":
             return []
         stopped = [each for each in self.seen if each.stack and each.stack.is_stopped]
         among = self.behind or self.seen
         at_disk = [each for each in among if each.stack and each.stack.waits_for_disk]
-        # Who waits for others does so in gangline's own calls.
+        # Ranks that wait for others do so in gangline's own calls.
         foreign = [each for each in among if each.stack and each.stack.where and not each.stack.is_ours]
         foreign = foreign if len(foreign) < len(among) else []
         found = stopped or at_disk or foreign or list(self.behind)
@@ -340,7 +338,7 @@ def _waiting(others: Sequence[RankState]) -> list[str]:
 
 
 def _most_unheard(seen: Sequence[RankState]) -> list[RankState]:
-    """The ranks of the host that more others do not acknowledge than any other host's, if there is one."""
+    """The ranks of the host with the most peers that do not acknowledge its data, if there is one."""
     places: dict[str, set[str]] = {}
     for each in seen:
         places.setdefault(each.host, set()).update(each.stack.unheard if each.stack else ())
@@ -351,7 +349,7 @@ def _most_unheard(seen: Sequence[RankState]) -> list[RankState]:
 
 
 def _elsewhere(seen: Sequence[RankState]) -> list[RankState]:
-    """The few that stand at another line than most."""
+    """The few ranks at another line than most."""
     places = [each.stack.where if each.stack else "" for each in seen]
     most, count = Counter(places).most_common(1)[0]
     if not all(places) or 2 * count <= len(seen):
@@ -398,23 +396,23 @@ def _evidence(position: RankState, stack: ProcessStack) -> dict[str, Any]:
 
 
 STEP_S = 30.0
-"""No shorter step hangs."""
+"""A shorter step never counts as hung."""
 TIMES = 3.0
-"""A step that takes so many times as long as the slowest of the last ones hangs."""
+"""A step hangs once it takes so many times as long as the slowest of the last ones."""
 WINDOW = 20
-"""How many of the last steps count."""
+"""The number of last steps that count."""
 FIRST_S = 300.0
-"""The limit as long as no step is known: the first has more to do."""
+"""The limit of the first step, which has more to do."""
 PAUSE_S = 600.0
-"""Ranks that evaluate or save may say nothing for so long."""
+"""The limit for ranks that evaluate or save, without a sign of life."""
 LOADING_S = 1800.0
-"""The same for ranks that load the model; they have no sign of life to give."""
+"""The limit for ranks that load the model; they give no sign of life."""
 SILENT_S = 10.0
-"""A host that does not answer for so long, while all others wait for so long, is what they wait for."""
+"""After so long without an answer, a host is the cause if all others wait."""
 OVERDUE = 1.5
-"""If besides the step takes so many times as long as the slowest of the last ones: the host may compute, unseen."""
+"""And the step takes so many times as long as the slowest of the last ones: the host may still compute."""
 EVIDENCE_S = 5.0
-"""How long the accused, and their hosts, have to say where they stand."""
+"""How long stacks are waited for."""
 LOADING = {"importing", "joining", "joined"}
 PAUSES = LOADING | {"evaluate", "save"}
 
@@ -422,8 +420,8 @@ PAUSES = LOADING | {"evaluate", "save"}
 class Hang:
     """The steps of one attempt. Of the user's own program nothing is known.
 
-    Once `suspicion` is there, the stacks of all ranks are to be fetched and handed in with `take`, as they come;
-    `failure` is there when all have come, or a few seconds later.
+    Once there is a `suspicion`, the stacks of all ranks are to be fetched and passed to `take` as they arrive;
+    `failure` is set when all have arrived, or a few seconds later.
     """
 
     def __init__(self, request: LaunchRequest, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -438,11 +436,11 @@ class Hang:
 
     @property
     def suspicion(self) -> int | None:
-        """Its number, as long as it is suspected that ranks hang; stacks that were fetched for another are old."""
+        """The number of the current suspicion; stacks that were fetched for another number are old."""
         return None if self._found is None else self._num_suspicions
 
     def note(self, statuses: Sequence[HostStatus], *, joined: bool) -> Iterator[Event]:
-        """Take in what the hosts say now; what is new, as events with their details. joined: the ranks have."""
+        """Take in the statuses; yields new events with their details. joined: the ranks have joined."""
         if not self._is_wanted:
             return
         self._positions.note(statuses)
@@ -457,11 +455,11 @@ class Hang:
             yield "hanging", found.to_json()
 
     def take(self, evidence: Mapping[str, Any]) -> None:
-        """What hosts have said of their ranks so far: host -> answer of `stacks`; whatever it is."""
+        """Take in the answers so far: host -> answer of `stacks`, unchecked."""
         self._stacks = {host: _read(said) for host, said in evidence.items()}
 
     def failure(self) -> Hung | None:
-        """Why the attempt is to be ended, if it is."""
+        """The error that ends the attempt; None: it continues."""
         if self._found is None:
             return None
         missing = {each.host for each in self._found.seen} - self._stacks.keys()
@@ -472,7 +470,7 @@ class Hang:
     def _look(self) -> HangVerdict | None:
         now, seen = self._clock(), self._positions.seen
         if not seen:
-            return None  # it may be our own link that is cut
+            return None  # our own link may be cut
         self._steps.note(seen, now=now, is_blind=self._positions.is_blind)
         silent = self._positions.silent(SILENT_S)
         if silent and self._wait_for_silent(seen, now):
@@ -483,14 +481,14 @@ class Hang:
         return self._overdue(seen, silent, now)
 
     def _wait_for_silent(self, seen: Sequence[RankState], now: float) -> bool:
-        """Whether all that are seen wait in an exchange, for longer than hosts that compute would let them."""
+        """Whether all known ranks wait in an exchange, for longer than a host that computes would take."""
         if any(each.phase != "exchange" for each in seen):
             return False
         waited_s = now - max(each.moved_at for each in seen)
         return waited_s >= SILENT_S and now - self._steps.since >= self._steps.patience_s
 
     def _silent(self, hosts: Sequence[str], seen: Sequence[RankState], *, limit: str) -> HangVerdict:
-        """All that are seen wait for these hosts."""
+        """The verdict that all known ranks wait for these hosts."""
         are_frozen = all(map(self._positions.is_frozen, hosts))
         return HangVerdict(
             kind="silent",
@@ -503,7 +501,7 @@ class Hang:
         )
 
     def _overdue(self, seen: Sequence[RankState], silent: Sequence[str], now: float) -> HangVerdict | None:
-        """What is to be said of a step, or of a pause, that lasts too long."""
+        """The verdict on a step or a pause that lasts too long."""
         phases = {each.phase for each in seen}
         if phases & PAUSES:
             limit_s = LOADING_S if phases & LOADING else PAUSE_S
@@ -512,7 +510,7 @@ class Hang:
             still_s = limit_s
         else:
             limit_s, since, words = self._steps.limit_s, self._steps.since, self._steps.words(now)
-            # As long as the slowest step, or about: who has moved since is slow, and gets on.
+            # About as long as the slowest step: a rank that has moved since is slow, not hung.
             still_s = limit_s / TIMES
         if now - since <= limit_s:
             return None
@@ -530,25 +528,25 @@ class Hang:
 
 
 class _Steps:
-    """How long steps take: from when the slowest rank begins one to when it begins the next.
+    """Durations of steps: from when the slowest rank begins one to when it begins the next.
 
-    Of local SGD it is the exchanges that are long, and many short steps lie between two: so it is exchanges by which
-    is counted how many of the last ones are remembered, and each keeps the longest step since the one before.
+    Under local SGD many short steps lie between two long exchanges. So the last exchanges are remembered, each with the
+    longest step since the one before.
     """
 
     def __init__(self) -> None:
         self.since = 0.0
-        """When the step that is worked on began, or the pause in it ended."""
+        """When the current step began, or the pause in it ended."""
         self._step: int | None = None
         self._left = 0
         self._is_whole = False
-        """Its begin was seen, and nothing since that makes its length say less."""
+        """Its begin was seen, and its duration has been measured without gaps since."""
         self._lengths: dict[int, float] = {}
-        """Exchanges that all had behind them -> seconds."""
+        """Number of exchanges that all ranks had completed -> seconds."""
         self._is_known = False
 
     def note(self, seen: Sequence[RankState], *, now: float, is_blind: bool) -> None:
-        """Take in where the ranks stand. is_blind: there are more of them than are seen."""
+        """Take in the positions of ranks. is_blind: some are unknown."""
         step, left = min(each.step for each in seen), min(each.left for each in seen)
         if self._step is None:
             self.since, self._left = now, left

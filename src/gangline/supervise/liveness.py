@@ -13,13 +13,13 @@ Event = tuple[str, dict[str, Any]]
 """The name of an event, and its details."""
 
 NOTICE_S = 5.0
-"""A connection that was lost and is back within this time is no news."""
+"""A connection that is back within this time is not reported."""
 STALL_S = 60.0
 """A host agent counts up every second."""
 
 
 class Liveness:
-    """The hosts of an attempt as they come and go, and their host agents, by the beats that they count."""
+    """The hosts of an attempt that answer, and the heartbeats of their host agents."""
 
     def __init__(
         self, *, notice_s: float = NOTICE_S, stall_s: float = STALL_S, clock: Callable[[], float] = time.monotonic
@@ -30,14 +30,14 @@ class Liveness:
         self._silent: dict[str, float] = {}
         """Hosts that do not answer, and since when, by our clock."""
         self._reported: set[str] = set()
-        """Those of which an event has been written."""
+        """Those with an event."""
         self._beats: dict[str, tuple[int, float | None]] = {}
         """The last beat of a host agent, and since when it is the same; None: the host has not answered meanwhile."""
         self._stalled: dict[str, float] = {}
         """Hosts whose host agent does not respond, and since when, in seconds after 1970."""
 
     def note(self, statuses: Sequence[HostStatus]) -> Iterator[Event]:
-        """The news in the statuses, as events."""
+        """Take in the statuses; yields new events with their details."""
         for status in statuses:
             if status.phase == "unreachable":
                 yield from self._note_silent(status)
@@ -78,11 +78,11 @@ class Liveness:
         return {host: self._clock() - since for host, since in self._silent.items()}
 
     def silence_s(self) -> float:
-        """How long all hosts that are silent now have been so; 0 if none is."""
+        """For how long all silent hosts have been silent; 0 if none is."""
         return min(self.silent().values(), default=0.0)
 
     def unknown_since(self, status: HostStatus, *, frozen_s: float) -> float | None:
-        """Since when nothing is known of a host: it does not answer, or its beat is the same for so long."""
+        """Since when a host has no fresh data: it does not answer, or its beat has been the same for so long."""
         if status.phase == "unreachable":
             return self._silent[status.host]
         if status.phase != "running" or status.beat is None:
@@ -91,7 +91,7 @@ class Liveness:
         return since if since is not None and self._clock() - since >= frozen_s else None
 
     def as_evidence(self, error: Mapping[str, Any]) -> dict[str, Any]:
-        """An error, as `GanglineError.to_json`, that names the host agents which do not respond, too."""
+        """The same error (`GanglineError.to_json`), which also names the host agents that do not respond."""
         rows = [
             f"the gangline agent on {host} has not responded since {iso(since)}: look for a stopped process or a "
             "full disk there"
@@ -106,7 +106,7 @@ WITNESSES = 2
 
 
 class EpochClaims:
-    """Reports of a supervisor with a higher epoch. One host alone is believed only where there is no second one.
+    """Reports of a supervisor with a higher epoch. One host alone is believed only in a run of one host.
 
     num_hosts: of the attempt.
     """
@@ -115,7 +115,7 @@ class EpochClaims:
         self, *, num_hosts: int, doubt_s: float = DOUBT_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.believed: int | None = None
-        """The epoch of the supervisor in charge in our place; None: we are."""
+        """The epoch of the other supervisor that is in charge; None: this one is."""
         self._needed = min(WITNESSES, num_hosts)
         self._doubt_s = doubt_s
         self._clock = clock
@@ -123,7 +123,7 @@ class EpochClaims:
         self._told: set[str] = set()
 
     def note(self, statuses: Sequence[HostStatus], *, epoch: int) -> Iterator[Event]:
-        """Take in what the hosts say now, beside our own epoch; what is new, as events with their details."""
+        """Take in the statuses; yields new events with their details. epoch: our own."""
         claims = {status.host: status.epoch for status in statuses if status.epoch is not None and status.epoch > epoch}
         ordered = sorted(claims.values(), reverse=True)
         self.believed = ordered[self._needed - 1] if len(ordered) >= self._needed else None

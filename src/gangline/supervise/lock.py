@@ -1,7 +1,7 @@
-"""Locks of a run on the computer that keeps it: one process prepares an attempt, one looks after it.
+"""Locks of a run on the host of its supervisor: one process prepares an attempt, one supervises it.
 
-The kernel lets go of them when their process ends, however it ends. A supervisor touches its lock as it gets on, so
-that one that is frozen can be told from one that works.
+The kernel releases them when their process ends, however it ends. A supervisor touches its lock while it works, so that
+a frozen one can be recognised.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import damaged
 
 FROZEN_S = 60.0
-"""A supervisor that has not touched its lock for so long does nothing any more."""
+"""A supervisor that has not touched its lock for so long is frozen."""
 
 
 def has_supervisor(layout: RunLayout) -> bool:
-    """Whether a supervisor looks after the run now."""
+    """Whether the run has a supervisor now."""
     descriptor = _open(layout.supervisor_lock)
     try:
-        # Shared: several may look at once, and none of them is taken for a supervisor.
+        # Shared: several processes may ask at once, and none of them counts as a supervisor.
         return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
 
 def is_frozen(layout: RunLayout) -> bool:
-    """Whether the run has a supervisor that does nothing any more: it was stopped, or hangs."""
+    """Whether the supervisor of the run is stopped or hangs."""
     try:
         touched = layout.supervisor_lock.stat().st_mtime
     except FileNotFoundError:
@@ -42,13 +42,15 @@ def is_frozen(layout: RunLayout) -> bool:
 
 
 def break_lock(layout: RunLayout) -> None:
-    """Take the run away from a supervisor that is frozen. If it wakes up it finds a higher epoch, and leaves."""
+    """Take the lock from a frozen supervisor. If it wakes up it sees a higher epoch, and exits."""
     layout.supervisor_lock.unlink(missing_ok=True)
 
 
 @contextmanager
 def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Hold the run's lock; gives what touches it. Raises RunFailed when another process holds it after `timeout_s`."""
+    """Hold the run's lock; yields the function that touches it. Raises RunFailed when another process holds it after
+    `timeout_s`.
+    """
     descriptor = _open(layout.supervisor_lock)
     deadline = time.monotonic() + timeout_s
     try:
@@ -68,7 +70,7 @@ def supervisor_lock(layout: RunLayout, *, timeout_s: float = 0.0) -> Iterator[Ca
 
 @contextmanager
 def prepare_lock(layout: RunLayout) -> Iterator[None]:
-    """Be the only one who prepares an attempt of the run; raises UsageError when somebody else does."""
+    """Hold the lock on preparing an attempt; raises UsageError while another command holds it."""
     descriptor = _open(layout.prepare_lock)
     try:
         if not _try_lock(descriptor):
@@ -85,10 +87,8 @@ def prepare_lock(layout: RunLayout) -> Iterator[None]:
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except (IsADirectoryError, PermissionError) as error:
-        raise damaged(str(path), str(error.strerror)) from error
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in {errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP}:
             raise damaged(str(path), str(error.strerror)) from error
         raise
 

@@ -1,4 +1,4 @@
-"""Hosts that a run has lost, looked for until they answer again; how long a run took to come back after a failure."""
+"""Lost hosts of a run until they answer again, partitions of its network, and the time of a recovery."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gangline.transport.transport import Transport
 from gangline.units import listed
 
 BACK_S = 10.0
-"""A host that has answered for so long is back: one that comes and goes would only disturb the others."""
+"""A host is back once it has answered for so long: one that comes and goes would disturb the others."""
 LOOK_S = 3.0
 PATIENCE_S = 0.2
 
 
 class LostHosts:
-    """Hosts that the run has lost. answers: whether a host answers now; it may take long, and nobody waits for it."""
+    """Hosts that the run has lost. answers: whether a host answers now; it may take long and runs in the background."""
 
     def __init__(self, answers: Callable[[str], bool], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._answers = answers
@@ -36,15 +36,15 @@ class LostHosts:
 
     @property
     def silent(self) -> set[str]:
-        """Those that are not back."""
+        """The lost hosts that are not back."""
         return set(self._since) - set(self.back())
 
     def lose(self, hosts: Iterable[str]) -> None:
-        """These are lost now; those that were, and are not among them, have joined again."""
+        """Replace the lost hosts; those that are not among them have joined again."""
         self._since = {host: self._since.get(host) for host in hosts}
 
     def look(self) -> None:
-        """Ask them, without waiting for those that do not answer."""
+        """Ask the lost hosts in the background."""
         now = self._clock()
         for host in self._since:
             if now >= self._looked_at.get(host, float("-inf")) + LOOK_S:
@@ -63,8 +63,8 @@ class LostHosts:
 class Recovery:
     """The time from a failure to the first step after it, stage by stage. begun: when the failure was seen, by `clock`.
 
-    ended: nothing of the attempt before runs any more. prepared: the checkpoint and the next attempt lie on every host.
-    started: its host agents run. joined: its ranks. step: they have completed one.
+    ended: all processes of the attempt before are gone. prepared: every host has the checkpoint and the next attempt.
+    started: its host agents run. joined: its ranks have joined. step: they have completed a step.
     """
 
     def __init__(self, begun: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class Recovery:
         self._begun = begun
 
     def reach(self, stage: str) -> None:
-        """This stage is reached; only the first time counts."""
+        """Note that a stage is reached; only the first time counts."""
         if stage not in self._reached:
             now = self._clock()
             self._reached[stage], self._last = now - self._last, now
@@ -85,15 +85,14 @@ class Recovery:
         return {"seconds": round(self._last - self._begun, 2), "stages": stages}
 
 
-# Which hosts of a run the others do not reach: asked of the hosts themselves, where no rank says why the gang
-# broke.
+# Network partitions: the hosts try each other, where no rank explains a failure.
 
 
 OPEN_S = 60.0
-"""How long ports may stay open: much longer than it takes."""
+"""How long ports may stay open: much longer than the test takes."""
 SHOWN_PAIRS = 4
 FRESH_S = 15.0
-"""A host that was found to reach the others, or not to, is not asked again before."""
+"""The result for a host counts for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +109,12 @@ class Partition:
         return RunFailed(self.what, seen=self.seen, fix=fix, details={"host": self.hosts[0]}).to_json()
 
 
-def find_cut(
+def find_partition(
     hosts: Iterable[Host], cluster: Cluster, transports: Mapping[str, Transport], *, port: int
 ) -> Partition | None:
-    """Have these hosts try each other; None if all of them get through, or are one machine.
+    """Have these hosts connect to each other; None if all of them can, or are one machine.
 
-    port: where ranks meet; tried where it is free, and so are some that the kernel gives.
+    port: the rendezvous port, which is tried where it is free, beside ports that the kernel gives.
     """
     machines = list({host.address: host for host in hosts}.values())
     if len(machines) < 2:
@@ -126,9 +125,7 @@ def find_cut(
 
 
 def judge(pairs: Sequence[Pair], names: Sequence[str]) -> Partition | None:
-    """Whom to leave out. Of two hosts that do not reach each other and all others, it is the one further back: rank 0
-    is on the first.
-    """
+    """The hosts to leave out. Of two with equally many broken links it is the later one: rank 0 is on the first."""
     left = [pair for pair in pairs if not pair.is_open]
     hosts: list[str] = []
     words: list[str] = []
@@ -165,7 +162,7 @@ def _words(host: str, pairs: Sequence[Pair]) -> str:
 
 
 class CutOff:
-    """Hosts that were found to be cut off, asked again until they are not. find: the partition of now."""
+    """Hosts that are cut off, tested again until they are not. find: the current partition."""
 
     def __init__(self, hosts: Iterable[str], find: Callable[[], Partition | None]) -> None:
         self._hosts = set(hosts)
@@ -173,7 +170,7 @@ class CutOff:
         self._looks = Background[list[Partition | None]](patience_s=PATIENCE_S)
 
     def look(self) -> set[str]:
-        """Those that are cut off, as far as is known by now."""
+        """The hosts that are cut off, according to the last test."""
         if self._hosts:
             with suppress(GanglineError, OSError):
                 for found in self._looks.do(lambda: [self._find()]) or []:
@@ -182,9 +179,9 @@ class CutOff:
 
 
 class Reaching:
-    """Whether hosts that have come back reach those that train: asked once in a while, for it costs them a little.
+    """Whether hosts that are back reach the hosts that train; tested at intervals, for it costs a little.
 
-    find: who of some hosts is cut off from the others of them.
+    find: the hosts among some that are cut off from the others.
     """
 
     def __init__(
@@ -195,7 +192,7 @@ class Reaching:
         self._said: dict[str, tuple[float, bool]] = {}
 
     def reaches(self, host: str, others: Iterable[str]) -> bool:
-        """Whether all of the others and this host get through to each other."""
+        """Whether this host and the others reach each other."""
         at, said = self._said.get(host, (float("-inf"), False))
         if self._clock() - at > FRESH_S:
             try:

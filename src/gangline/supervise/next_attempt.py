@@ -1,7 +1,6 @@
-"""The next attempt of a run, prepared by who looks after it: from which step, on which hosts, and what is started.
+"""The next attempt of a run, prepared by its supervisor: the step, the hosts and the request.
 
-Model, data, code and environment are on the hosts already; what is decided anew is who does how much, and where the
-ranks meet.
+Model, data, code and environment are on the hosts already; only the shares of ranks and the rendezvous port are new.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from gangline.runs.record_versions import load_if_there, load_record, write_reco
 from gangline.transport.transport import Transport
 
 COMMAND_WAIT_S = 600.0
-"""How long a host of the user's own program is waited for: with other ranks it may be another program."""
+"""How long to wait for a host of the user's own program, which may not work with fewer ranks."""
 REST_S = 600.0
-"""How long host agents rest between two attempts: longer than anybody waits for a host."""
+"""How long host agents wait between two attempts: longer than any wait for a host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What `train` or `resume` started, from which later attempts follow by themselves."""
+    """The attempt that `train` or `resume` started, from which automatic restarts follow."""
 
     attempt: int
     cluster: Cluster
@@ -41,17 +40,17 @@ class Base:
     gang: Gang
     networks: Mapping[str, Mapping[str, str]]
     left: tuple[str, ...] = ()
-    """Hosts that were asked to leave before this attempt, or left in good order."""
+    """Hosts that were asked to leave, or shut down in good order, before this attempt."""
     away: tuple[str, ...] = ()
-    """Hosts that had been lost before it."""
+    """Hosts that were lost before it."""
     micro_batch: int | None = None
-    """Samples of a micro-batch from this attempt on, where memory did not suffice for as many as the job says."""
+    """Samples of a micro-batch from this attempt on, after an out-of-memory error; None: as the job says."""
     again: Again | None = None
-    """How the user's own program follows; None: it is our trainer."""
+    """How the user's own program is restarted; None: it is our trainer."""
 
     @staticmethod
     def of(layout: RunLayout, attempt: int) -> Base:
-        """The base of an attempt; raises FileNotFoundError where attempts do not follow by themselves."""
+        """The base of an attempt; raises FileNotFoundError where no attempt follows automatically."""
         said = _said(layout, attempt)
         attempt = int(said["attempt"])
         return Base(
@@ -69,9 +68,9 @@ class Base:
 def look_for_checkpoint(
     layout: RunLayout, base: Base, transports: Mapping[str, Transport], *, answering: Sequence[str]
 ) -> tuple[Places, CheckpointChoice]:
-    """The newest step from which the hosts that answer can go on; raises CheckpointError where all are damaged.
+    """The newest step from which the hosts that answer can resume; raises CheckpointError where all are damaged.
 
-    Where parts are missing, the other hosts of the run are asked as well: one that has left may have its part still.
+    Where parts are missing, the other hosts of the run are asked, too: one that has left may still have its part.
     """
     every = {host.name: CheckpointHost(host=host, transport=transports[host.name]) for host in base.cluster.hosts}
     places = {name: place for name, place in every.items() if name in answering}
@@ -92,10 +91,10 @@ def prepare(
     checkpoint: tuple[Places, CheckpointChoice],
     backend: Backend,
 ) -> LaunchRequest:
-    """Bring the checkpoint to these hosts, deal the work, and write down what will be started, and who takes no part:
-    another supervisor may have to know. base: with those that have left by now.
+    """Copy the checkpoint to these hosts, divide the work, and write the records of the attempt, from which another
+    supervisor could continue. base: with the hosts that have left by now.
 
-    Raises GanglineError where a host does not do its part.
+    Raises GanglineError where a host fails.
     """
     places, choice = checkpoint
     lacking = _lacking(base.gang, choice, hosts)
@@ -106,7 +105,7 @@ def prepare(
     chosen = [base.cluster.host(name) for name in gang.hosts]
     cluster = dataclasses.replace(base.cluster, hosts=tuple(chosen))
     others = [host for host in base.cluster.hosts if host.name not in gang.hosts]
-    # Whether all is one machine, and with how many threads a rank works, stays as it was, whoever takes part.
+    # The whole cluster decides whether all is one machine, and the threads of a rank, in every attempt alike.
     seen = dataclasses.replace(base.cluster, hosts=(*chosen, *others))
     place_gang(cluster, transports, gang)
     port = free_port(seen, transports[gang.hosts[0]])
@@ -117,7 +116,7 @@ def prepare(
     said = {
         "attempt": base.attempt,
         "left": [host for host in gone if host in base.left],
-        "away": [host for host in gone if host not in {*base.left, *hosts}],  # some may be there without work
+        "away": [host for host in gone if host not in {*base.left, *hosts}],  # a host may take part without ranks
         "micro_batch": base.micro_batch,
     }
     write_record(layout.base(number), said)
@@ -125,8 +124,8 @@ def prepare(
 
 
 def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Hosts whose ranks get the state from other ranks: that is sooner done than to copy files. None where every rank
-    has a part of the state, the checkpoint lies in parts, or no host that takes part has it.
+    """Hosts whose ranks get the state from other ranks, which is faster than copying files. () where every rank has a
+    part of the state, the checkpoint lies in parts, or no host that takes part has it.
     """
     holders = {source.host for source in choice.sources} & set(hosts)
     passed_on = gang.half.passes_state and holders and not choice.held
@@ -134,7 +133,7 @@ def _lacking(gang: Gang, choice: CheckpointChoice, hosts: Sequence[str]) -> tupl
 
 
 def _in_smaller(layout: RunLayout, base: Base) -> Gang:
-    """The gang of the base with the micro-batches of now."""
+    """The gang of the base with the current micro-batches."""
     if base.micro_batch is None:
         return base.gang
     before = base.gang.micro_batch or Job.load(layout.job).micro_batch
@@ -142,7 +141,7 @@ def _in_smaller(layout: RunLayout, base: Base) -> Gang:
 
 
 def move_head(layout: RunLayout, places: Places, *, before: str, now: str) -> bool:
-    """Bring what rank 0 wrote from one head to the next; False: the old one does not answer, and keeps what it has."""
+    """Copy the files of rank 0 from one head to the next; False: the old one does not answer, so they are missing."""
     if before == now:
         return True
     if before not in places:
@@ -156,7 +155,7 @@ def _work_folder(place: CheckpointHost) -> Spot:
 
 
 def failures_of(layout: RunLayout, attempt: int) -> FailureJob | None:
-    """What the job says about failures, or the user of a program of his own; None: the first one ends the run."""
+    """The restart policy of the job, or of the user's own program; None: the first failure ends the run."""
     try:
         return Job.load(layout.job).failures
     except FileNotFoundError:

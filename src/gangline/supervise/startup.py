@@ -1,4 +1,4 @@
-"""Following a start: the board on disk, probes where it is stuck, and the error that ends it."""
+"""The start of an attempt: the start board on disk, probes where it is stuck, and the error that ends it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gangline.supervise.liveness import Event
 from gangline.transport.transport import AGENT, Transport
 from gangline.units import listed, listed_ranks
 
-# The start board: how far the start has come on each host, who is behind, and when that has lasted too long. Pure.
+# The start board: the stage of each host, the hosts that are behind, and the time limits. Pure.
 
 
 STAGES = ("ssh", "agent", "launcher", "port", "python", "torch", "joined")
 IMPORTS = {"launcher", "torch"}
-"""Stages that wait for an import, which a slow disk makes long."""
+"""Stages that wait for an import, which takes long on a slow disk."""
 ARRIVED = {"joined", "data", "compute", "exchange", "update", "evaluate", "save", "ended"}
 """Phases of a rank that has joined."""
 
@@ -32,9 +32,9 @@ class StartLimits:
     """How long the start may take."""
 
     sentence_s: float = 15.0
-    """From then on it is said who is behind."""
+    """From then on the hosts that are behind are named."""
     silence_s: float = 5.0
-    """A host that answers again within this time is not told of, as in presence.py."""
+    """A host that answers again within this time is not reported."""
     import_s: float = 300.0
     stage_s: float = 90.0
     """Every other stage, from when the last host has reached the one before."""
@@ -47,7 +47,7 @@ class HostRow:
     host: str
     ranks: tuple[int, ...]
     is_worker: bool
-    """Its ranks say themselves when they have joined."""
+    """Its ranks report themselves when they have joined."""
     reached: dict[str, float] = field(default_factory=dict)
     """Stage -> seconds after the start at which it was first seen."""
     signs: tuple[RankSigns, ...] = ()
@@ -59,7 +59,7 @@ class HostRow:
 
     @property
     def stage(self) -> str | None:
-        """The first stage that it has not reached; None: all."""
+        """The first stage that it has not reached; None: it has reached all."""
         return next((stage for stage in STAGES if stage not in self.reached), None)
 
     @property
@@ -78,7 +78,7 @@ class HostRow:
         return [rank for rank in self.ranks if rank not in ready]
 
     def note(self, status: HostStatus, seconds: float, *, silence_s: float) -> None:
-        """Take in what the host says now."""
+        """Take in the status of the host."""
         if status.phase != "unreachable":
             self.silent_since = None
         elif self.silent_since is None:
@@ -87,9 +87,9 @@ class HostRow:
         if status.signs is not None:
             self.signs, self.waits_for = status.signs.ranks, status.signs.waits_for
             if status.phase == "running" and not self.is_worker and len(self.joined) < len(self.ranks):
-                self.reached.pop("joined", None)  # it looked as if they had, until they wanted more connections
+                self.reached.pop("joined", None)  # they seemed to have joined, until they opened more connections
         last = max((STAGES.index(stage) for stage in self._seen(status)), default=-1)
-        for stage in STAGES[: last + 1]:  # who has joined has imported torch, whether that was seen or not
+        for stage in STAGES[: last + 1]:  # a rank that has joined has imported torch, seen or not
             self.reached.setdefault(stage, round(seconds, 1))
 
     def _seen(self, status: HostStatus) -> list[str]:
@@ -97,7 +97,7 @@ class HostRow:
             return list(STAGES)
         if status.phase in {"unreachable", "starting"}:
             return ["ssh"] if status.phase == "starting" else []
-        if status.phase == "running" and status.signs is None:  # nobody tells of stages
+        if status.phase == "running" and status.signs is None:  # this host agent reports no stages
             return list(STAGES)
         signs = status.signs
         whole = signs is not None and len(signs.ranks) >= len(self.ranks)
@@ -145,18 +145,18 @@ class StartBoard:
 
     @property
     def is_told(self) -> bool:
-        """Whether anybody tells how far the start has come."""
+        """Whether any host agent reports stages."""
         return any(row.signs for row in self.rows.values())
 
     @property
     def stage(self) -> str | None:
-        """What the slowest host has not reached; None: all have joined."""
+        """The first stage that the slowest host has not reached; None: all have joined."""
         stages = [STAGES.index(row.stage) for row in self.rows.values() if row.stage is not None]
         return STAGES[min(stages)] if stages else None
 
     @property
     def stage_seconds(self) -> float:
-        """Since the slowest host has got to this stage."""
+        """Time since the slowest host began this stage."""
         return self._clock() - self._stage_since
 
     @property
@@ -165,18 +165,18 @@ class StartBoard:
         return [row for row in self.rows.values() if row.stage is not None and row.stage == self.stage]
 
     def note(self, statuses: Sequence[HostStatus]) -> None:
-        """Take in what the hosts say now."""
+        """Take in the statuses of all hosts."""
         for status in statuses:
             self.rows[status.host].note(status, self.seconds, silence_s=self.limits.silence_s)
         if self.stage != self._stage:
             self._stage, self._stage_since = self.stage, self._clock()
 
     def is_late(self) -> bool:
-        """Whether it is time to say who is behind."""
+        """Whether it is time to name the hosts that are behind."""
         return self.stage is not None and self.seconds >= self.limits.sentence_s
 
     def is_overdue(self) -> bool:
-        """Whether the start has to be given up. The user's own program does not say that it has joined."""
+        """Whether the start has failed by time. The user's own program does not report that it has joined."""
         if self.stage is None or (self.stage in {"torch", "joined"} and not all(row.is_worker for row in self.lagging)):
             return False
         limits = self.limits
@@ -210,9 +210,9 @@ def _row(part: HostRequest) -> HostRow:
 
 
 def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes: Mapping[str, str]) -> str:
-    """Who is behind, where, and what a probe says about it; for a board that is late.
+    """The hosts that are behind, their stage, and the results of probes; for a board that is late.
 
-    meet: where launchers meet. places: address -> name of a host. probes: host -> what a probe on it said.
+    meet: where launchers meet. places: address -> name of a host. probes: host -> result of the probe on it.
     """
     whole = board.to_json(sentence=None)
     silent = [row for row in board.rows.values() if row.is_silent and row.stage is not None]
@@ -232,7 +232,7 @@ def sentence(board: StartBoard, *, meet: str, places: Mapping[str, str], probes:
 
 
 def _behind(stage: str, rows: Sequence[HostRow], *, meet: str) -> str:
-    """What hosts that do answer have not reached."""
+    """The stage that hosts which answer have not reached, in words."""
     names = listed([row.host for row in rows])
     does = {
         "ssh": f"no answer yet from {names}",
@@ -264,7 +264,7 @@ PROBE_EVERY_S = 10.0
 PROBE_S = 3.0
 PROBE_TIMEOUT_S = 15.0
 TARGETS = 4
-"""How many of the places that give no answer are tried from each host."""
+"""The number of silent addresses that are tried from each host."""
 WORDS = {
     "timed out": "packets are dropped on the way; suspect a firewall",
     "refused": "no program listens there",
@@ -293,7 +293,7 @@ class StartFollower:
         self._probes = Background[str]()
         self._probed_at = float("-inf")
         self._answers: dict[str, str] = {}
-        """Host -> what the last probe on it found."""
+        """Host -> result of the last probe on it."""
         self._sentence: str | None = None
         self._told: tuple[str | None, tuple[str, ...]] | None = None
         self._written_at = float("-inf")
@@ -305,7 +305,7 @@ class StartFollower:
         return next(iter(self.board.rows))
 
     def note(self, statuses: Sequence[HostStatus]) -> Iterator[Event]:
-        """Take in what the hosts say now; what is new, as events with their details."""
+        """Take in the statuses; yields new events with their details."""
         if self.done and self.board.is_final:
             return
         was_done, self.done = self.done, self._have_joined(statuses)
@@ -325,7 +325,7 @@ class StartFollower:
         return self.board.stage is None
 
     def is_due(self) -> bool:
-        """Whether board.json is a second old; its reader sees the time go by."""
+        """Whether board.json is a second old; a reader sees its time advance."""
         if self.done or self._clock() < self._written_at + WRITE_EVERY_S:
             return False
         self._written_at = self._clock()
@@ -336,7 +336,7 @@ class StartFollower:
         return self.board.to_json(sentence=self._sentence)
 
     def failure(self) -> RunFailed | None:
-        """Why the start has to be given up, if it has."""
+        """The error that ends the start; None: it goes on."""
         if self.done or not self.board.is_overdue():
             return None
         lagging = self.board.lagging
@@ -348,7 +348,7 @@ class StartFollower:
         )
 
     def _news(self) -> tuple[str | None, tuple[str, ...]]:
-        """What makes a sentence another one, unlike its seconds."""
+        """The parts of a sentence whose change is reported; its seconds are none."""
         hosts = [f"{row.host} {row.is_silent} {self._answers.get(row.host, '')}" for row in self.board.lagging]
         return self.board.stage, tuple(hosts)
 
@@ -366,7 +366,7 @@ class StartFollower:
         return "test every host and pair: gangline check; read the ranks' logs: gangline logs"
 
     def _probe(self) -> None:
-        """Ask the hosts that are behind to connect to what they do not reach, every few seconds."""
+        """Have the hosts that are behind connect to the addresses that they do not reach, every few seconds."""
         self._answers |= self._probes.results()
         if self._probes.is_busy or self._clock() - self._probed_at < PROBE_EVERY_S:
             return

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from gangline.diagnose.signatures import Failure
 from gangline.errors import CheckpointError, GanglineError, HostUnreachable, RunFailed
-from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, SupervisorWords
+from gangline.launch.backend import HostStatus, LaunchRequest, Leftover, SupervisorCommand
 from gangline.runs.checkpoints import part_folder, step_folder
 from gangline.runs.cluster import Cluster
 from gangline.runs.gang import Gang
@@ -25,24 +25,24 @@ from gangline.runs.layout import RunLayout
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit, commit_record
 from gangline.runs.record_versions import decode_record, load_if_there, load_record, write_record
 from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState, StopOrder, read_order
-from gangline.supervise.attempt_records import LookBack, PollErrors, Records, look_back
+from gangline.supervise.attempt_records import AttemptFigures, PollErrors, Records, read_figures
 from gangline.supervise.background import Background
 from gangline.supervise.cause import first_cause, gather_failures, leaves_doubt, of_memory
 from gangline.supervise.clean import end_earlier
 from gangline.supervise.gang_control import GangControl, SupervisedRun, with_leftovers
-from gangline.supervise.gang_view import Followed, Statuses
+from gangline.supervise.gang_view import GangView, Statuses
 from gangline.supervise.liveness import EpochClaims
-from gangline.supervise.lost_hosts import Partition, find_cut
+from gangline.supervise.lost_hosts import Partition, find_partition
 from gangline.transport.transport import Transport
 
-# OrderDelivery to the host agents of an attempt, and the hosts that have not received them yet.
+# The orders to the host agents of an attempt, and their delivery.
 
 
 AgentOrder = Literal["yield", "break", "stop", "kill"]
-"""yield: save at the next step, leave, and rest. break: the gang has failed; save what is complete, leave, and rest.
-stop: save at the next step and end. kill: end."""
+"""yield: save at the next step, exit, and wait for the next attempt. break: the gang has failed; save the last complete
+step, exit, and wait. stop: save at the next step and end. kill: end."""
 STRENGTH: tuple[AgentOrder, ...] = ("yield", "break", "stop", "kill")
-"""A later one takes the place of an earlier one."""
+"""Weakest first; a stronger order replaces a weaker one."""
 
 
 class OrderDelivery:
@@ -50,27 +50,27 @@ class OrderDelivery:
 
     def __init__(self, gang: GangControl, *, patience_s: float) -> None:
         self.given: AgentOrder | None = None
-        """The strongest."""
+        """The strongest order so far."""
         self.given_at = float("inf")
         """When, by the monotonic clock."""
         self._gang = gang
         self._sending = Background[tuple[AgentOrder | None, bool]](patience_s=patience_s)
         self._open: set[str] = set()
-        """Hosts that have not received the last of them."""
+        """Hosts that have not received the last order."""
 
     def give(self, order: AgentOrder) -> None:
-        """Order something of all host agents; a stronger order from before stays."""
+        """Order all host agents; a stronger order from before stays in force."""
         if self.given is None or STRENGTH.index(order) >= STRENGTH.index(self.given):
             self.given = order
         self.given_at = time.monotonic()
         self.announce()
 
     def announce(self) -> None:
-        """Have all host agents informed of the supervisor in charge, and of the order."""
+        """Deliver the epoch of this supervisor, and the order, to all host agents."""
         self._open = set(self._gang.request.names)
 
     def deliver(self, statuses: Sequence[HostStatus]) -> None:
-        """Send the order to the host agents that lack it; to those that do not answer as soon as they do."""
+        """Send the order to the host agents that lack it; a silent host gets it once it answers."""
         reachable = self._open - {status.host for status in statuses if status.phase == "unreachable"}
         for host in reachable:
             self._sending.start(host, partial(self._send, host, self.given))
@@ -86,20 +86,20 @@ class OrderDelivery:
         return order, not part.stop(now=order in {"break", "kill"}, resting=order in {"yield", "break"})
 
 
-# How the host agent beside this supervisor starts it again.
+# The command with which the host agent beside this supervisor restarts it.
 
 
 RESTART_ENV = ("PATH", "HOME", "PYTHONPATH", "PYTHONSAFEPATH", "GANGLINE_OWN_PATH", "GANGLINE_HOME", "SSH_AUTH_SOCK")
-"""Variables that a supervisor needs to find its code, and the ways to other hosts."""
+"""Variables that a supervisor needs to find its code and to reach other hosts."""
 
 
 def with_restart(request: LaunchRequest, cluster: Cluster, layout: RunLayout) -> LaunchRequest:
-    """The same request; the host agent on this computer knows how to start the supervisor of the run again.
+    """The same request, in which the host agent on this computer gets the command that restarts the supervisor.
 
-    Only one of them: two would start two.
+    Only one host agent has it: two would start two supervisors.
     """
     here = next((host.name for host in cluster.hosts if host.transport == "local" and host.name in request.names), None)
-    words = SupervisorWords(
+    words = SupervisorCommand(
         argv=(sys.executable, "-m", "gangline.supervise", str(layout.folder), str(request.attempt), "--detach"),
         env={name: os.environ[name] for name in RESTART_ENV if name in os.environ},
         folder=str(layout.folder),
@@ -115,7 +115,7 @@ STEP = re.compile(r"step-(\d{8,})")
 
 
 class Committer:
-    """Commits what one attempt saves.
+    """Commits the checkpoints of one attempt.
 
     The record is placed by files and not by a collective among ranks, which may be dying.
     """
@@ -128,10 +128,10 @@ class Committer:
         self._transports = gang.transports
         self._attempt = request.attempt
         self._done: set[bytes] = set()
-        """Records that are on every host. A step whose record retention has removed is not committed again."""
+        """Records that every host has. A step whose record was removed by retention is not committed again."""
 
     def sweep(self) -> list[Commit]:
-        """Commit every step that is complete now; returns what is newly committed, oldest first."""
+        """Commit every step that is complete now; the new commits, oldest first."""
         return [commit for step in self._candidates() if (commit := self._commit(step)) is not None]
 
     def _candidates(self) -> list[int]:
@@ -178,18 +178,18 @@ class Committer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """An attempt of which nothing runs any more, as far as hosts answer."""
+    """An attempt without processes on the hosts that answer."""
 
     outcome: AttemptOutcome
     statuses: tuple[HostStatus, ...] = ()
     user_order: StopOrder | None = None
-    """What the user had ordered."""
-    told_to_stop: bool = False
-    """Host agents were told to stop, or to kill, what is theirs: how they ended says nothing of their machines."""
-    made_way: str | None = None
-    """Why it was asked to end in good order, so that the next one takes its place; None: it was not."""
+    """The order of the user."""
+    stop_ordered: bool = False
+    """Host agents had the order to stop or to kill, so their end is no sign of a shutdown of their machines."""
+    yielded_because: str | None = None
+    """Why it had to save and end in favour of the next attempt; None: it had not."""
     step: int | None = None
-    """The last step that it was seen to complete."""
+    """The last completed step that was seen."""
     joined: bool = False
     """Its ranks had joined."""
     noticed_at: float | None = None
@@ -197,11 +197,11 @@ class Ended:
     silent_s: Mapping[str, float] = field(default_factory=dict)
     """Hosts that did not answer at its end, and for how long."""
     cut: tuple[str, ...] = ()
-    """Hosts that answered us, but were found to be cut off from the others."""
+    """Hosts that answered, but were cut off from the others."""
 
 
 class Supervisor:
-    """Looks after one attempt until nothing of it runs.
+    """Supervises one attempt until none of its processes runs.
 
     If the attempt runs already (an earlier supervisor was killed), it is taken over and not started again.
     """
@@ -212,7 +212,7 @@ class Supervisor:
         attempt: int,
         *,
         transports: Mapping[str, Transport] | None = None,
-        makes_way: Callable[[], str | None] = lambda: None,
+        reason_to_yield: Callable[[], str | None] = lambda: None,
     ) -> None:
         layout, pace = run.layout, run.pace
         self._run = run
@@ -233,26 +233,26 @@ class Supervisor:
         )
         self._sweep = Committer(self._cluster, self.gang).sweep
         self._committing = Background[list[Commit]](patience_s=pace.patience_s)
-        self._comparing = Background[LookBack](patience_s=pace.patience_s)
+        self._comparing = Background[AttemptFigures](patience_s=pace.patience_s)
         self._claims = EpochClaims(num_hosts=len(self.request.hosts), doubt_s=pace.doubt_s)
-        self._makes_way = makes_way
-        self._made_way: str | None = None
+        self._reason_to_yield = reason_to_yield
+        self._yielded_because: str | None = None
         self.ended: Ended | None = None
-        """Once it has; then the run goes on with another attempt, or `close` ends it."""
+        """Its end, once it has ended; then another attempt follows, or `close` ends the run."""
         self._orders = OrderDelivery(self.gang, patience_s=pace.patience_s)
         self._poll_errors = PollErrors(self.records, patience_s=pace.trouble_s)
         is_quiet = RunState.load(layout).quiet_since is not None
-        self.followed = Followed(self.request, self._cluster, self._transports, pace=pace, is_quiet=is_quiet)
+        self.followed = GangView(self.request, self._cluster, self._transports, pace=pace, is_quiet=is_quiet)
         self._user_order: StopOrder | None = None
-        """What the user ordered and was passed on."""
+        """The order of the user that was passed on."""
         self._failed_at: float | None = None
         """When a failure was first seen (monotonic)."""
         self._failing: list[str] = []
-        """Hosts on which something failed, in the order in which that was seen."""
+        """Hosts with failures, in the order in which they were seen."""
         self._cut: tuple[str, ...] = ()
-        """Hosts that were found to be cut off from the others once it had ended."""
+        """Hosts that were cut off from the others, found after the end."""
         self._failure: GanglineError | None = None
-        """Why the start was given up, or a run that stood still was ended."""
+        """Why this supervisor ended the attempt: a start or a step took too long."""
 
     @property
     def epoch(self) -> int:
@@ -317,20 +317,20 @@ class Supervisor:
         self.records.event("started", hosts=list(self.request.names))
 
     def _has_begun(self, statuses: Statuses) -> bool:
-        """Whether an earlier supervisor has started the gang; of hosts that do not answer only the state can tell."""
+        """Whether an earlier supervisor has started the gang; for silent hosts the state decides."""
         phases = {status.phase for status in statuses}
         if phases - {"starting", "unreachable"}:
             return True
         return "unreachable" in phases and RunState.load(self._layout).phase in {"running", "stopping"}
 
     def watch(self) -> AttemptOutcome:
-        """Look after the gang until it has ended, and end the run with it."""
-        ended = self.look_after()
+        """Supervise the gang until it has ended, and end the run with it."""
+        ended = self.supervise_again()
         self.close(ended)
         return ended.outcome
 
-    def look_after(self) -> Ended:
-        """Look after the gang until it has ended; outcome.json is written then."""
+    def supervise_again(self) -> Ended:
+        """Supervise the gang until it has ended; outcome.json is written then."""
         while True:
             self.records.beat()
             with self._poll_errors.tolerated():
@@ -340,9 +340,9 @@ class Supervisor:
             time.sleep(self._pace.poll_s)
 
     def close(self, ended: Ended, *, why: str = "") -> None:
-        """The run has ended with this attempt: write that into events and state. why: nothing follows a failure."""
+        """Write the end of the run into events and state. why: the reason why no attempt follows a failure."""
         self._compare(ended.statuses)
-        if self._rests:  # for an attempt that does not come any more
+        if self._rests:  # no attempt follows
             self.gang.end_resting()
         outcome = ended.outcome
         details: dict[str, Any] = {"what": outcome.error["what"]} if outcome.error else {}
@@ -355,12 +355,12 @@ class Supervisor:
         self.records.set_phase(outcome.result, error=outcome.error)
 
     def _look_once(self) -> Ended | None:
-        """Look, and do what follows from it; how it ended, once it has."""
+        """Poll the hosts and react; the end of the attempt, once it has ended."""
         statuses = self.gang.poll()
         self._require_charge(statuses)
         self._follow(statuses)
         self._pass_on_order()
-        self._make_way()
+        self._yield_if_asked()
         self._end_failed(statuses)
         self._orders.deliver(statuses)
         self._commit(statuses)
@@ -395,17 +395,17 @@ class Supervisor:
         self.records.event("stopping", order=order)
         self.records.set_phase("stopping")
 
-    def _make_way(self) -> None:
-        """End in good order, where the next attempt shall have other hosts."""
+    def _yield_if_asked(self) -> None:
+        """Have ranks save and exit where the next attempt is to have other hosts."""
         if self._orders.given is not None or not self.followed.joined:
             return
-        self._made_way = self._makes_way()
-        if self._made_way is not None:
+        self._yielded_because = self._reason_to_yield()
+        if self._yielded_because is not None:
             self._orders.give("yield")
-            self.records.event("leaving", what=self._made_way)
+            self.records.event("leaving", what=self._yielded_because)
 
     def _end_failed(self, statuses: Statuses) -> None:
-        """End the rest of a gang of which a part failed: ranks first, after the grace everything."""
+        """End the other ranks of a failed gang: first in good order, after the grace by force."""
         failing = [status.host for status in statuses if _has_failed(status) and status.host not in self._failing]
         self._failing += failing
         if self._user_order == "kill":
@@ -423,7 +423,7 @@ class Supervisor:
             self._orders.give("kill")
 
     def _find_failure(self, statuses: Statuses) -> GanglineError | None:
-        """Why the gang is to be ended though none of it has failed by itself."""
+        """The error that ends the gang though no rank has failed; None: there is none."""
         if self._orders.given is not None:
             return None
         late = self.followed.start.failure()
@@ -444,7 +444,7 @@ class Supervisor:
 
     def _commit(self, statuses: Statuses, *, last: bool = False) -> None:
         if any(status.phase == "unreachable" for status in statuses):
-            return  # it takes all hosts, and asking one that is silent takes long
+            return  # a commit needs all hosts, and asking a silent one takes long
         try:
             found = self._committing.finish(self._sweep) if last else [self._committing.do(self._sweep) or []]
             for commit in chain.from_iterable(found):
@@ -453,7 +453,7 @@ class Supervisor:
             self.records.complain(f"cannot commit: {error}")
 
     def _compare(self, statuses: Statuses) -> None:
-        """Keep where time went, and the plan beside what came of it; the end of the run does not depend on it."""
+        """Write the figures of the attempt, if they can be read; the end of the run does not depend on them."""
         head = self._cluster.head.name
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         if self.request.hosts[0].program == "command" or head in silent:
@@ -475,12 +475,12 @@ class Supervisor:
             if value is not None:
                 self.records.figures(path, value)
 
-    def _compared(self) -> LookBack:
+    def _compared(self) -> AttemptFigures:
         head = self._transports[self._cluster.head.name]
-        return look_back(self._layout, self.attempt, cluster=self._cluster, head=head)
+        return read_figures(self._layout, self.attempt, cluster=self._cluster, head=head)
 
     def _is_over(self, statuses: Statuses) -> bool:
-        """Whether nothing more comes of this attempt by itself, as far as hosts answer."""
+        """Whether the attempt has ended on all hosts that answer, and the others were waited for long enough."""
         hopeless = time.monotonic() > self._orders.given_at + self._pace.abandon_s
         given_up = self.followed.liveness.stalled if hopeless else set()
         phases = {status.phase for status in statuses if status.phase != "running" or status.host not in given_up}
@@ -488,7 +488,7 @@ class Supervisor:
             return False
         if "unreachable" not in phases:
             return True
-        # The ranks that are out of sight cannot go on without the others, and their host agent knows what to do then.
+        # Ranks on silent hosts cannot continue without the others, and their host agent ends them.
         silence_s = self.followed.liveness.silence_s()
         if phases == {"unreachable"}:
             return self._orders.given is not None and silence_s > self._pace.abandon_s
@@ -497,37 +497,41 @@ class Supervisor:
         return silence_s > (pace.silence_s if self._user_order is None else ordered_s)
 
     def _clean_up(self, statuses: Statuses) -> list[Leftover]:
-        """End what is left on the hosts; what is left then, and the hosts where nobody could look."""
+        """End leftovers on the hosts; those that remain, and the hosts that could not be verified."""
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         unknown = [Leftover(host=host, kind="unknown", what="does not answer") for host in sorted(silent)]
         part = self.gang.on(set(self.request.names) - silent)
         if lost := {status.host for status in statuses if status.phase == "lost"}:
-            part.on(lost).stop()  # ends what their host agents have left
+            part.on(lost).stop()  # ends the processes that dead host agents have left
         return part.clean() + unknown
 
     def _cause(self, statuses: Statuses) -> dict[str, Any] | None:
         error = self._failure.to_json() if self._failure is not None else None
         error = error or first_cause(
-            self.request, statuses, ordered=self._user_order is not None, seen=self._failing, explain=self._of_memory
+            self.request,
+            statuses,
+            ordered=self._user_order is not None,
+            seen=self._failing,
+            explain=self._out_of_memory,
         )
         return self.followed.liveness.as_evidence(error) if error else None
 
-    def _of_memory(self, failure: Failure) -> RunFailed | None:
-        """Whether a rank ended for want of memory, beside what was planned for it."""
+    def _out_of_memory(self, failure: Failure) -> RunFailed | None:
+        """The out-of-memory error of a rank, with the forecast of the plan; None: it ended otherwise."""
         with suppress(OSError, ValueError, LookupError, TypeError):  # of another version, perhaps
             plan, job = (load_if_there(path, dict) or {} for path in (self._layout.plan, self._layout.job))
             smaller = load_record(self._layout.gang(self.attempt), Gang).micro_batch
             return of_memory(failure, plan, {**job, **({"micro_batch": smaller} if smaller else {})})
         return None
 
-    def _find_cut(self, statuses: Statuses) -> Partition | None:
-        """Hosts that are cut off from the others, where that may be why the gang broke."""
+    def _find_partition(self, statuses: Statuses) -> Partition | None:
+        """Hosts that are cut off from the others, where that may explain the failure."""
         if self._user_order is not None or not (self._failure is not None or leaves_doubt(statuses)):
             return None
         silent = {status.host for status in statuses if status.phase == "unreachable"}
         hosts = [host for host in self._cluster.hosts if host.name not in silent]
         looking = Background[list[Partition | None]](patience_s=self._pace.poll_s)
-        look = partial(find_cut, hosts, self._cluster, self._transports, port=self.request.port)
+        look = partial(find_partition, hosts, self._cluster, self._transports, port=self.request.port)
         with suppress(GanglineError, OSError):
             while (found := looking.do(lambda: [look()])) is None:
                 self.records.beat()
@@ -537,7 +541,7 @@ class Supervisor:
 
     def _judge(self, statuses: Statuses, left: Sequence[Leftover]) -> Ended:
         error = self._cause(statuses)
-        if error is not None and (cut := self._find_cut(statuses)) is not None:
+        if error is not None and (cut := self._find_partition(statuses)) is not None:
             self._cut = cut.hosts
             error = cut.to_json()
         if error is None and self._said_finished(statuses):
@@ -547,9 +551,9 @@ class Supervisor:
         return self._conclude("failed", error, statuses, left)
 
     def _said_finished(self, statuses: Statuses) -> bool:
-        """Whether rank 0 left because all was done. A stop may come from the user, from a host agent whose machine
-        shuts down, or from whoever signals a rank, and an order may come after the last step: only rank 0 knows.
-        The user's own program does not tell; it has finished if nobody told it to leave.
+        """Whether rank 0 completed the run. A stop may come from the user, from a host agent whose machine shuts down,
+        or from a signal to a rank, and an order may come after the last step: only rank 0 knows. The user's own program
+        does not report it; it has finished unless it was ordered to exit.
         """
         head = self.request.hosts[0]
         if head.program == "command":
@@ -581,8 +585,8 @@ class Supervisor:
             outcome=outcome,
             statuses=tuple(statuses),
             user_order=self._user_order,
-            told_to_stop=self._orders.given in {"stop", "kill"},
-            made_way=self._made_way,
+            stop_ordered=self._orders.given in {"stop", "kill"},
+            yielded_because=self._yielded_because,
             step=self.followed.step,
             joined=self.followed.joined,
             noticed_at=self._failed_at,

@@ -10,7 +10,7 @@ import pytest
 
 from gangline import app
 from gangline.control.end import rehearse_stop, started_request, stop
-from gangline.control.supervision import Keeping, RunHandle, open_run
+from gangline.control.supervision import RunHandle, SupervisorRecord, open_run
 from gangline.control.user_command import CommandRecord
 from gangline.errors import GanglineError, HostUnreachable, UsageError
 from gangline.launch.backend import HostRequest, LaunchRequest
@@ -127,7 +127,7 @@ def test_a_command_of_the_users_own_is_refused(
 def test_the_host_that_looks_after_the_run_is_refused(world: World, run_id: str) -> None:
     with open_run(run_id, home=world.home, deps=world.deps) as run:
         record = run.record()
-        kept = dataclasses.replace(run, keeping=Keeping(host="a"))
+        kept = dataclasses.replace(run, supervisor=SupervisorRecord(host="a"))
         kept.records.folder.mkdir(parents=True, exist_ok=True)
         write_json(kept.records.state, read_json(run.layout.state))
         assert record.phase == "running"
@@ -164,7 +164,7 @@ def kept_by_head(world: World, *, attempt: int) -> tuple[RunHandle, FakeTranspor
         layout=layout,
         cluster=Cluster(name="lan", hosts=PC),
         transports={"pc1": keeper, "pc2": FakeTransport("pc2")},
-        keeping=Keeping(host="pc1"),
+        supervisor=SupervisorRecord(host="pc1"),
     )
     RunState(name="job", phase="running", attempt=attempt, supervisor=ProcessId.current()).save(layout)
     for number, names in ((1, ("pc1", "pc2")), (attempt, ("pc1",))):
@@ -205,7 +205,7 @@ def test_without_its_keeper_the_host_agents_are_told_in_the_folders_of_the_attem
 
     keeper.reachable = False
     deps = dataclasses.replace(world.deps, is_alive=silent, backend=lambda _name: Backend())  # type: ignore[arg-type]
-    with pytest.raises(HostUnreachable, match="which keeps"):
+    with pytest.raises(HostUnreachable, match="which supervises"):
         stop(run, now=True, deps=deps)
     assert [part.folder for part in told[0].hosts] == [
         "/home/pc1/runs/calm-otter-7/attempts/3/pc1",

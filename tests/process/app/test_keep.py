@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from gangline.control.supervision import Keeping, RunHandle
+from gangline.control.supervision import RunHandle, SupervisorRecord
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
@@ -37,7 +37,7 @@ def test_a_run_that_ends_between_two_looks_is_not_lost(tmp_path):
         layout=layout,
         cluster=Cluster(name="home", hosts=(HEAD,)),
         transports={"pc1": keeper},
-        keeping=Keeping(host="pc1"),
+        supervisor=SupervisorRecord(host="pc1"),
     )
     keeper.files[run.records.state] = encoded("running")
     assert run.record().phase == "finished"

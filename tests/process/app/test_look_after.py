@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gangline import app
-from gangline.control.supervision import Keeping, look_after, open_run
+from gangline.control.supervision import SupervisorRecord, open_run, supervise_again
 from gangline.errors import RunFailed
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import ProcessId, RunState
@@ -35,7 +35,9 @@ def stands(world: World, run_id: str, supervisor: ProcessId) -> None:
 
 def attached(world: World, run_id: str, *, keeper: str | None = None) -> bool:
     with open_run(run_id, home=world.home, deps=world.deps) as run:
-        return look_after(dataclasses.replace(run, keeping=Keeping(host=keeper)), console=world, deps=world.deps)
+        return supervise_again(
+            dataclasses.replace(run, supervisor=SupervisorRecord(host=keeper)), console=world, deps=world.deps
+        )
 
 
 def test_another_one_takes_over_the_attempt_that_runs_and_that_is_said(world: World, run_id: str) -> None:
@@ -64,14 +66,14 @@ def test_where_the_head_keeps_the_run_a_host_agent_there_does_it(world: World, r
 def test_one_that_came_first_is_as_good(world: World, run_id: str) -> None:
     deps = dataclasses.replace(world.deps, spawn=Refused(lambda: stands(world, run_id, ProcessId.current())))
     with open_run(run_id, home=world.home, deps=deps) as run:
-        assert not look_after(run, console=world, deps=deps)
+        assert not supervise_again(run, console=world, deps=deps)
     assert world.said == []
 
 
 def test_one_that_does_not_come_up_is_an_error(world: World, run_id: str) -> None:
     deps = dataclasses.replace(world.deps, spawn=Refused(lambda: None))
     with open_run(run_id, home=world.home, deps=deps) as run, pytest.raises(RunFailed, match="did not start"):
-        look_after(run, console=world, deps=deps)
+        supervise_again(run, console=world, deps=deps)
 
 
 class Refused:

@@ -446,7 +446,7 @@ def cut_off(story, monkeypatch, *names):
         return said[min(len(asked), len(said)) - 1]
 
     for module in (attempts_module, loop_module):
-        monkeypatch.setattr(module, "find_cut", find)
+        monkeypatch.setattr(module, "find_partition", find)
     for name in NAMES:
         failure = {"rank": NAMES.index(name), "pid": 1, "time": 0.0, "ordered": False, "exit": 5}
         error = {"kind": "RunFailed", "what": "Connection reset by peer", "seen": "", "fix": "", "exit_code": 5}

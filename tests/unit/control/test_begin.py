@@ -10,7 +10,7 @@ from gangline.context import Context, Dependencies
 from gangline.control.equip import Ready
 from gangline.control.listing import list_runs
 from gangline.control.start import preparing, report_if_startable, resumable, start_attempt
-from gangline.control.supervision import Keeping, open_run
+from gangline.control.supervision import SupervisorRecord, open_run
 from gangline.errors import GanglineError, HostKeyRefused, HostUnreachable, RunFailed, UsageError
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang, GangRank
@@ -81,7 +81,7 @@ class World:
 
     def start(self):
         context = Context(transports={"pc1": self.keeper}, home=self.home, console=self, deps=self.deps)
-        ready = Ready(cluster=self.cluster, networks={}, keeping=lambda: Keeping(host="pc1"))
+        ready = Ready(cluster=self.cluster, networks={}, supervisor=lambda: SupervisorRecord(host="pc1"))
         gang = Gang(run_id=self.layout.run_id, attempt=1, ranks=(GangRank(host="pc1", share=1),))
         state = RunState(name="job", supervisor=ProcessId(pid=1, start_ticks=0))  # whose process is gone later
         with report_if_startable(self.layout, self), preparing(self.layout, state):
@@ -162,7 +162,7 @@ def test_ctrl_c_while_the_supervisor_comes_up_is_told_as_it_is(world, comes_up, 
     with pytest.raises(KeyboardInterrupt):
         world.start()
     assert "may be running" in world.said[-1]
-    assert Keeping.load(world.layout).host == "pc1"
+    assert SupervisorRecord.load(world.layout).host == "pc1"
     assert world.record().phase == phase
 
 
@@ -175,7 +175,7 @@ def test_a_supervisor_that_surely_did_not_come_up_leaves_a_run_that_failed(world
         world.start()
     assert caught.value is error
     assert "calm-otter-7 has failed. Once the cause is gone: gangline resume calm-otter-7" in world.said[-1]
-    assert Keeping.load(world.layout).host is None
+    assert SupervisorRecord.load(world.layout).host is None
 
 
 def test_a_start_whose_end_was_not_seen_runs(world):

@@ -9,7 +9,7 @@ import pytest
 from gangline.context import Context, Dependencies
 from gangline.control.end import stop
 from gangline.control.listing import list_runs
-from gangline.control.supervision import Keeping, copy_records, open_run
+from gangline.control.supervision import SupervisorRecord, copy_records, open_run
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.planner.outcome import spent
 from gangline.runs.cluster import Cluster, Host
@@ -66,7 +66,7 @@ class World:
         layout.attempt(attempt).mkdir(parents=True)
         write_json(layout.cluster, self.cluster.to_json())
         RunState(name="job", phase=phase, attempt=attempt, supervisor=ProcessId(pid=1, start_ticks=1)).save(layout)
-        Keeping(host="pc1").save(layout)
+        SupervisorRecord(host="pc1").save(layout)
         gang = Gang(
             run_id=layout.run_id, attempt=attempt, ranks=(GangRank(host="pc1", share=1), GangRank(host="pc2", share=1))
         )
@@ -126,7 +126,7 @@ def test_without_its_keeper_a_run_is_ended_at_once_where_hosts_answer_and_only_t
         with pytest.raises(HostUnreachable):
             stop(run, deps=world.deps)
         assert world.backend.orders == []
-        with pytest.raises(HostUnreachable, match="which keeps") as error:
+        with pytest.raises(HostUnreachable, match="which supervises") as error:
             stop(run, now=True, deps=world.deps)
     assert world.backend.orders == ["kill"]
     assert "ordered to end at once: pc1, pc2" in error.value.seen or "pc2" in error.value.seen

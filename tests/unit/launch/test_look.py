@@ -11,7 +11,7 @@ import pytest
 from gangline.errors import GanglineError, HostUnreachable
 from gangline.launch.backend import HostRequest, LaunchRequest
 from gangline.launch.direct import DirectBackend
-from gangline.launch.poll import Looks, look, outlives_agent
+from gangline.launch.poll import HostPoller, look, outlives_agent
 from tests.fakes.transport import FakeTransport, Scripted
 
 PARTS = tuple(
@@ -46,7 +46,7 @@ def phases(looks, hosts):
 
 
 def test_a_host_that_hangs_is_unreachable_until_it_answers_and_the_others_are_not(hosts):
-    looks = Looks(patience_s=0.2)
+    looks = HostPoller(patience_s=0.2)
     assert phases(looks, hosts) == ["starting", "starting"]
     hosts["pc2"].gate.clear()
     assert phases(looks, hosts) == ["starting", "unreachable"]
@@ -65,7 +65,7 @@ def test_a_host_that_hangs_is_unreachable_until_it_answers_and_the_others_are_no
 
 
 def test_a_host_that_somebody_else_has_waited_for_is_not_waited_for_again(hosts):
-    looks = Looks(patience_s=20)
+    looks = HostPoller(patience_s=20)
     assert phases(looks, hosts) == ["starting", "starting"]
     hosts["pc2"].gate.clear()
     looks.lost(PARTS[1])
@@ -75,7 +75,7 @@ def test_a_host_that_somebody_else_has_waited_for_is_not_waited_for_again(hosts)
 
 
 def test_since_when_it_is_silent_does_not_change_with_every_look(hosts):
-    looks = Looks(patience_s=0.2)
+    looks = HostPoller(patience_s=0.2)
     phases(looks, hosts)
     hosts["pc2"].reachable = False
     first = looks.at(REQUEST, hosts)[1]
@@ -130,7 +130,7 @@ def test_numbers_of_a_rank_that_cannot_be_are_not_believed(hosts, wrong):
     said = f'{{"pid": 4711, "start_ticks": 99, "start": {start}}}'
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), said.encode())
     hosts["pc2"].write(PurePath("/proc/4711/stat"), STAT)
-    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+    assert HostPoller().at(REQUEST, hosts)[1].phase == "unreachable"
 
 
 ENDED = {"returncode": 0, "error": None, "reason": "broken", "failures": [], "console_tail": []}
@@ -150,7 +150,7 @@ def test_a_host_rests_as_long_as_the_host_agent_that_says_so_runs(hosts):
 def test_who_rests_is_not_believed_either(hosts, text):
     hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(ENDED).encode())
     hosts["pc2"].write(PurePath("/srv/pc2/resting.json"), text)
-    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+    assert HostPoller().at(REQUEST, hosts)[1].phase == "unreachable"
 
 
 @pytest.mark.parametrize(("now", "resting", "word"), [
@@ -213,7 +213,7 @@ def hostile(request, hosts):
 
 def test_a_hostile_status_is_unreachable_and_the_others_are_not(hosts, hostile):
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), hostile)
-    fine, lying = Looks().at(REQUEST, hosts)
+    fine, lying = HostPoller().at(REQUEST, hosts)
     assert fine.phase == "starting"
     assert lying.phase == "unreachable"
     assert lying.why.startswith("what it says cannot be understood")
@@ -243,7 +243,7 @@ def test_a_hostile_record_of_a_rank_is_told_by_its_host(hosts, hostile):
 def test_a_process_that_cannot_be_understood_is_told_by_its_host(hosts, stat):
     hosts["pc2"].write(PurePath("/srv/pc2/status.json"), b'{"pid": 4711, "start_ticks": 99}')
     hosts["pc2"].write(PurePath("/proc/4711/stat"), stat)
-    assert Looks().at(REQUEST, hosts)[1].phase == "unreachable"
+    assert HostPoller().at(REQUEST, hosts)[1].phase == "unreachable"
     with pytest.raises(GanglineError, match="what pc2 says cannot be understood"):
         outlives_agent(PARTS[1], hosts["pc2"])
 
@@ -281,7 +281,7 @@ def test_a_rank_that_outlives_its_host_agent_is_seen(hosts):
 )
 def test_a_host_whose_files_cannot_be_understood_is_unreachable_and_the_others_are_not(hosts, text):
     hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), text)
-    fine, lying = Looks().at(REQUEST, hosts)
+    fine, lying = HostPoller().at(REQUEST, hosts)
     assert fine.phase == "starting"
     assert lying.phase == "unreachable"
     assert lying.why.startswith("what it says cannot be understood")
@@ -294,7 +294,7 @@ def test_failures_of_a_host_have_all_that_is_asked_for_later(hosts):
     hosts["pc1"].write(PurePath("/srv/pc1/exit.json"), json.dumps(record).encode())
     del failure["time"]
     hosts["pc2"].write(PurePath("/srv/pc2/exit.json"), json.dumps(record).encode())
-    whole, lying = Looks().at(REQUEST, hosts)
+    whole, lying = HostPoller().at(REQUEST, hosts)
     assert whole.failures[0]["error"] == {"what": "", "seen": "", "fix": ""}
     oom = {"line": "Killed process 1", "cgroup": None, "limit_bytes": 1 << 30, "memory_bytes": None}
     assert whole.failures[0]["oom"] == oom

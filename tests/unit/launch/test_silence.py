@@ -8,7 +8,7 @@ from pathlib import PurePath
 import pytest
 
 from gangline.launch.backend import HostRequest, LaunchRequest, RankSilence
-from gangline.launch.poll import Looks
+from gangline.launch.poll import HostPoller
 from tests.fakes.transport import FakeTransport
 
 PART = HostRequest(host="pc1", folder="/srv/pc1", rank_files="/srv", argv=(), env={}, ranks=(2, 3), program="command")
@@ -20,7 +20,7 @@ def look(text):
     host = FakeTransport("pc1")
     host.write(PurePath("/srv/pc1/status.json"), text.encode())
     host.write(PurePath("/proc/4711/stat"), STAT)
-    (status,) = Looks().at(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=(PART,)), {"pc1": host})
+    (status,) = HostPoller().at(LaunchRequest(run_id="calm-otter-7", attempt=1, hosts=(PART,)), {"pc1": host})
     return status
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.report.follow import View
-from gangline.report.run_history import Story, attempt_rows, attempt_table, read_story
+from gangline.report.run_history import RunHistory, attempt_rows, attempt_table, read_history
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import AttemptOutcome, HostOutcome, ProcessId, RunState
@@ -65,9 +65,9 @@ class Run:
         ended = f"2026-01-01T{clock}.000Z"
         AttemptOutcome(result=result, hosts=hosts, error=error, ended=ended).save(folder / "outcome.json")  # type: ignore[arg-type]
 
-    def story(self) -> Story:
+    def story(self) -> RunHistory:
         view = View(layout=self.layout, head=HERE, head_layout=self.layout)
-        return read_story(view, kept=self.layout, keeper=None)
+        return read_history(view, records=self.layout, remote=None)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gangline.errors import HostKeyRefused, HostUnreachable
 from gangline.launch.backend import HostStatus
 from gangline.report.explanation import explain_json, explain_lines
 from gangline.report.follow import View
-from gangline.report.run_history import MOST_ATTEMPTS, MOST_ROWS, Story, event_rows, read_story
+from gangline.report.run_history import MOST_ATTEMPTS, MOST_ROWS, RunHistory, event_rows, read_history
 from gangline.runs.cluster import Host
 from gangline.runs.layout import RunLayout
 from gangline.runs.state import ProcessId
@@ -22,8 +22,8 @@ from tests.unit.report.stories import HERE, RESET, STORIES, Past, ended, failure
 SCREENS = Path(__file__).parent / "screens"
 
 
-def told(past: Past, *, keeper: LocalTransport | None = None, kept: RunLayout | None = None) -> Story:
-    return read_story(past.view, kept=kept or past.layout, keeper=keeper)
+def told(past: Past, *, keeper: LocalTransport | None = None, kept: RunLayout | None = None) -> RunHistory:
+    return read_history(past.view, records=kept or past.layout, remote=keeper)
 
 
 def screen(past: Past, *, is_job: bool = True, can_resume: bool = True) -> list[str]:
@@ -335,5 +335,5 @@ def test_a_host_whose_host_agent_went_without_a_word_is_a_cause_without_a_rank(t
 
 def test_nothing_at_all_is_told_without_a_fuss(tmp_path: Path) -> None:
     past = Past(tmp_path)
-    story = read_story(View(layout=past.layout, head=HERE, head_layout=past.head), kept=past.layout, keeper=None)
+    story = read_history(View(layout=past.layout, head=HERE, head_layout=past.head), records=past.layout, remote=None)
     assert explain_lines(story, is_job=True, can_resume=True)[0] == "calm-otter-7 cannot be read"

@@ -80,7 +80,7 @@ def test_an_ambiguous_prefix_names_the_candidates(tmp_path: Path) -> None:
     make_run(tmp_path, "calm-owl-1")
     with pytest.raises(UsageError, match="ambiguous") as caught:
         find_run(tmp_path, "calm")
-    assert "calm-otter-7, calm-owl-1" in caught.value.seen
+    assert "calm-otter-7 and calm-owl-1" in caught.value.seen
 
 
 @pytest.mark.parametrize("prefix", ["x", "", "../calm-otter-7", "calm-otter-7/"])

@@ -11,7 +11,7 @@ import pytest
 from gangline.planner.outcome import Comparison
 from gangline.runs.files import write_json
 from gangline.runs.layout import RunLayout
-from gangline.supervise.attempt_records import BLOCK_BYTES, MOST_BYTES, last_records, look_back
+from gangline.supervise.attempt_records import BLOCK_BYTES, MOST_BYTES, last_records, read_figures
 from tests.fakes.transport import FakeTransport
 from tests.unit.planner.outcomes import line, plan
 from tests.unit.supervise.runs import RUN_ID, cluster_of
@@ -50,7 +50,7 @@ def look(layout: RunLayout, figures: bytes | None, *, attempt: int = 1) -> dict[
     cluster = cluster_of(layout.root.parent, "pc1", "pc2")
     if figures is not None:
         head.files[RunLayout(layout.root.parent / "pc1", RUN_ID).metrics] = figures
-    return look_back(layout, attempt, cluster=cluster, head=head).comparison
+    return read_figures(layout, attempt, cluster=cluster, head=head).comparison
 
 
 def test_the_figures_on_the_head_are_held_against_the_plan(layout: RunLayout) -> None:
@@ -84,13 +84,13 @@ def test_where_time_went_is_known_without_a_plan_and_beside_a_damaged_one(layout
     head, cluster = FakeTransport("pc1"), cluster_of(layout.root.parent, "pc1", "pc2")
     head.files[RunLayout(layout.root.parent / "pc1", RUN_ID).metrics] = written(*RUN)
     layout.plan.write_text("[]", encoding="utf-8")
-    found = look_back(layout, 1, cluster=cluster, head=head)
+    found = read_figures(layout, 1, cluster=cluster, head=head)
     assert found.comparison is None
     assert found.problem is not None
     assert found.times is not None
     assert [row["host"] for row in found.times["ranks"]] == ["pc1", "pc2"]
     layout.plan.unlink()
-    found = look_back(layout, 1, cluster=cluster, head=head)
+    found = read_figures(layout, 1, cluster=cluster, head=head)
     assert (found.comparison, found.problem) == (None, None)
     assert found.times is not None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gangline.runs.job import FailureJob
-from gangline.supervise.attempts import Tried, pause_s, seats, why_not
+from gangline.supervise.attempts import EndedAttempt, choose_hosts, pause_s, why_not
 
 KILLED = {"kind": "RunFailed", "what": "rank 1 on pc2 was killed by SIGKILL", "host": "pc2", "rank": 1}
 LOST = {"kind": "RunFailed", "what": "pc3 does not answer since 12:31:07", "host": "pc3"}
@@ -11,7 +11,7 @@ HOSTS = ("pc1", "pc2", "pc3")
 
 
 def tried(error=KILLED, began_at=0, reached=0):
-    return Tried(error=error, began_at=began_at, reached=reached)
+    return EndedAttempt(error=error, began_at=began_at, reached=reached)
 
 
 def test_a_first_failure_is_followed_by_another_attempt():
@@ -52,7 +52,7 @@ def test_other_causes_each_time_end_it_after_as_many_attempts_as_the_job_allows(
 
 
 def test_a_program_whose_steps_nobody_knows_is_started_as_often_as_its_user_says():
-    starts = [Tried(error=KILLED, began_at=0, reached=0, starts=number) for number in (1, 2, 3)]
+    starts = [EndedAttempt(error=KILLED, began_at=0, reached=0, starts=number) for number in (1, 2, 3)]
     assert why_not(starts[:2], FailureJob(restarts=2)) is None
     assert why_not(starts, FailureJob(restarts=2)) == "it was started 3 times"
 
@@ -72,7 +72,7 @@ def test_each_attempt_in_vain_waits_longer(in_vain, seconds):
 
 
 def of(silent_s, left=(), **how):
-    return seats(HOSTS, silent_s=silent_s, left=left, failures=FailureJob(**how))
+    return choose_hosts(HOSTS, silent_s=silent_s, left=left, failures=FailureJob(**how))
 
 
 def test_all_hosts_that_answer_take_part():

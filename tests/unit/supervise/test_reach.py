@@ -4,7 +4,7 @@ import pytest
 
 from gangline.errors import HostUnreachable
 from gangline.inventory.pairs import Pair, PortTry
-from gangline.supervise.lost_hosts import FRESH_S, CutOff, Reaching, find_cut, judge
+from gangline.supervise.lost_hosts import FRESH_S, CutOff, Reaching, find_partition, judge
 from tests.unit.supervise.runs import cluster_of
 from tests.waiting import wait_until
 
@@ -71,7 +71,7 @@ def test_two_hosts_may_be_cut_off():
 
 def test_hosts_that_are_one_machine_are_not_asked(tmp_path):
     cluster = cluster_of(tmp_path, "pc1", "pc2")
-    assert find_cut(cluster.hosts, cluster, {}, port=29500) is None
+    assert find_partition(cluster.hosts, cluster, {}, port=29500) is None
 
 
 def test_who_was_cut_off_is_asked_again_until_it_is_not():
