@@ -12,7 +12,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from gangline.config.fields import SECRET, Section, Shorthand
-from gangline.config.mistakes import KeyPath, Mistake, Mistakes, Position, dotted, listed, nearest, printable, quote
+from gangline.config.mistakes import KeyPath, Mistakes, Position, dotted, listed, nearest, printable, quote
 from gangline.errors import SpecError
 
 MAX_NODES = 100_000
@@ -69,11 +69,9 @@ class Document:
         """Whether an override gave this value."""
         return self.position(path).override >= 0
 
-    def add(self, path: KeyPath, *, seen: str, expected: str, fix: str, key: bool = False) -> None:
-        """Record a mistake in the value of `path` (or in its key)."""
-        self.mistakes.found.append(
-            Mistake(position=self.position(path, key=key), key=self.shown(path), seen=seen, expected=expected, fix=fix)
-        )
+    def add(self, path: KeyPath, *, seen: str, expected: str, fix: str) -> None:
+        """Record a mistake in the value of `path`."""
+        self.mistakes.add(self.position(path), key=self.shown(path), seen=seen, expected=expected, fix=fix)
 
 
 def read_document(text: str, source: str) -> Document:
@@ -245,14 +243,12 @@ class _Builder:
         here = _position(self.document.source, key.start_mark)
         if key.value in values:
             first = self.document.keys[path].line
-            self.document.mistakes.found.append(
-                Mistake(
-                    position=here,
-                    key=dotted(path),
-                    seen=f"{quote(key.value)} for the second time, it stands in line {first} already",
-                    expected="each key once",
-                    fix="delete one of the two",
-                )
+            self.document.mistakes.add(
+                here,
+                key=dotted(path),
+                seen=f"{quote(key.value)} for the second time, it stands in line {first} already",
+                expected="each key once",
+                fix="delete one of the two",
             )
             return
         self.document.keys[path] = here
@@ -397,12 +393,13 @@ def apply_overrides(document: Document, overrides: Sequence[str], kind: type[Sec
         source = f"command line: {printable(shown, limit=200)}"
         position = Position(source=source, override=index)
         if not equals or not key or "" in key.split("."):
-            _refuse(document, position)
+            fix = "write a dotted key, an equals sign and a value, such as optimizer.learning_rate=1e-4"
+            document.mistakes.add(position, seen="this is no override; expected key=value", fix=fix)
             continue
         try:
             value = read_value(text, source)
         except SpecError as error:
-            _report(document, position, seen=error.seen, fix=error.fix)
+            document.mistakes.add(position, seen=error.seen, fix=error.fix)
             continue
         path = _path(document.values, key.split("."))
         _set(document, path, value, position=position, kind=kind)
@@ -422,19 +419,6 @@ def drop_rivals(document: Document, *, rivals: Iterable[str], within: str | None
             if not document.from_command_line((*above, name)):
                 del holder[name]
                 _forget(document, (*above, name))
-
-
-def _refuse(document: Document, position: Position) -> None:
-    _report(
-        document,
-        position,
-        seen="this is no override; expected key=value",
-        fix="write a dotted key, an equals sign and a value, such as optimizer.learning_rate=1e-4",
-    )
-
-
-def _report(document: Document, position: Position, *, seen: str, fix: str) -> None:
-    document.mistakes.found.append(Mistake(position=position, key="", seen=seen, expected="", fix=fix))
 
 
 def _path(values: Any, parts: Sequence[str]) -> KeyPath:
@@ -477,8 +461,7 @@ def _report_list(document: Document, position: Position, path: KeyPath, *, items
     part = str(path[-1])
     names = [name for name in map(_item_name, items) if isinstance(name, str)]
     meant = nearest(part, names)
-    _report(
-        document,
+    document.mistakes.add(
         position,
         seen=f"{dotted(path[:-1])} has no item {printable(part)}; expected "
         + (f"one of {listed(names)}" if names else f"a number below {len(items)}"),

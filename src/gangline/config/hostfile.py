@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline.config.document import Document
 from gangline.config.fields import DESTINATION, NAME
-from gangline.config.mistakes import KeyPath, Mistake, Mistakes, Position, quote
+from gangline.config.mistakes import KeyPath, Mistakes, Position, quote
 
 _WORD = re.compile(r"slots\s*=\s*\S+|\S+")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*|https?_proxy|no_proxy")
@@ -42,9 +42,7 @@ def parse_hostfile(text: str, source: str) -> Document:
         if words:
             hosts.append(_host(document, len(hosts), words))
     if not hosts:
-        _refuse(
-            document, Position(source=source, line=1, column=1), seen="no host at all", fix="write `localhost slots=1`"
-        )
+        _refuse(document, document.places["hosts",], seen="no host at all", fix="write `localhost slots=1`")
         document.mistakes.raise_if_any()
     return document
 
@@ -64,12 +62,10 @@ def _host(document: Document, index: int, words: list[tuple[str, Position]]) -> 
         _slots(document, host, path, value=counted[2], position=place)
     for word, position in rest:
         key, equals, value = word.partition("=")
-        if word == "slots":
-            _slots(document, host, path, value="", position=position)
+        if key == "slots":
+            _slots(document, host, path, value=value, position=position)
         elif not equals:
             _interface(document, host, path, word=word, position=position)
-        elif key == "slots":
-            _slots(document, host, path, value=value, position=position)
         else:
             _variable(document, host, path, word=word, position=position)
     return host
@@ -125,4 +121,4 @@ def _variable(document: Document, host: dict[str, Any], path: KeyPath, *, word: 
 
 def _refuse(document: Document, position: Position, *, seen: str, fix: str) -> None:
     expected = "`name slots=N [interface] [VARIABLE=value ...]`"
-    document.mistakes.found.append(Mistake(position=position, key="", seen=seen, expected=expected, fix=fix))
+    document.mistakes.add(position, seen=seen, expected=expected, fix=fix)

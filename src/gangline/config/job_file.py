@@ -21,6 +21,7 @@ from gangline.config.validate import Checked
 from gangline.config.zero import resolve_deepspeed
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
+from gangline.runs.decode import build
 from gangline.runs.gang import nearby, whole_counts
 from gangline.runs.job import (
     CheckpointJob,
@@ -65,13 +66,7 @@ def resolve_failures(checked: Checked[JobWords]) -> FailureJob:
             fix="delete it, or write `without: true`",
             reads=(("failures", "without"),),
         )
-    return FailureJob(
-        restarts=words.restarts,
-        wait_s=wait_s,
-        without=words.without,
-        take_back=words.take_back,
-        smaller_micro_batch=words.smaller_micro_batch,
-    )
+    return FailureJob(**words.model_dump(exclude={"wait"}), wait_s=wait_s)
 
 
 def _check_restarts(checked: Checked[JobWords]) -> None:
@@ -267,15 +262,8 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         data=data,
         batch=words.batch.exact or words.batch.about or 1,
         micro_batch=words.micro_batch or 1,
-        method=MethodJob(
-            kind=words.method.kind,
-            bits=words.method.bits,
-            rank=words.method.rank,
-            alpha=float(words.method.alpha),
-            dropout=float(words.method.dropout),
-            targets=tuple(words.method.targets),
-        ),
-        epochs=None if words.steps else float(words.epochs or 1),
+        method=build(MethodJob, words.method.model_dump()),
+        epochs=None if words.steps else words.epochs or 1.0,
         steps=words.steps,
         seed=words.seed,
         precision=words.precision.compute,
@@ -285,13 +273,9 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
         strategy=strategy,
         exchange="fp32" if words.exchange == "auto" else words.exchange,
         optimizer=optimizer,
-        schedule=ScheduleJob(
-            kind=words.schedule.kind,
-            warmup_steps=words.schedule.warmup_steps,
-            final_ratio=float(words.schedule.final_ratio),
-        ),
-        evaluation=EvaluationJob(**words.evaluation.model_dump()),
-        checkpoint=CheckpointJob(**words.checkpoint.model_dump()),
+        schedule=build(ScheduleJob, words.schedule.model_dump()),
+        evaluation=build(EvaluationJob, words.evaluation.model_dump()),
+        checkpoint=build(CheckpointJob, words.checkpoint.model_dump()),
         failures=failures,
         report=report,
         max_skipped_steps=words.max_skipped_steps,
@@ -460,13 +444,7 @@ def _model(checked: Checked[JobWords], *, folder: Path) -> ModelJob:
         )
     else:
         _check_hub_model(checked)
-    return ModelJob(
-        path=name,
-        revision=words.revision,
-        trust_remote_code=words.trust_remote_code,
-        start=words.start,
-        attention=words.attention,
-    )
+    return build(ModelJob, words.model_dump() | {"path": name})
 
 
 def _check_folder_model(checked: Checked[JobWords]) -> None:
@@ -522,15 +500,11 @@ def _data(checked: Checked[JobWords], *, folder: Path) -> DataJob:
             reads=(("data", "format"),),
         )
     return DataJob(
+        **words.model_dump(exclude={"train", "eval", "overlong"}),
         train=train or SourceJob(),
         evaluation=evaluation,
-        evaluation_fraction=float(fraction),
-        format=words.format,
-        fields=dict(words.fields),
-        sequence_length=words.sequence_length,
-        packing=words.packing,
+        evaluation_fraction=fraction,
         overlong=words.overlong or ("split" if whole else "truncate"),
-        skip_bad_rows=words.skip_bad_rows,
     )
 
 
@@ -558,9 +532,9 @@ def _check_fields(checked: Checked[JobWords]) -> None:
 
 def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
     words: OptimizerWords = checked.words.optimizer
-    beta1, beta2 = words.betas or (words.beta1, words.beta2)
+    betas = dict(zip(("beta1", "beta2"), words.betas or (), strict=False))
     for key in ("beta1", "beta2"):
-        if words.betas and key in words.model_fields_set:
+        if betas and key in words.model_fields_set:
             checked.report(
                 ("optimizer", key),
                 seen=f"both betas and {key}",
@@ -568,12 +542,4 @@ def _optimizer(checked: Checked[JobWords]) -> OptimizerJob:
                 fix=f"delete {key}",
                 reads=(("optimizer", "betas"),),
             )
-    return OptimizerJob(
-        kind=words.kind,
-        learning_rate=float(words.learning_rate),
-        beta1=float(beta1),
-        beta2=float(beta2),
-        epsilon=float(words.epsilon),
-        weight_decay=float(words.weight_decay),
-        clip_norm=None if words.clip_norm is None else float(words.clip_norm),
-    )
+    return build(OptimizerJob, words.model_dump(exclude={"betas"}) | betas)

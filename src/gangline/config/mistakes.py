@@ -45,6 +45,7 @@ class Mistake:
     """Dotted key, or "" where the file as a whole is meant."""
     seen: str
     expected: str
+    """"" where `seen` says it already."""
     fix: str
 
     @property
@@ -66,6 +67,10 @@ class Mistakes:
 
     source: str
     found: list[Mistake] = field(default_factory=list)
+
+    def add(self, position: Position, *, seen: str, fix: str, expected: str = "", key: str = "") -> None:
+        """Record one; see `Mistake`."""
+        self.found.append(Mistake(position=position, key=key, seen=seen, expected=expected, fix=fix))
 
     def raise_if_any(self) -> None:
         """Raise one SpecError with all mistakes, in the order in which they stand in the file."""

@@ -10,7 +10,8 @@ from typing import Any
 from gangline.config.job_model import JobWords, StrategyWords
 from gangline.config.mistakes import KeyPath, quote
 from gangline.config.validate import Checked
-from gangline.runs.job import OuterJob, StrategyJob
+from gangline.runs.decode import build
+from gangline.runs.job import StrategyJob
 from gangline.strategies.base import AUTO, Asked, listed, violations
 from gangline.strategies.table import plan_half, strategy_keys
 
@@ -55,16 +56,7 @@ def asked_of_words(words: JobWords) -> Asked:
 
 def resolve_strategy(words: StrategyWords, *, deepspeed: dict[str, Any]) -> StrategyJob:
     """The section `strategy` as the run has it."""
-    return StrategyJob(
-        kind=words.kind,
-        replicas=words.replicas,
-        inner_steps=words.inner_steps,
-        payload=words.payload,
-        outer=OuterJob(learning_rate=float(words.outer.learning_rate), momentum=float(words.outer.momentum)),
-        offload=tuple(words.offload),
-        offload_to=words.offload_to,
-        deepspeed=deepspeed,
-    )
+    return build(StrategyJob, words.model_dump() | {"deepspeed": deepspeed})
 
 
 def _check_keys(checked: Checked[JobWords], own: tuple[str, ...]) -> None:

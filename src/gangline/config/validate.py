@@ -215,15 +215,8 @@ class Checked(Generic[_Words]):
                 return
         shown = self.document.located(path)
         key_path = shown if _is_shorthand(path, shown) else path
-        self.document.mistakes.found.append(
-            Mistake(
-                position=self.document.position(path),
-                key=self.document.shown(key_path),
-                seen=seen,
-                expected=expected,
-                fix=fix,
-            )
-        )
+        position, name = self.document.position(path), self.document.shown(key_path)
+        self.document.mistakes.add(position, key=name, seen=seen, expected=expected, fix=fix)
 
 
 def check(kind: type[_Words], document: Document, *, foreign: Mapping[str, str] | None = None) -> Checked[_Words]:

@@ -24,6 +24,7 @@ AUTO = "auto"
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+FIXED = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 ELSEWHERE: dict[str, str] = json.loads(Path(__file__).with_name("deepspeed_keys.json").read_text(encoding="utf-8"))
 """Keys of DeepSpeed's file whose work gangline does in another way, or not at all: the instruction for the user."""
 
@@ -63,41 +64,39 @@ class _Reader:
 
     def passed_on(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What is neither the job's nor refused."""
-        ours: dict[str, Callable[[Any], None]] = {
-            "train_batch_size": lambda value: self._agree("train_batch_size", value, self._words.batch.exact, "batch"),
-            "train_micro_batch_size_per_gpu": lambda value: self._agree(
-                "train_micro_batch_size_per_gpu", value, self._words.micro_batch, "micro_batch"
-            ),
-            "gradient_clipping": lambda value: self._agree(
-                "gradient_clipping", value or 0, self._words.optimizer.clip_norm or 0, "optimizer.clip_norm"
-            ),
+        ours = {
+            "train_batch_size": (self._words.batch.exact, "batch"),
+            "train_micro_batch_size_per_gpu": (self._words.micro_batch, "micro_batch"),
+            "gradient_clipping": (self._words.optimizer.clip_norm or 0, "optimizer.clip_norm"),
+            "communication_data_type": (self._words.exchange, "exchange"),
+        }
+        sections: dict[str, Callable[[Any], None]] = {
             "optimizer": self._optimizer,
             "scheduler": self._scheduler,
             "fp16": self._fp16,
             "bf16": self._bf16,
             "bfloat16": self._bf16,
-            "communication_data_type": lambda value: self._agree(
-                "communication_data_type", value, self._words.exchange, "exchange"
-            ),
-            "zero_allow_untested_optimizer": lambda value: self._only("zero_allow_untested_optimizer", value, True),
-            "zero_force_ds_cpu_optimizer": lambda value: self._only("zero_force_ds_cpu_optimizer", value, False),
         }
         passed: dict[str, Any] = {}
         for key, value in found.items():
             if key in ours:
-                ours[key](value)
+                self._agree(key, 0 if value is None else value, *ours[key])
+            elif key in sections:
+                sections[key](value)
             elif key == "aio" and self._words.strategy.offload_to is None:
                 self._refuse(key, value, "nothing there", "delete it, or write `offload_to` in the job")
             elif key in ELSEWHERE:
                 if value != AUTO or key != "gradient_accumulation_steps":
                     self._refuse(key, value, "nothing there", ELSEWHERE[key])
+            elif key in FIXED and value != FIXED[key]:
+                self._refuse(key, value, "the update is torch's AdamW, wherever the states lie", "delete it")
             elif key == "zero_optimization" and isinstance(value, dict):
                 passed[key] = self._zero(value)
             elif value == AUTO:
                 self._refuse(key, value, "a value: the job says nothing of it", "write a value, or delete it")
             else:
                 passed[key] = value
-        return passed
+        return {key: value for key, value in passed.items() if key not in FIXED}
 
     def _zero(self, found: Mapping[str, Any]) -> dict[str, Any]:
         passed: dict[str, Any] = {}
@@ -217,10 +216,6 @@ class _Reader:
         for key, value in (found if isinstance(found, dict) else {}).items():
             if key != "enabled":
                 self._refuse(f"bf16.{key}", value, "nothing there", "delete it")
-
-    def _only(self, name: str, value: Any, wanted: bool) -> None:
-        if value != wanted:
-            self._refuse(name, value, "the update is torch's AdamW, wherever the states lie", "delete it")
 
     def _agree(self, name: str, value: Any, wanted: Any, key: str) -> None:
         if value in (AUTO, wanted):

@@ -14,13 +14,14 @@ from gangline.inventory.facts import Inventory
 from gangline.launch.backends import BACKENDS
 from gangline.planner.plan import Plan
 from gangline.plugins import package_version
-from gangline.provision.ask import ask_agent, in_parallel
+from gangline.provision.ask import ask_agent
 from gangline.provision.code import foresee_code, place_code
 from gangline.provision.environment import compare_environments, foresee_environments, place_environments, require_equal
 from gangline.provision.requirements import load_lock
 from gangline.provision.tell import Console
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job
+from gangline.transport.fanout import in_parallel
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport
 

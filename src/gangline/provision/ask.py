@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from gangline.errors import GanglineError, HostUnreachable, RunFailed
 from gangline.runs.cluster import Host
@@ -125,18 +124,3 @@ def _failed(host: str, what: str, result: CommandResult) -> RunFailed:
         seen=f"its last words:\n{tail}",
         fix=f"run it by hand to see more: {' '.join(result.argv)}",
     )
-
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-
-
-def in_parallel(act: Callable[[_T], _R], things: Sequence[_T], *, at_once: int = 32) -> list[_R]:
-    """Do it for all; the first error is raised, and neither that nor Ctrl-C waits for the others then."""
-    if not things:
-        return []
-    pool = ThreadPoolExecutor(max_workers=min(at_once, len(things)))
-    try:
-        return list(pool.map(act, things))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

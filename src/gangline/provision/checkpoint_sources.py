@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gangline.provision.trees import Spot, host_layout, look
 from gangline.runs.checkpoints import CheckpointChoice, choose, part_folder, step_folder, with_record
 from gangline.runs.cluster import Host
 from gangline.runs.manifest import COMMIT_FILE, PART_FILE, Commit
+from gangline.transport.fanout import in_parallel
 from gangline.transport.transport import Transport
 
 TIMEOUT_S = 6 * 3600.0
@@ -53,9 +53,8 @@ def survey_places(places: Places, run_id: str, *, strict: bool = False, newest_o
     strict: raise HostKeyRefused where somebody else answers. Else that is one more place that has nothing: a host that
     was given up need not be trusted for the run to go on without it.
     """
-    with ThreadPoolExecutor(max_workers=min(32, len(places))) as pool:
-        verify = "--verify-newest" if newest_only else "--verify"
-        surveys = list(pool.map(lambda place: _survey(place, run_id, verify, strict=strict), places.values()))
+    verify = "--verify-newest" if newest_only else "--verify"
+    surveys = in_parallel(lambda place: _survey(place, run_id, verify, strict=strict), places.values())
     return {label: survey for label, survey in zip(places, surveys, strict=True) if survey is not None}
 
 
@@ -109,7 +108,8 @@ def bring(
     lacking = bring_parts(places, run_id, choice, targets=[label for label in targets if label not in bare], tell=tell)
     for label in _with_newer(choice, places):
         with contextlib.nullcontext() if label in targets else contextlib.suppress(HostUnreachable):
-            _set_aside(places[label], run_id, choice.step)
+            failure = f"checkpoints newer than step {choice.step} cannot be moved aside"
+            _run(places[label], run_id, "aside", str(choice.step), timeout_s=ASIDE_TIMEOUT_S, failure=failure)
     return lacking
 
 
@@ -146,39 +146,35 @@ def rejected_error(run_id: str, choice: CheckpointChoice) -> CheckpointError:
 
 
 def _survey(place: CheckpointHost, run_id: str, verify: str, *, strict: bool) -> Survey | None:
-    folder = str(place.checkpoints(run_id))
-    argv = place.host.argv("-m", "gangline.runs.checkpoints", "survey", folder, verify)
     try:
-        result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=TIMEOUT_S)
+        survey: Survey = json.loads(
+            _run(
+                place, run_id, "survey", verify, timeout_s=TIMEOUT_S, failure="its checkpoints cannot be looked through"
+            )
+        )
     except HostUnreachable as error:
         if strict and isinstance(error, HostKeyRefused):
             raise
         return None
+    return survey
+
+
+def _run(place: CheckpointHost, run_id: str, verb: str, word: str, *, timeout_s: float, failure: str) -> str:
+    """What `python -m gangline.runs.checkpoints VERB FOLDER WORD` prints there; CheckpointError where it fails."""
+    argv = place.host.argv("-m", "gangline.runs.checkpoints", verb, str(place.checkpoints(run_id)), word)
+    result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=timeout_s)
     if result.returncode != 0:
         raise CheckpointError(
-            f"{place.host.name}: its checkpoints cannot be looked through",
+            f"{place.host.name}: {failure}",
             seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
             fix=f"on that host: {' '.join(argv)}",
         )
-    survey: Survey = json.loads(result.stdout)
-    return survey
+    return result.stdout
 
 
 def _with_newer(choice: CheckpointChoice, places: Places) -> list[str]:
     """All places, if anything newer than the choice was passed over."""
     return list(places) if any(rejection.step > (choice.step or 0) for rejection in choice.rejected) else []
-
-
-def _set_aside(place: CheckpointHost, run_id: str, step: int) -> None:
-    folder = str(place.checkpoints(run_id))
-    argv = place.host.argv("-m", "gangline.runs.checkpoints", "aside", folder, str(step))
-    result = run_there(place.transport, argv, env=place.host.code_env, timeout_s=ASIDE_TIMEOUT_S)
-    if result.returncode != 0:
-        raise CheckpointError(
-            f"{place.host.name}: checkpoints newer than step {step} cannot be moved aside",
-            seen=f"exit code {result.returncode}: {result.stderr.strip()[-400:]}",
-            fix=f"on that host: {' '.join(argv)}",
-        )
 
 
 def _adopt(places: Places, run_id: str, record: bytes) -> None:

@@ -21,21 +21,33 @@ import tarfile
 import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import gangline
 from gangline.errors import CheckFailed, GanglineError, RunFailed, UsageError
 from gangline.plugins import package_files
-from gangline.provision.ask import ask_agent, in_parallel
+from gangline.provision.ask import ask_agent
 from gangline.provision.tell import SILENT, Console, shown
-from gangline.provision.trees import How, Mark, Spot, Tree, differing, host_layout, look_everywhere, spot_on, tree_of
+from gangline.provision.trees import (
+    How,
+    Mark,
+    Spot,
+    Tree,
+    differing,
+    host_layout,
+    is_shared,
+    look_everywhere,
+    name_from,
+    place,
+    spot_on,
+    tree_of,
+)
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.manifest import digest_of
 from gangline.runs.record_versions import Record
-from gangline.transport.fanout import once
+from gangline.transport.fanout import in_parallel, once
 from gangline.transport.transport import Transport
 from gangline.units import format_bytes
 
@@ -271,9 +283,15 @@ def _is_outside(folder: Path, path: Path) -> bool:
     return folder != end and folder not in end.parents
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read, whose name is no link; opening a pipe does not wait for somebody to write."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as stream:
+        yield stream
+
+
 def _beginning(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as stream:
+    with _opened(path) as stream:
         return stream.read(HEAD_BYTES)
 
 
@@ -337,9 +355,8 @@ def write_archive(path: Path, files: Mapping[str, Path | Plain], links: Mapping[
 def read_plain(path: Path) -> Plain:
     """A file that is no link, pipe or device; raises UsageError for anything else."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as stream:
-            mode = os.fstat(descriptor).st_mode
+        with _opened(path) as stream:
+            mode = os.fstat(stream.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(22, "it is no file")
             return Plain(data=stream.read(), is_program=bool(mode & 0o100))
@@ -351,24 +368,16 @@ def read_plain(path: Path) -> Plain:
 
 def place_archive(archive: Archive, targets: Sequence[Spot], *, kind: type[GanglineError] = RunFailed) -> None:
     """Have it unpacked at every target, all at the same time; raises `kind` where it does not come out whole."""
-    if not targets:
-        return
-    with ThreadPoolExecutor(max_workers=min(16, len(targets))) as pool:
-        list(pool.map(lambda target: _place(archive, target, kind), targets))
+    in_parallel(lambda target: _place(archive, target, kind), targets, at_once=16)
 
 
 def _place(archive: Archive, target: Spot, kind: type[GanglineError]) -> None:
     incoming = PurePath(target.host.workdir) / "incoming" / f"{archive.tree.hash}-{uuid.uuid4().hex}.tar"
     target.transport.push(archive.path, incoming)
-    found: dict[str, Mark] = {}
-
-    def on_progress(record: dict[str, Any]) -> None:
-        found.update(record.get("files", {}))
-
-    request = {"target": str(target.path), "tree": archive.tree.hash, "exact": True, "archive": str(incoming)}
-    if ask_agent(target.transport, "place", request, on_progress=on_progress)["placed"]:
+    wrong = place(target, archive.tree, exact=True, archive=str(incoming))
+    if wrong is None:
         return
-    names = ", ".join(map(shown, differing(archive.tree.files, found)[:5]))
+    names = ", ".join(map(shown, wrong[:5]))
     raise kind(
         f"{target.host.name}: {target.path} did not come out whole",
         seen=f"different by hash: {names}",
@@ -381,9 +390,6 @@ def scratch_folder(home: Path | None = None) -> tempfile.TemporaryDirectory[str]
     if home is not None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(prefix=".on-its-way-", dir=home)
-
-
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,8 +517,7 @@ def lay_out(project: Project, run_id: str, cluster: Cluster, transports: Mapping
 
 def _folder_of(host: Host, cluster: Cluster) -> tuple[str, str]:
     """The same for hosts with one work folder in a shared one."""
-    common = any(PurePath(folder) in PurePath(host.workdir).parents for folder in cluster.shared)
-    return ("" if common else host.name, host.workdir)
+    return ("" if is_shared(host.workdir, cluster.shared) else host.name, host.workdir)
 
 
 def _and_more(names: tuple[str, ...]) -> str:
@@ -534,7 +539,7 @@ def _described(chosen: Selection, archive: Archive) -> Project:
     changed = {name: files.get(name, (0, "gone")) for name in dirty}
     assert archive.tree.hash is not None
     return Project(
-        name=_NOT_IN_NAMES.sub("-", chosen.folder.name).strip("-.") or "project",
+        name=name_from(chosen.folder, otherwise="project"),
         tree=archive.tree.hash,
         num_files=len(files),
         num_bytes=archive.tree.num_bytes,
@@ -547,11 +552,8 @@ def _described(chosen: Selection, archive: Archive) -> Project:
 
 
 def _say(project: Project, chosen: Selection, tell: Console) -> None:
-    state = ""
-    if project.commit:
-        state = f", commit {project.commit[:12]}" + (
-            f" and {len(project.dirty)} changed files" if project.dirty else ""
-        )
+    changed = f" and {len(project.dirty)} changed files" if project.dirty else ""
+    state = f", commit {project.commit[:12]}{changed}" if project.commit else ""
     for line in chosen.lines(f"project    {project.name}{state}"):
         tell.report(line)
 

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol
@@ -19,13 +19,14 @@ from typing import Any, Literal, Protocol
 from gangline.errors import CheckFailed, RunFailed, UsageError
 from gangline.inventory.facts import HIGHEST, LOWEST, BuildFacts, FoundPython, Inventory, why_not
 from gangline.inventory.gather import environments_folder, read_building
-from gangline.provision.ask import ask_agent, in_parallel, run_there
+from gangline.provision.ask import ask_agent, run_there
 from gangline.provision.relay import Cargo, bring
 from gangline.provision.requirements import Lock, load_lock
 from gangline.provision.tell import SILENT, Console, shown
-from gangline.provision.trees import Spot, here, spot_on
+from gangline.provision.trees import Spot, here, is_shared, spot_on
 from gangline.provision.wheelhouse import NoWheels, Platform, Wheelhouse, gather_wheels
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.fanout import in_parallel
 from gangline.transport.ssh_options import understood
 from gangline.transport.transport import Transport
 from gangline.units import format_bytes, format_duration
@@ -282,8 +283,7 @@ def _wheels(site: Site, house: Wheelhouse) -> Spot:
 
 def _place_of(site: Site, shared: Sequence[str]) -> tuple[str, PurePath]:
     """Hosts with one work folder in a shared one have one environment, which one of them builds."""
-    common = any(PurePath(folder) in site.folder.parents for folder in shared)
-    return ("" if common else site.host.name, site.folder)
+    return ("" if is_shared(site.folder, shared) else site.host.name, site.folder)
 
 
 class _Builders:
@@ -447,10 +447,7 @@ class Locked:
 
 
 PROVIDERS: Mapping[str, Provider] = {
-    "own": ExistingEnvironment(),
-    "conda": ExistingEnvironment(),
-    "modules": ExistingEnvironment(),
-    "apptainer": ExistingEnvironment(),
+    **dict.fromkeys(("own", "conda", "modules", "apptainer"), ExistingEnvironment()),
     "locked": Locked(),
 }
 """By the kind that cluster.yaml names."""
@@ -469,28 +466,22 @@ def place_environments(
     Raises CheckFailed, NoWheels, RunFailed or UsageError, each naming the host.
     """
     ground = Ground.of(cluster, inventory, transports, home=home)
-    placed = {
-        host.name: host
-        for kind, hosts in _by_kind(cluster).items()
-        for host in PROVIDERS[kind].place(hosts, ground, tell=tell)
-    }
-    return dataclasses.replace(cluster, hosts=tuple(placed[host.name] for host in cluster.hosts))
+    return _by_provider(cluster, lambda provider, hosts: provider.place(hosts, ground, tell=tell))
 
 
 def foresee_environments(cluster: Cluster, inventory: Inventory, transports: Mapping[str, Transport]) -> Cluster:
     """The cluster as `place_environments` gives it back; looks at hosts and changes nothing."""
     ground = Ground.of(cluster, inventory, transports, home=Path())
-    found = {
-        host.name: host for kind, hosts in _by_kind(cluster).items() for host in PROVIDERS[kind].foresee(hosts, ground)
-    }
+    return _by_provider(cluster, lambda provider, hosts: provider.foresee(hosts, ground))
+
+
+def _by_provider(cluster: Cluster, act: Callable[[Provider, list[Host]], list[Host]]) -> Cluster:
+    """The cluster with the hosts that each provider gives back for those that it is in charge of."""
+    found: dict[str, Host] = {}
+    for kind, provider in PROVIDERS.items():
+        if hosts := [host for host in cluster.hosts if host.environment.kind == kind]:
+            found |= {host.name: host for host in act(provider, hosts)}
     return dataclasses.replace(cluster, hosts=tuple(found[host.name] for host in cluster.hosts))
-
-
-def _by_kind(cluster: Cluster) -> dict[str, list[Host]]:
-    found: dict[str, list[Host]] = {}
-    for host in cluster.hosts:
-        found.setdefault(host.environment.kind, []).append(host)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

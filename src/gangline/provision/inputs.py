@@ -9,7 +9,6 @@ import dataclasses
 import fnmatch
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -21,7 +20,18 @@ from gangline.provision.code import HEAD_BYTES, is_no_source, is_private_key, is
 from gangline.provision.environment import seeing
 from gangline.provision.relay import Cargo, Delivery, bring
 from gangline.provision.tell import SILENT, Console, Ticks, shown
-from gangline.provision.trees import How, Spot, Tree, differing, here, host_layout, look, look_everywhere, spot_on
+from gangline.provision.trees import (
+    How,
+    Spot,
+    Tree,
+    differing,
+    here,
+    host_layout,
+    look,
+    look_everywhere,
+    name_from,
+    spot_on,
+)
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.job import Job, SourceJob
 from gangline.runs.layout import RunLayout
@@ -30,7 +40,6 @@ from gangline.transport.transport import Transport
 OF_OTHERS = ("*.gguf", "*.onnx", "*.onnx_data", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.mlmodel", "*.mlpackage")
 """Weights that other programs read."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.safetensors.index.json", "*.bin.index.json")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +96,7 @@ def _bring_model(
     source, tree = _hashed(folder, tuple(files), home=home, tell=tell)
     in_place = _in_place(away, transports, folder, tree, tell=tell)
     lacking = [host for host in away if host.name not in in_place]
-    name = f"{_NOT_IN_NAMES.sub('-', folder.name).strip('-.') or 'model'}-{str(tree.hash)[:16]}"
+    name = f"{name_from(folder, otherwise='model')}-{str(tree.hash)[:16]}"
     targets = [spot_on(host, transports, PurePath(host.workdir) / "models" / name) for host in lacking]
     what = f"model {shown(folder.name)}"
     cargo = Cargo(what=what, source=source, tree=tree, files=files, kind=ModelError)

@@ -11,7 +11,6 @@ import dataclasses
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,8 +18,19 @@ from typing import Any
 from gangline.errors import GanglineError, RunFailed
 from gangline.provision.ask import ask_agent, run_there
 from gangline.provision.tell import SILENT, Console, Meter, shown
-from gangline.provision.trees import REMEMBERED, Spot, Tree, differing, here, look, look_everywhere, same_place
+from gangline.provision.trees import (
+    REMEMBERED,
+    Spot,
+    Tree,
+    here,
+    is_shared,
+    look,
+    look_everywhere,
+    place,
+    same_place,
+)
 from gangline.runs.cluster import Host
+from gangline.transport.fanout import in_parallel
 from gangline.transport.hostkeys import resolve
 from gangline.transport.transport import ByteProgress
 from gangline.units import format_bytes
@@ -149,8 +159,7 @@ def _once_if_shared(lacking: Sequence[Spot], shared: Sequence[str]) -> tuple[lis
     others: list[Spot] = []
     seen: set[PurePath] = set()
     for target in lacking:
-        common = any(PurePath(folder) in target.path.parents for folder in shared)
-        (others if common and target.path in seen else once).append(target)
+        (others if target.path in seen and is_shared(target.path, shared) else once).append(target)
         seen.add(target.path)
     return once, others
 
@@ -216,11 +225,7 @@ class _FanOut:
 
     def _parallel(self, pairs: Sequence[tuple[Spot, Spot]], act: Callable[[Spot, Spot], bool]) -> list[Spot]:
         """Do it for all pairs; the targets for which it worked. Who presses Ctrl-C does not wait for the copies."""
-        pool = ThreadPoolExecutor(max_workers=NUM_AT_ONCE)
-        try:
-            done = list(pool.map(lambda pair: act(*pair), pairs))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        done = in_parallel(lambda pair: act(*pair), pairs, at_once=NUM_AT_ONCE)
         return [target for (_, target), worked in zip(pairs, done, strict=True) if worked]
 
     def _send(self, source: Spot, target: Spot) -> bool:
@@ -292,13 +297,9 @@ class _FanOut:
 
 def settle(target: Spot, partial: PurePath, tree: Tree, *, kind: type[GanglineError]) -> None:
     """Have what lies at `partial` take the target's place, if it is the tree; raises `kind` naming what differs."""
-    found: dict[str, tuple[int, str]] = {}
-    request = {"target": str(target.path), "tree": tree.hash, "folder": str(partial)}
-    on_progress = lambda record: found.update(record.get("files", {}))  # noqa: E731
-    answer = ask_agent(target.transport, "place", request, on_progress=on_progress)
-    if answer["placed"] or look(target).hash == tree.hash:  # the latter: somebody else brought it at the same time
+    wrong = place(target, tree, folder=str(partial))
+    if wrong is None or look(target).hash == tree.hash:  # the latter: somebody else brought it at the same time
         return
-    wrong = differing(tree.files, found)
     names = ", ".join(shown(str(target.path / name)) for name in wrong[:5])
     raise kind(
         f"{target.host.name}: {names or target.path} is damaged",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,13 +13,14 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from gangline.errors import HostUnreachable, RunFailed
-from gangline.provision.ask import ask_agent, in_parallel
+from gangline.provision.ask import ask_agent
 from gangline.provision.tell import SILENT, Console, shown
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
 from gangline.runs.layout import RunLayout, new_id
 from gangline.runs.record_versions import encode_record, write_record
 from gangline.runs.registry import run_ids
+from gangline.transport.fanout import in_parallel
 from gangline.transport.local import LocalTransport
 from gangline.transport.transport import Transport
 from gangline.units import format_bytes
@@ -160,16 +162,31 @@ def differing(expected: Mapping[str, Mark], found: Mapping[str, Mark], *, extra:
     return sorted([*wrong, *more])
 
 
+def place(target: Spot, tree: Tree, **how: object) -> list[str] | None:
+    """Have the agent put what was brought in the target's place if it is the tree; None, or the files that differ."""
+    found: dict[str, Mark] = {}
+
+    def on_progress(record: dict[str, Any]) -> None:
+        found.update(record.get("files", {}))
+
+    request = {"target": str(target.path), "tree": tree.hash, **how}
+    answer = ask_agent(target.transport, "place", request, on_progress=on_progress)
+    return None if answer["placed"] else differing(tree.files, found)
+
+
+def name_from(folder: Path, *, otherwise: str) -> str:
+    """The name of a folder on hosts, by its name here: letters, digits and a few signs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or otherwise
+
+
 def same_place(one: Spot, other: Spot) -> bool:
     """Whether two spots are the same path of the same machine, as far as the cluster file tells."""
     if one.path != other.path:
         return False
-    if one.is_here or other.is_here:
-        return one.is_here and other.is_here
-    return (one.host.ssh or one.host.name, one.host.ssh_port) == (
-        other.host.ssh or other.host.name,
-        other.host.ssh_port,
-    )
+    machines = {
+        None if spot.is_here else (spot.host.ssh or spot.host.name, spot.host.ssh_port) for spot in (one, other)
+    }
+    return len(machines) == 1
 
 
 def host_layout(host: Host, run_id: str) -> RunLayout:
@@ -211,6 +228,11 @@ def place_gang(cluster: Cluster, transports: Mapping[str, Transport], gang: Gang
     for host in cluster.hosts:
         path = host_layout(host, gang.run_id).gang(gang.attempt)
         transports[host.name].write(path, encode_record(gang.to_json(), path))
+
+
+def is_shared(path: PurePath | str, shared: Sequence[str]) -> bool:
+    """Whether a path lies in a folder that is one and the same on all hosts."""
+    return any(PurePath(folder) in PurePath(path).parents for folder in shared)
 
 
 def carry_history(before: Spot, now: Spot, run_id: str) -> bool:
