@@ -11,11 +11,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 from gangline.errors import GanglineError
 from gangline.inventory.facts import Inventory
@@ -40,6 +40,8 @@ from gangline.inventory.pairs import (
     with_quicker,
 )
 from gangline.runs.cluster import Cluster, Host
+from gangline.runs.decode import build, known_part
+from gangline.transport.fanout import in_parallel
 from gangline.transport.transport import AGENT, Transport
 
 # Let one host try the ports of others: `reach` of the agent, and its answer as data.
@@ -79,54 +81,10 @@ def ask(
         words = result.stderr.strip().splitlines()
         raise CannotAsk(words[-1] if words else f"the probe ended with code {result.returncode}")
     try:
-        return [pair(transport.host, json.loads(line)) for line in result.stdout.splitlines() if line.startswith("{")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+        return [build(Pair, known_part(Pair, {**each, "source": transport.host})) for each in found]
+    except ValueError as error:  # DecodeError is one
         raise CannotAsk(f"its answer cannot be read: {error}") from error
-
-
-def pair(source: str, said: dict[str, Any]) -> Pair:
-    """One line of `reach` as data; raises KeyError, TypeError or ValueError for anything else."""
-    tries = tuple(_try(door) for door in said["doors"])
-    packets, loss = said.get("packets") or {}, said.get("loss") or {}
-    throughput = said.get("throughput") or {}
-    return Pair(
-        source=source,
-        target=str(said["host"]),
-        tries=tries,
-        source_address=said.get("source"),
-        interface=said.get("interface"),
-        neighbour=next((mac for mac in said.get("neighbours", {}).values() if mac), None),
-        latency_min_s=_number(said.get("latency_min_s")),
-        latency_median_s=_number(said.get("latency_median_s")),
-        ahead_s=_number(said.get("ahead_s")),
-        full_segment=said.get("full_segment"),
-        own_mtu=packets.get("own_mtu"),
-        largest_packet=packets.get("largest"),
-        told_mtu=packets.get("told"),
-        packets_sent=int(loss.get("sent", 0)),
-        packets_answered=int(loss.get("answered", 0)),
-        burst_mbps=_number((said.get("burst") or {}).get("mbps")),
-        throughput_mbps=_number(throughput.get("mbps")),
-        retransmits=throughput.get("retransmits"),
-        waited=_number(throughput.get("waited")),
-    )
-
-
-def _try(door: dict[str, Any]) -> PortTry:
-    return PortTry(
-        kind=door["kind"],
-        address=str(door["address"]),
-        port=int(door["port"]),
-        outcome=door["outcome"],
-        seconds=float(door.get("seconds", 0.0)),
-        tries=int(door.get("tries", 1)),
-        answered_by=door.get("answered_by"),
-        detail=door.get("detail"),
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 # Open ports on every host for a bounded time, so that the others can try them.
@@ -158,46 +116,35 @@ class OpenedPorts:
     @staticmethod
     def of(host: Host, said: dict[str, Any]) -> OpenedPorts:
         """The listener's first line; raises KeyError, TypeError or ValueError for anything else."""
-        doors = [_Door.of(door) for door in said["ports"]]
+        ports = said["ports"]
         data = str(said["data"] or host.address)
-        meeting = [door for door in doors if door.is_range and door.address == host.address and door.port]
-        others = [door for door in doors if not door.is_range and door.address == data and door.port]
+        open_ports = [port for port in ports if port.get("port")]
+        meeting = [int(port["port"]) for port in open_ports if _is_range(port) and port["address"] == host.address]
+        others = [int(port["port"]) for port in open_ports if not _is_range(port) and port["address"] == data]
         low, high = said["ephemeral"]
         ear = Ear(
             host=host.name,
             address=host.address,
             has_address=bool(said["own"]),
             data_address=data if data != host.address else None,
-            rendezvous_port=meeting[0].port if meeting else None,
-            problems=tuple(f"{door.address}: {door.problem}" for door in doors if door.problem),
+            rendezvous_port=meeting[0] if meeting else None,
+            problems=tuple(
+                f"{port['address']}: {port['error']} ({port['code']})" for port in ports if not port.get("port")
+            ),
             macs=tuple(str(mac) for mac in said["macs"]),
             ephemeral=(int(low), int(high)),
         )
-        tried = [("rendezvous", door) for door in meeting] + [("ephemeral", door) for door in others]
-        places = [{"kind": kind, "address": door.address, "port": door.port} for kind, door in tried]
+        places = [{"kind": "rendezvous", "address": host.address, "port": port} for port in meeting]
+        places += [{"kind": "ephemeral", "address": data, "port": port} for port in others]
         udp = dict(said["udp"]).get(data)
         return OpenedPorts(
-            ear=ear, target={"host": host.name, "instance": said["instance"], "doors": places, "udp": udp}
+            ear=ear, target={"host": host.name, "instance": said["instance"], "ports": places, "udp": udp}
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Door:
-    address: str
-    is_range: bool
-    port: int | None
-    problem: str | None
-
-    @staticmethod
-    def of(said: dict[str, Any]) -> _Door:
-        port = said.get("port")
-        problem = None if port else f"{said['error']} ({said['code']})"
-        return _Door(
-            address=str(said["address"]),
-            is_range=isinstance(said["asked"], list),
-            port=int(port) if port else None,
-            problem=problem,
-        )
+def _is_range(port: dict[str, Any]) -> bool:
+    """Whether the first free port of a range was asked for, as for the rendezvous."""
+    return isinstance(port["asked"], list)
 
 
 class Listener:
@@ -265,7 +212,7 @@ class Listener:
             self.behind_us_s = min(self.behind_us_s, now - said["beat"])
 
 
-class Ears:
+class Listeners:
     """The listeners of a cluster."""
 
     def __init__(self, token: str, listeners: Sequence[Listener]) -> None:
@@ -315,7 +262,7 @@ def listening(
     *,
     seconds: float,
     port: int | None = None,
-) -> Iterator[Ears]:
+) -> Iterator[Listeners]:
     """Ports open on `hosts` until the block ends, and never longer than `seconds`.
 
     port: the one where the ranks will meet; None: the first free one of the cluster's range.
@@ -329,7 +276,7 @@ def listening(
         "seconds": seconds,
         "hold_s": 0 if port is not None else HOLD_S,
     }
-    ears = Ears(request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts])
+    ears = Listeners(request["token"], [Listener(host, transports[host.name], _asked(host, request)) for host in hosts])
     try:
         ears.await_all()
         yield ears
@@ -368,9 +315,9 @@ def own_address(towards: str) -> str | None:
     """The address with which this computer goes there; None where there is no way. Sends nothing."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as door:
-            door.connect(where)
-            return str(door.getsockname()[0])
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
     except OSError:
         return None
 
@@ -379,22 +326,21 @@ def probe_outsider(
     token: str, targets: Sequence[Mapping[str, Any]], *, timeout_s: float = OUTSIDE_CONNECT_S
 ) -> list[Outside]:
     """Try every port of every target from this process; `targets` as `reach` is told of them."""
-    jobs = [(target, door) for target in targets for door in target["doors"]]
-    with ThreadPoolExecutor(max_workers=max(1, min(32, len(jobs)))) as pool:
-        tries = list(pool.map(lambda job: _knock(token, job[0], job[1], timeout_s), jobs))
+    jobs = [(target, port) for target in targets for port in target["ports"]]
+    tries = in_parallel(lambda job: _try_port(token, *job, timeout_s), jobs)
     by_host: dict[str, list[PortTry]] = {str(target["host"]): [] for target in targets}
     for (target, _), attempt in zip(jobs, tries, strict=True):
         by_host[str(target["host"])].append(attempt)
     return [Outside(host=host, tries=tuple(attempts)) for host, attempts in by_host.items()]
 
 
-def _knock(token: str, target: Mapping[str, Any], door: Mapping[str, Any], timeout_s: float) -> PortTry:
+def _try_port(token: str, target: Mapping[str, Any], port: Mapping[str, Any], timeout_s: float) -> PortTry:
     begun = time.monotonic()
     words: dict[str, Any] = {}
     outcome: ConnectOutcome = "stranger"
     detail = None
     try:
-        words = _who(token, str(door["address"]), int(door["port"]), timeout_s)
+        words = _who(token, str(port["address"]), int(port["port"]), timeout_s)
     except TimeoutError:
         outcome = "timed out"
     except OSError as error:
@@ -402,9 +348,9 @@ def _knock(token: str, target: Mapping[str, Any], door: Mapping[str, Any], timeo
     if words:
         outcome = "ok" if words.get("instance") == target["instance"] else "other"
     return PortTry(
-        kind=door["kind"],
-        address=str(door["address"]),
-        port=int(door["port"]),
+        kind=port["kind"],
+        address=str(port["address"]),
+        port=int(port["port"]),
         outcome=outcome,
         seconds=time.monotonic() - begun,
         answered_by=str(words["host"]) if "host" in words else None,
@@ -416,11 +362,11 @@ def _who(token: str, address: str, port: int, timeout_s: float) -> dict[str, Any
     """What the listener there says of itself; {} where it is none of ours."""
     answer = b""
     # It takes the connection and breaks it: none of ours.
-    with socket.create_connection((address, port), timeout=timeout_s) as door, contextlib.suppress(ConnectionError):
+    with socket.create_connection((address, port), timeout=timeout_s) as listener, contextlib.suppress(ConnectionError):
         # As agent/netprobe/path.py has it: who does not begin so is not answered.
-        door.sendall(f"gangline {token}\n".encode() + json.dumps({"op": "time"}).encode() + b"\n")
+        listener.sendall(f"gangline {token}\n".encode() + json.dumps({"op": "time"}).encode() + b"\n")
         while not answer.endswith(b"\n") and len(answer) < ANSWER_BYTES:
-            piece = door.recv(ANSWER_BYTES)
+            piece = listener.recv(ANSWER_BYTES)
             if not piece:
                 break
             answer += piece
@@ -451,8 +397,6 @@ THREADS = 64
 
 Ordered = tuple[str, str]
 """Source and target."""
-_A = TypeVar("_A")
-_B = TypeVar("_B")
 
 
 def probe_pairs(
@@ -511,7 +455,7 @@ def askable(cluster: Cluster, inventory: Inventory) -> tuple[list[Host], list[Sk
 class Probe:
     """Asks hosts about each other while their ports are open."""
 
-    ears: Ears
+    ears: Listeners
     transports: Mapping[str, Transport]
     measure: tuple[str, ...] = ("time", "packets", "burst")
     """Of every pair; see `reach` of the agent."""
@@ -524,7 +468,7 @@ class Probe:
         if len(names) > THOROUGH + 1 and "packets" in self.measure:
             why = f"each host tries them with {THOROUGH} of the {len(names) - 1} others"
             self.skipped.append(Skipped(what="packet loss and sizes of every pair", why=why))
-        pairs = [pair for pairs in at_once(self._all_of_one, jobs) for pair in pairs]
+        pairs = [pair for pairs in in_parallel(self._all_of_one, jobs, at_once=THREADS) for pair in pairs]
         # a host whose ports were closed meanwhile is not to be blamed for it
         return [pair for pair in pairs if pair.target in self.ears.up]
 
@@ -550,7 +494,7 @@ class Probe:
             suspects = once(pair for pair in far(list(found.values())) if not pair.is_closed)[:FAR_SUSPECTS]
             if not suspects:
                 break
-            for again in at_once(lambda pair: self._measure(pair, ("time",)), suspects):
+            for again in in_parallel(lambda pair: self._measure(pair, ("time",)), suspects, at_once=THREADS):
                 found[again.source, again.target] = with_quicker(found[again.source, again.target], again)
         return list(found.values())
 
@@ -608,7 +552,7 @@ class Probe:
         found: dict[Ordered, Pair] = {}
         for entry in schedule:
             jobs = [pairs[ordered] for ordered in entry if ordered in pairs]
-            for pair in at_once(lambda pair: self._rate(pair, seconds), jobs):
+            for pair in in_parallel(lambda pair: self._rate(pair, seconds), jobs, at_once=THREADS):
                 if pair.throughput_mbps is not None:
                     found[pair.source, pair.target] = pair
         return found
@@ -619,11 +563,11 @@ class Probe:
     def _measure(self, pair: Pair, measure: Sequence[str], seconds: float = 1.0) -> Pair:
         """Look at one pair again; itself where that comes to nothing."""
         opened = self.ears.up.get(pair.target)
-        door = [attempt for attempt in pair.tries if attempt.ok][-1]
+        last = [attempt for attempt in pair.tries if attempt.ok][-1]
         if opened is None:
             return pair
-        place = {"kind": door.kind, "address": door.address, "port": door.port}
-        answers = self._ask(pair.source, [{**opened.target, "doors": [place]}], measure, seconds)
+        port = {"kind": last.kind, "address": last.address, "port": last.port}
+        answers = self._ask(pair.source, [{**opened.target, "ports": [port]}], measure, seconds)
         if not answers:
             return pair
         return dataclasses.replace(answers[0], **{name: getattr(pair, name) for name in _KEPT})
@@ -686,18 +630,12 @@ def clocks(cluster: Cluster, pairs: Sequence[Pair], by_ssh: Mapping[str, Clock])
     return [known[host.name] for host in cluster.hosts if host.name != head and host.name in known]
 
 
-def at_once(work: Callable[[_A], _B], jobs: Sequence[_A]) -> list[_B]:
-    """The work for every job, at the same time; in the order of the jobs."""
-    with ThreadPoolExecutor(max_workers=max(1, min(THREADS, len(jobs)))) as pool:
-        return list(pool.map(work, jobs))
-
-
 def now() -> str:
     """The time, in ISO format."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
-def _outside(cluster: Cluster, ears: Ears) -> tuple[list[Outside], str | None, list[Skipped]]:
+def _outside(cluster: Cluster, ears: Listeners) -> tuple[list[Outside], str | None, list[Skipped]]:
     if is_member(cluster):
         why = "this computer is a host of the cluster; run the check from another one to try it"
         return [], None, [Skipped(what="who outside the cluster reaches the ports", why=why)]

@@ -60,8 +60,8 @@ def listening(**request):
 
 
 def ask(first, **request):
-    doors = [{"kind": "ephemeral", "address": door["address"], "port": door["port"]} for door in first["ports"]]
-    target = {"host": "pc1", "instance": first["instance"], "doors": doors, "udp": first["udp"].get(HERE)}
+    ports = [{"kind": "ephemeral", "address": port["address"], "port": port["port"]} for port in first["ports"]]
+    target = {"host": "pc1", "instance": first["instance"], "ports": ports, "udp": first["udp"].get(HERE)}
     return reach.ask_all({"token": TOKEN, "targets": [target], "timeout_s": 1.0, **request})[0]
 
 
@@ -156,9 +156,9 @@ def test_behind_an_address_translation_it_listens_all_the_same():
     with listening(addresses=["192.0.2.77"], ports=[0], any=True) as first:
         assert not first["own"]
         target = {"host": "pc1", "instance": first["instance"], "udp": None}
-        door = {"kind": "ephemeral", "address": HERE, "port": first["ports"][0]["port"]}
-        said = reach.ask_all({"token": TOKEN, "targets": [{**target, "doors": [door]}]})
-        assert said[0]["doors"][0]["outcome"] == "ok"
+        port = {"kind": "ephemeral", "address": HERE, "port": first["ports"][0]["port"]}
+        said = reach.ask_all({"token": TOKEN, "targets": [{**target, "ports": [port]}]})
+        assert said[0]["tries"][0]["outcome"] == "ok"
 
 
 # --- the other side
@@ -167,16 +167,16 @@ def test_behind_an_address_translation_it_listens_all_the_same():
 def test_an_open_way_is_measured():
     with listening() as first:
         said = ask(first, measure=["time", "packets", "burst", "throughput"], seconds=0.2)
-    assert [door["outcome"] for door in said["doors"]] == ["ok", "ok"]
-    assert (said["source"], said["interface"]) == (HERE, "lo")
+    assert [attempt["outcome"] for attempt in said["tries"]] == ["ok", "ok"]
+    assert (said["source_address"], said["interface"]) == (HERE, "lo")
     assert 0 < said["latency_min_s"] <= said["latency_median_s"] < 1
     assert abs(said["ahead_s"]) < 1
     assert said["full_segment"] is True
-    assert said["packets"]["largest"] == 9000
-    assert said["loss"] == {"sent": 200, "answered": 200}
-    assert said["burst"]["mbps"] > 10
-    assert said["throughput"]["mbps"] > 10
-    assert said["throughput"]["retransmits"] is not None
+    assert said["largest_packet"] == 9000
+    assert (said["packets_sent"], said["packets_answered"]) == (200, 200)
+    assert said["burst_mbps"] > 10
+    assert said["throughput_mbps"] > 10
+    assert said["retransmits"] is not None
 
 
 def carry(source, target, delay_s):
@@ -249,21 +249,21 @@ def test_the_quickest_round_trip_counts_and_after_a_slow_one_there_is_a_pause(mo
 
 def test_only_what_was_asked_for_is_measured():
     with listening() as first:
-        assert set(ask(first)) == {"host", "doors", "source", "interface", "neighbours"}
+        assert set(ask(first)) == {"target", "tries", "source_address", "interface", "neighbour"}
 
 
 def test_a_closed_port_is_refused_after_a_second_try():
     said = ask(
         {"ports": [{"address": HERE, "port": closed_port()}], "udp": {}, "instance": "x"}, measure=["time", "packets"]
     )
-    assert (said["doors"][0]["outcome"], said["doors"][0]["tries"]) == ("refused", 2)
+    assert (said["tries"][0]["outcome"], said["tries"][0]["tries"]) == ("refused", 2)
     assert "latency_min_s" not in said
 
 
 def test_another_host_that_answers_is_named():
     with listening() as first:
         said = ask({**first, "instance": "of somebody else"})
-    assert {(door["outcome"], door["answered_by"]) for door in said["doors"]} == {("other", "pc1")}
+    assert {(attempt["outcome"], attempt["answered_by"]) for attempt in said["tries"]} == {("other", "pc1")}
 
 
 @contextlib.contextmanager
@@ -296,7 +296,7 @@ def server(behave):
 )
 def test_a_server_of_somebody_else_is_a_stranger(words):
     with server(lambda connection: connection.sendall(words)) as first:
-        assert ask(first)["doors"][0]["outcome"] == "stranger"
+        assert ask(first)["tries"][0]["outcome"] == "stranger"
 
 
 def test_a_server_that_says_nothing_is_left_after_the_time_limit():
@@ -306,7 +306,7 @@ def test_a_server_that_says_nothing_is_left_after_the_time_limit():
 
     with server(hear) as first:
         said = ask(first, timeout_s=0.2, tries=1)
-    assert said["doors"][0]["outcome"] == "timed out"
+    assert said["tries"][0]["outcome"] == "timed out"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,11 @@ def answering(packet_is_answered):
 )
 def test_the_largest_packet_that_arrives(limit, mtu, largest):
     with answering(lambda _, length: length <= limit) as port:
-        assert path.largest_packet(HERE, port, TOKEN, mtu) == {"own_mtu": mtu, "largest": largest, "told": None}
+        assert path.largest_packet(HERE, port, TOKEN, mtu) == {
+            "own_mtu": mtu,
+            "largest_packet": largest,
+            "told_mtu": None,
+        }
 
 
 def test_a_packet_size_is_tried_more_than_once():
@@ -365,7 +369,7 @@ def test_a_packet_size_is_tried_more_than_once():
         return again
 
     with answering(second_time) as port:
-        assert path.largest_packet(HERE, port, TOKEN, 1500)["largest"] == 1500
+        assert path.largest_packet(HERE, port, TOKEN, 1500)["largest_packet"] == 1500
 
 
 @pytest.fixture
@@ -377,7 +381,7 @@ def fewer_packets(monkeypatch):
 @pytest.mark.usefixtures("fewer_packets")
 def test_lost_packets_are_counted_in_a_second_longer_look():
     with answering(lambda number, _: number % 10 != 3) as port:
-        assert path.loss(HERE, port, TOKEN) == {"sent": 100, "answered": 90}
+        assert path.loss(HERE, port, TOKEN) == {"packets_sent": 100, "packets_answered": 90}
 
 
 @pytest.mark.usefixtures("fewer_packets")
@@ -388,14 +392,14 @@ def test_a_slow_answer_is_not_a_lost_one():
         return True
 
     with answering(slowly) as port:
-        assert path.loss(HERE, port, TOKEN) == {"sent": 50, "answered": 50}
+        assert path.loss(HERE, port, TOKEN) == {"packets_sent": 50, "packets_answered": 50}
 
 
 @pytest.mark.usefixtures("fewer_packets")
 def test_udp_without_any_answer_is_told_as_it_is():
     with answering(lambda *_: False) as port:
         begun = time.monotonic()
-        assert path.loss(HERE, port, TOKEN) == {"sent": 50, "answered": 0}
+        assert path.loss(HERE, port, TOKEN) == {"packets_sent": 50, "packets_answered": 0}
         assert time.monotonic() - begun < 10
 
 

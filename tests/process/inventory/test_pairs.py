@@ -186,7 +186,7 @@ def asked(stdout="", **more):
 
 
 def test_what_a_host_found_out_is_read():
-    door = {
+    attempt = {
         "kind": "ephemeral",
         "address": "10.0.0.2",
         "port": 40000,
@@ -195,16 +195,20 @@ def test_what_a_host_found_out_is_read():
         "tries": 2,
     }
     record = {
-        "host": "pc2",
-        "doors": [door],
-        "source": "10.0.0.1",
+        "target": "pc2",
+        "tries": [attempt],
+        "source_address": "10.0.0.1",
         "interface": "eno1",
-        "neighbours": {"10.0.0.2": "02:00:00:00:00:02"},
+        "neighbour": "02:00:00:00:00:02",
         "latency_min_s": 0.001,
-        "packets": {"own_mtu": 1500, "largest": 1400, "told": 1400},
-        "loss": {"sent": 200, "answered": 150},
-        "burst": {"mbps": 800},
-        "throughput": {"mbps": 940.5, "retransmits": 3},
+        "own_mtu": 1500,
+        "largest_packet": 1400,
+        "told_mtu": 1400,
+        "packets_sent": 200,
+        "packets_answered": 150,
+        "burst_mbps": 800,
+        "throughput_mbps": 940.5,
+        "retransmits": 3,
     }
     (pair,) = asked("noise of a login\n" + json.dumps(record) + "\n")
     assert (pair.source, pair.target, pair.neighbour, pair.loss) == ("pc1", "pc2", "02:00:00:00:00:02", 0.25)
@@ -214,7 +218,8 @@ def test_what_a_host_found_out_is_read():
 
 
 @pytest.mark.parametrize(
-    "stdout", ["{", "{}", '{"host": "x"}', '{"host": "x", "doors": [1]}', '{"host": "x", "doors": [], "packets": 3}']
+    "stdout",
+    ["{", "{}", '{"target": "x"}', '{"target": "x", "tries": [1]}', '{"target": "x", "tries": [], "own_mtu": "3"}'],
 )
 def test_nonsense_is_a_reason_not_a_crash(stdout):
     with pytest.raises(CannotAsk, match="cannot be read"):

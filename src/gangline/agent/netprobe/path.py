@@ -199,7 +199,7 @@ def throughput(way: ProbeConnection, *, seconds: float, limit_bytes: int = BYTES
     timed = answer["seconds"] > 0.001 and answer["timed_bytes"] > 0
     rate = answer["timed_bytes"] / answer["seconds"] if timed else answer["bytes"] / elapsed
     return {
-        "mbps": rate * 8 / 1e6,
+        "throughput_mbps": rate * 8 / 1e6,
         "bytes": answer["bytes"],
         "retransmits": _retransmits(way.connection),
         "waited": waited_s / elapsed,
@@ -232,8 +232,8 @@ def _arrives(way: ProbeConnection, size: int, timeout_s: float) -> bool:
 def largest_packet(address: str, port: int, token: str, own_mtu: int) -> dict[str, Any]:
     """Which packet sizes arrive whole, with headers; fragments are forbidden.
 
-    `told`: the size that the kernel or a router on the way says is the limit; a path that says so harms nobody.
-    `largest` is None where not even small UDP packets are answered: then nothing is known.
+    `told_mtu`: the size that the kernel or a router on the way says is the limit; a path that says so harms nobody.
+    `largest_packet` is None where not even small UDP packets are answered: then nothing is known.
     """
     sizes = sorted({size for size in SIZES if size < own_mtu} | {min(own_mtu, SIZES[-1])})
     with _udp(address, port) as door:
@@ -248,7 +248,11 @@ def largest_packet(address: str, port: int, token: str, own_mtu: int) -> dict[st
             arrived |= _acknowledged(door, len(sizes) - len(arrived), ROUND_S)
             if len(arrived) == len(sizes):
                 break
-        return {"own_mtu": own_mtu, "largest": max(arrived, default=None), "told": _told(door) if limited else None}
+        return {
+            "own_mtu": own_mtu,
+            "largest_packet": max(arrived, default=None),
+            "told_mtu": _told(door) if limited else None,
+        }
 
 
 def loss(address: str, port: int, token: str) -> dict[str, Any]:
@@ -256,7 +260,7 @@ def loss(address: str, port: int, token: str) -> dict[str, Any]:
     sent, answered = _volley(address, port, token, LOSS_PACKETS)
     if answered and answered < sent * 0.99:
         sent, answered = _volley(address, port, token, 2 * LOSS_PACKETS)
-    return {"sent": sent, "answered": answered}
+    return {"packets_sent": sent, "packets_answered": answered}
 
 
 def _volley(address: str, port: int, token: str, count: int) -> tuple[int, int]:

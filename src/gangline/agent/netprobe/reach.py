@@ -1,9 +1,10 @@
 """`reach`: try the ports of other hosts, where `listen` runs, and measure the way there.
 
     gangline-agent reach < {"token", "tries", "timeout_s", "measure": [names below], "seconds", "targets": [
-                            {"host", "instance", "doors": [{"kind", "address", "port"}], "udp": port, "brief": bool}]}
+                            {"host", "instance", "ports": [{"kind", "address", "port"}], "udp": port, "brief": bool}]}
 
-One JSON line per target. Connections to all ports are tried at the same time; then what `measure` names:
+One JSON line per target, with the fields of `Pair` in gangline.inventory.pairs, but not the source. Connections to all
+ports are tried at the same time; then what `measure` names:
     time         round trips and the difference of the clocks, one target after the other
     packets      loss, the largest packet that arrives, and whether a full TCP segment does; all targets at once, but
                  for those that are `brief`
@@ -43,22 +44,22 @@ class Asker:
         self.measures = set(request.get("measure", ()))
         self.seconds = min(float(request.get("seconds", 1.0)), SECONDS_LIMIT)
 
-    def knock(self, target: dict[str, Any], door: dict[str, Any]) -> dict[str, Any]:
+    def try_port(self, target: dict[str, Any], port: dict[str, Any]) -> dict[str, Any]:
         """Try one port until it answers, `tries` times at the most: a single lost packet is no verdict."""
         said: dict[str, Any] = {}
         for number in range(self.tries):
             if number:
                 time.sleep(RETRY_PAUSE_S)
             # longer the second time: a host may be busy
-            said = dict(door, tries=number + 1, **self._once(target, door, self.timeout_s * (1 + number / 2)))
+            said = dict(port, tries=number + 1, **self._once(target, port, self.timeout_s * (1 + number / 2)))
             if said["outcome"] in ("ok", "other"):
                 break
         return said
 
-    def _once(self, target: dict[str, Any], door: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _once(self, target: dict[str, Any], port: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         begun = time.monotonic()
         try:
-            with path.ProbeConnection(door["address"], door["port"], self.token, timeout_s) as way:
+            with path.ProbeConnection(port["address"], port["port"], self.token, timeout_s) as way:
                 answer = way.ask_time()
                 said = {"source": way.source, "answered_by": answer["host"]}
                 right = answer["instance"] == target["instance"]
@@ -68,7 +69,7 @@ class Asker:
 
     def measure_alone(self, said: dict[str, Any], names: set[str]) -> None:
         """What is measured of one target at a time."""
-        address, port = _open_door(said)
+        address, port = _open_port(said)
         for name in ("time", "burst", "throughput"):
             if name not in names & self.measures or (name != "time" and said.get("full_segment") is False):
                 continue
@@ -77,21 +78,22 @@ class Asker:
                     if name == "time":
                         said.update(path.round_trips(way))
                     elif name == "burst":
-                        said["burst"] = path.throughput(way, seconds=BURST_S, limit_bytes=BURST_BYTES)
+                        burst = path.throughput(way, seconds=BURST_S, limit_bytes=BURST_BYTES)
+                        said["burst_mbps"] = burst["throughput_mbps"]
                     else:
-                        said["throughput"] = path.throughput(way, seconds=self.seconds)
+                        said.update(path.throughput(way, seconds=self.seconds))
             except OSError as error:
                 said.setdefault("problems", []).append(name + ": " + str(error))
 
     def measure_packets(self, target: dict[str, Any], said: dict[str, Any]) -> None:
         """What may have to wait for what never comes."""
-        address, port = _open_door(said)
+        address, port = _open_port(said)
         said["full_segment"] = path.full_segment(address, port, self.token)
         if target.get("udp"):
             mtu = interfaces.mtu_of(said["interface"]) if said.get("interface") else None
-            said["packets"] = path.largest_packet(address, target["udp"], self.token, mtu or 1500)
-            if said["packets"]["largest"]:
-                said["loss"] = path.loss(address, target["udp"], self.token)
+            said.update(path.largest_packet(address, target["udp"], self.token, mtu or 1500))
+            if said["largest_packet"]:
+                said.update(path.loss(address, target["udp"], self.token))
 
 
 def _outcome(error: OSError) -> dict[str, Any]:
@@ -107,28 +109,34 @@ def _outcome(error: OSError) -> dict[str, Any]:
     return {"outcome": "error", "detail": str(error.strerror or error)}
 
 
-def _open_door(said: dict[str, Any]) -> tuple[str, int]:
+def _open_port(said: dict[str, Any]) -> tuple[str, int]:
     """Where it answered; the data address before the other."""
-    door = [door for door in said["doors"] if door["outcome"] == "ok"][-1]
-    return door["address"], door["port"]
+    last = [each for each in said["tries"] if each["outcome"] == "ok"][-1]
+    return last["address"], last["port"]
 
 
 def _is_open(said: dict[str, Any]) -> bool:
-    return any(door["outcome"] == "ok" for door in said["doors"])
+    return any(each["outcome"] == "ok" for each in said["tries"])
 
 
-def knock_on_all(asker: Asker, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def try_all_ports(asker: Asker, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every port of every target at the same time; what each target said."""
     own = interfaces.owners()
-    jobs = [(target, door) for target in targets for door in target["doors"]]
+    jobs = [(target, port) for target in targets for port in target["ports"]]
     with ThreadPoolExecutor(max_workers=max(1, min(THREADS, len(jobs)))) as pool:
-        answers = list(pool.map(lambda job: asker.knock(*job), jobs))
+        answers = list(pool.map(lambda job: asker.try_port(*job), jobs))
     said = []
     for target in targets:
-        doors, answers = answers[: len(target["doors"])], answers[len(target["doors"]) :]
-        source = next((door["source"] for door in reversed(doors) if "source" in door), None)
-        record = {"host": target["host"], "doors": doors, "source": source, "interface": own.get(source or "")}
-        record["neighbours"] = {door["address"]: interfaces.neighbour(door["address"]) for door in doors}
+        tries, answers = answers[: len(target["ports"])], answers[len(target["ports"]) :]
+        source = next((each["source"] for each in reversed(tries) if "source" in each), None)
+        record = {
+            "target": target["host"],
+            "tries": tries,
+            "source_address": source,
+            "interface": own.get(source or ""),
+        }
+        addresses = dict.fromkeys(each["address"] for each in tries)
+        record["neighbour"] = next(filter(None, map(interfaces.neighbour, addresses)), None)
         said.append(record)
     return said
 
@@ -136,7 +144,7 @@ def knock_on_all(asker: Asker, targets: list[dict[str, Any]]) -> list[dict[str, 
 def ask_all(request: dict[str, Any]) -> list[dict[str, Any]]:
     """The verb: try and measure every target."""
     asker, targets = Asker(request), list(request["targets"])
-    said = knock_on_all(asker, targets)
+    said = try_all_ports(asker, targets)
     reached = [(target, record) for target, record in zip(targets, said) if _is_open(record)]
     for _, record in reached:
         asker.measure_alone(record, {"time"})
