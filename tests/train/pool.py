@@ -2,8 +2,8 @@
 
     pool(3).run(cases_loop.gradient, shares=[5, 3, 2]) -> [value of rank 0, of rank 1, of rank 2]
 
-- `pool(n)`: one set of n ranks per session, with a gloo group that is set up once. A case that fails in any rank, or
-  takes too long, ends these ranks; the next call makes new ones.
+- `pool(n)`: one set of n ranks, with a gloo group that is set up once and used by many cases. A case that fails in any
+  rank, or takes too long, ends these ranks, and so do many threads; the next call makes new ones.
 - `gang(n, function, kwargs)`: n fresh ranks of one's own, to be killed.
 - `fork(function, ...)`: one fresh process without a group.
 
@@ -30,6 +30,8 @@ Function = Callable | Body
 
 ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 6000
+# torch keeps the process groups of device meshes, and each has threads that wake 100 times a second.
+_MAX_THREADS = 16
 
 
 class RankFailure(AssertionError):
@@ -85,6 +87,10 @@ class Child:
             self.returncode = self._zygote.request_reap(self.pid)
             os.close(self._pidfd)
         return self.returncode
+
+    def num_threads(self) -> int:
+        """How many threads the process has."""
+        return len(os.listdir(f"/proc/{self.pid}/task"))
 
     def close(self) -> None:
         """Kill and reap."""
@@ -207,8 +213,10 @@ class Zygote:
         self.process_id = self._process.pid
 
     def pool(self, world_size: int) -> Ranks:
-        """The shared ranks of this size, made on first use and after a failure."""
+        """The shared ranks of this size, made on first use, after a failure, and when they have many threads."""
         ranks = self._pools.get(world_size)
+        if ranks is not None and ranks.is_open and max(child.num_threads() for child in ranks.children) > _MAX_THREADS:
+            ranks.close()
         if ranks is None or not ranks.is_open:
             ranks = self._pools[world_size] = Ranks(self, world_size)
         return ranks

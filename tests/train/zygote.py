@@ -58,18 +58,22 @@ def main() -> None:
 
 
 def _import_everything() -> None:
+    import deepspeed
     import peft
     import safetensors.torch
     import tokenizers
     import torch
     import torch.distributed
     import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
     import torch.nn.parallel
+    import torch.profiler
     import transformers.models.gpt2.modeling_gpt2
     import transformers.models.llama.modeling_llama
 
     torch.set_num_threads(1)
-    del peft, safetensors, tokenizers, transformers
+    del deepspeed, peft, safetensors, tokenizers, transformers
 
 
 def _fork(control: socket.socket, descriptor: int, request) -> int:
