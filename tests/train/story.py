@@ -210,9 +210,16 @@ def write_job(user: User, name: str = "job", **changes) -> str:
 
 
 def write_cluster(user: User, name: str, **hosts: Mapping) -> str:
-    """A cluster file of hosts that are all this computer; its name."""
+    """A cluster file of hosts that are all this computer; its name.
+
+    A rank computes in one thread: where other tests have the cores, threads of OpenMP that wait for each other make a
+    step take a hundred times as long.
+    """
     python = {} if user.python is None else {"python": str(user.python)}
-    listed = [{"name": host, "transport": "local", **python, **words} for host, words in hosts.items()]
+    listed = [
+        {"name": host, "transport": "local", **python, **words, "env": {"OMP_NUM_THREADS": 1, **words.get("env", {})}}
+        for host, words in hosts.items()
+    ]
     (user.folder / f"{name}.yaml").write_text(json.dumps({"hosts": listed, "ports": own_ports()}))
     return f"{name}.yaml"
 

@@ -54,6 +54,7 @@ class TokenSpeed:
         self._token_s = 0.0
         self._slept_s = 0.0
         self._tokens = 0
+        self._warm = False
 
     def probe(self, micro_batches: Sequence[Indices]) -> list[float]:
         """Seconds that every rank takes for the first micro-batch, all of them at once; collective.
@@ -64,6 +65,8 @@ class TokenSpeed:
         session = self._session
         batch = pick(micro_batches[0], session.train_set).to(session.world.device)
         self._pass_s(batch)
+        if self._slowdown > 1:
+            self._pass_s(batch)  # how long the next one sleeps
         fastest_s, started = self._pass_s(batch), time.perf_counter()
         for _ in range(NUM_PASSES - 1):
             if time.perf_counter() - started + fastest_s < PROBE_S:
@@ -72,9 +75,13 @@ class TokenSpeed:
         return gather(fastest_s, session.world)
 
     def took(self, seconds: float) -> None:
-        """Note what the micro-batches since the last call took, with the sleep before them."""
+        """Note what the micro-batches since the last call took, with the sleep before them.
+
+        The first call is not noted: what gets memory and chooses kernels takes many times as long as what follows.
+        """
         if self._tokens:
-            self._token_s = max(0.0, seconds - self._slept_s) / self._tokens
+            self._token_s = max(0.0, seconds - self._slept_s) / self._tokens if self._warm else 0.0
+            self._warm = True
         self._slept_s, self._tokens = 0.0, 0
 
     def simulate_slowness(self, batch: Batch) -> None:
