@@ -90,7 +90,7 @@ class Child:
 
     def num_threads(self) -> int:
         """How many threads the process has."""
-        return len(os.listdir(f"/proc/{self.pid}/task"))
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def close(self) -> None:
         """Kill and reap."""
