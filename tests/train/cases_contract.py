@@ -81,9 +81,11 @@ def gradient(gang: dict, precision: str):
 
 
 def steps(gang: dict, method: str, precision: str):
-    """Losses, norms and evaluations of 20 packed steps, and of one process."""
+    """Of rank 0: losses, norms and evaluations of 20 packed steps, and of one process."""
     world = make_world(rank=dist.get_rank(), **gang)
     _, split = run_loop(make_session(_steps_job(method, precision), world, packed=True, num_evaluation=7))
+    if not world.is_head:
+        return None
     return {"split": [split.steps, split.evaluations], "alone": list(_steps_alone(method, precision))}
 
 
@@ -125,11 +127,12 @@ def save(gang: dict, folder: str, method: str, precision: str):
 
 
 def resume(gang: dict, folder: str, method: str, precision: str):
-    """The last two steps, from a checkpoint; and those of one process that was never stopped."""
-    session = make_session(
-        _resumed_job(method, precision), make_world(rank=dist.get_rank(), resume_step=6, **gang), num_evaluation=0
-    )
+    """Of rank 0: the last two steps, from a checkpoint; and those of one process that was never stopped."""
+    world = make_world(rank=dist.get_rank(), resume_step=6, **gang)
+    session = make_session(_resumed_job(method, precision), world, num_evaluation=0)
     _, captured = run_loop(session, progress=restore(session, Path(folder)))
+    if not world.is_head:
+        return None
     return {"split": captured.steps, "alone": _resumed_alone(method, precision)[6:]}
 
 
