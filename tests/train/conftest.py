@@ -11,18 +11,26 @@ from tests.train.pool import Zygote
 bodies.install()
 
 LONG = (
+    "test_contract.py",
     "test_story.py",
-    "test_fsdp.py",
-    "test_bad_input.py",
     "test_story_parts.py",
-    "test_zero.py",
-    "test_story_rounds.py",
-    "test_tensor_parallel.py",
-    "test_local_sgd.py",
-    "test_gang.py",
+    "test_bad_input.py",
     "test_scaling.py",
+    "test_resume.py",
+    "test_recorded_export.py",
+    "test_trace.py",
     "test_exact.py",
+    "test_zero.py",
+    "test_gang.py",
+    "test_pipeline.py",
+    "test_run_again.py",
+    "test_adam8.py",
+    "test_local_sgd.py",
+    "test_versions.py",
+    "test_story_rounds.py",
+    "test_fsdp.py",
     "test_moving.py",
+    "test_shards.py",
 )
 
 
