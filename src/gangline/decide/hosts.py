@@ -125,12 +125,8 @@ def _wire(cluster: Cluster, inventory: Inventory, network: Network | None) -> Li
     slowest = min(known, key=lambda name: known[name].payload_bytes_per_s, default=None)
     assumed = link(ASSUMED_LINK)
     if slowest is None or (silent and known[slowest].payload_bytes_per_s > assumed.bytes_per_s):
-        return LinkModel(
-            latency_s=assumed.latency_s,
-            bytes_per_s=assumed.bytes_per_s,
-            source=f"assumed to be {ASSUMED_LINK}; measure it: gangline bench network",
-            spread=GUESSED_SPREAD,
-        )
+        source = f"assumed to be {ASSUMED_LINK}; measure it: gangline bench network"
+        return dataclasses.replace(assumed, source=source, spread=GUESSED_SPREAD)
     way = known[slowest]
     speed = "Wi-Fi" if way.warning else f"{way.line_gbps * 1000:.0f} Mbit/s"
     return LinkModel(
@@ -207,21 +203,13 @@ def _inside(inventory: Inventory) -> LinkModel:
             source="this machine's own memory, assumed",
             spread=1.0,
         )
-    slowest = min((link(_bus(facts)) for facts in known), key=lambda model: model.bytes_per_s)
-    return LinkModel(
-        latency_s=slowest.latency_s,
-        bytes_per_s=slowest.bytes_per_s,
-        source=slowest.source,
-        spread=slowest.spread or 0.3,
-    )
+    return min((link(_bus(facts)) for facts in known), key=lambda model: model.bytes_per_s)
 
 
 def _bus(facts: HostFacts) -> str:
     """The catalogue's name of what joins a host's cards."""
-    if _all_nvlink(facts):
-        found = nvlink_of(facts.gpus[0].name)
-        if found is not None:
-            return found
+    if _all_nvlink(facts) and (found := nvlink_of(facts.gpus[0].name)) is not None:
+        return found
     generations = [gpu.pcie_generation_max or 3 for gpu in facts.gpus]
     widths = [gpu.pcie_width_max or 16 for gpu in facts.gpus]
     generation, width = max(3, min(5, *generations)), 16 if min(widths) >= 16 else 8

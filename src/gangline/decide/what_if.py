@@ -235,7 +235,8 @@ def trace(foretold: Foretold, context: Context) -> list[Traced]:
             seen=foretold.outlook.unknown,
             fix="name a model whose config.json is on this computer",
         )
-    finalists = _finalists(verdict.runnable, [option for option in verdict.by_kind if option.is_built])
+    built = [option for option in verdict.by_kind if option.is_built]
+    finalists = [verdict.runnable] if verdict.runnable is not None else built[:1]  # else what came nearest to fitting
     ours = verdict.question.training.stack.name.startswith(BUILT_STACK)
     question = verdict.question
     if not builds_method(question.training, question.architecture) or not ours:
@@ -259,11 +260,6 @@ def trace(foretold: Foretold, context: Context) -> list[Traced]:
     context.console.progress("running the trainer's code on tensors without data")
     answers = ask_trace([order_of(foretold.job, option, config) for option in finalists], context=context)
     return [Traced(option=option, answer=answer) for option, answer in zip(finalists, answers, strict=True)]
-
-
-def _finalists(winner: Option | None, built: list[Option]) -> list[Option]:
-    """The winner, else what came nearest to fitting."""
-    return [winner] if winner is not None else built[:1]
 
 
 def order_of(job: Job, option: Option, config: dict[str, Any]) -> dict[str, Any]:
@@ -319,21 +315,18 @@ def plan_lines(foretold: Foretold, traced: Sequence[Traced], *, home: Path, why:
 
 def plan_json(foretold: Foretold, traced: Sequence[Traced]) -> dict[str, Any]:
     """What programs read."""
-    decision, verdict = foretold.decision, foretold.outlook.verdict
+    decision, verdict, saves = foretold.decision, foretold.outlook.verdict, None
+    if verdict is not None and verdict.best is not None:
+        cost = save_cost(verdict.best, foretold.length.saving)  # seconds are the least, what is likely, and the most
+        saves = {**dataclasses.asdict(cost), "share": cost.share}
     return {
         "plan": None if decision is None else decision.plan.to_json(),
         "findings": [] if decision is None else [finding.to_json() for finding in decision.findings],
         "verdict": None if verdict is None else verdict_json(verdict, list(foretold.ways)),
-        "saves": None if verdict is None or verdict.best is None else _saves_json(verdict.best, foretold.length),
+        "saves": saves,
         "unknown": foretold.outlook.unknown,
         "traced": [{"strategy": each.option.strategy.kind, **each.answer} for each in traced],
     }
-
-
-def _saves_json(best: Option, length: Length) -> dict[str, Any]:
-    """What checkpoints cost; seconds are the least, what is likely, and the most."""
-    cost = save_cost(best, length.saving)
-    return {**dataclasses.asdict(cost), "share": cost.share}
 
 
 def require_fit(foretold: Foretold) -> None:

@@ -101,25 +101,13 @@ class Tape:
     @property
     def kept_bytes(self) -> int:
         """What backward needs, without external tensors; each tensor once."""
-        return _kept_bytes(self)
-
-    def backward_bytes(self) -> int:
-        """The highest point of backward, the gradient of the result included."""
-        return _backward_bytes(self)
-
-
-@functools.lru_cache(maxsize=4096)
-def _kept_bytes(tape: Tape) -> int:
-    kept = {id(each.base or each): each.base or each for operation in tape.operations for each in operation.keeps}
-    return tape.constants + sum(each.num_bytes for each in kept.values() if not each.external)
-
-
-@functools.lru_cache(maxsize=4096)
-def _backward_bytes(tape: Tape) -> int:
-    return _Backward(tape).run()
+        kept = {id(each.base or each): each.base or each for operation in self.operations for each in operation.keeps}
+        return self.constants + sum(each.num_bytes for each in kept.values() if not each.external)
 
 
 class _Backward:
+    """One backward pass, whose highest point is asked for, the gradient of the result included."""
+
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.holders: dict[int, int] = {}
@@ -505,7 +493,6 @@ def residual_width(training: Training) -> int:
     return BYTES[training.parameters if training.method == "full" else training.compute]
 
 
-@functools.lru_cache(maxsize=4096)  # one layer is asked for at every instant of every way to run a job
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
     """What one layer needs."""
@@ -523,11 +510,11 @@ def layer_bytes(layer: Layer, hidden: int, training: Training, *, accumulates: b
     return _layer_bytes(replace(layer, count=1), hidden, training, accumulates)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)  # one layer is asked for at every instant of every way to run a job
 def _layer_bytes(layer: Layer, hidden: int, training: Training, accumulates: bool) -> LayerBytes:
     block = Block(layer=layer, hidden=hidden, training=training, accumulates=accumulates, tape=Tape())
     tape = block.build()
-    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=tape.backward_bytes())
+    return LayerBytes(kept=tape.kept_bytes, cached=tape.cached, backward=_Backward(tape).run())
 
 
 # The output head and the loss: usually the largest tensors of a step, and the first instant of backward.
@@ -543,9 +530,6 @@ class HeadBytes:
 
     peak: int
     """The highest point, forward or backward."""
-    after: int
-    """What is left of it when the last layer's backward begins: the gradient of the hidden states, and logits that
-    the caller still holds."""
     formula: str
 
 
@@ -587,7 +571,6 @@ def _fused(architecture: Architecture, training: Training, *, hidden: int, width
     part = hidden // (training.tokens * width) * rows * compute if width > compute else 0
     return HeadBytes(
         peak=hidden + 2 * hidden // parts + part + logits + _head_copy(architecture, training),
-        after=hidden + kept,
         formula=f"{each_has} T·h·{width} + a chunk of {rows} rows of logits"
         + (" + the head's gradient" if kept else ""),
     )
@@ -612,7 +595,6 @@ def _chunked(architecture: Architecture, training: Training, *, hidden: int) -> 
     softmax = training.tokens * vocabulary * stack.kept_softmax_bytes
     return HeadBytes(
         peak=2 * hidden + logits + 2 * kept + held + softmax + _head_copy(architecture, training),
-        after=hidden + kept + held,
         formula=f"2 T·h + chunk of {rows} tokens · V · {each}",
     )
 
@@ -622,10 +604,7 @@ def _whole(architecture: Architecture, training: Training, *, hidden: int, inpla
     stack, numbers = training.stack, training.tokens * architecture.vocabulary
     each = stack.logit_bytes + (0 if inplace else stack.kept_logits_bytes)
     each += BYTES[training.compute] if architecture.capped_logits else 0
-    head = architecture.hidden * architecture.vocabulary
-    kept = head * BYTES[training.parameters] if training.method == "full" else 0
     return HeadBytes(
         peak=hidden + numbers * each + _head_copy(architecture, training),
-        after=hidden + numbers * stack.kept_logits_bytes + kept,
         formula=f"T·V·{each}: logits as held, log-softmax, gradients",
     )

@@ -15,7 +15,7 @@ from gangline.planner.option import Option, builds_method, lacking
 from gangline.planner.plan import Plan, PlannedRank
 from gangline.planner.room import Need
 from gangline.planner.saves import SaveCost, Saving, save_cost
-from gangline.planner.traffic import Exchange, trained_weights, wire_bytes
+from gangline.planner.traffic import trained_weights, wire_bytes
 from gangline.planner.training import PlannedStrategy
 from gangline.runs.checkpoints import LEAST_MIN, MOST_MIN
 from gangline.runs.gang import rows_of
@@ -244,8 +244,7 @@ def _step(option: Option) -> Iterator[str]:
     if time is None:
         yield "step time is unknown; measure it: gangline bench compute JOB"
         return
-    slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
-    wire = wire_bytes(option.traffic, slots)
+    wire = wire_bytes(option.traffic, option.world.fabric.slots)
     text = f"{_seconds(time.total_s)} ({_seconds(time.low_s)} to {_seconds(time.high_s)})"
     if option.traffic.exchanges:
         share = f"{100 * time.communication_share:.1f} %"
@@ -259,7 +258,7 @@ def _step(option: Option) -> Iterator[str]:
             [f"each GPU sends {format_bytes(inside)} to its neighbour ({option.world.inside.source})"] if inside else []
         )
         yield f"{' and '.join(ways)}: {_seconds(time.communication_s)} without overlap"
-    yield f"computation {_source(option)}"
+    yield f"computation {option.source or 'not known'}"
     if any(seat.spec and seat.spec.laptop and seat.power_limit_w is None for seat in option.world.seats):
         yield "laptop GPU speed depends on its power limit; the middle of the range is assumed"
 
@@ -274,10 +273,6 @@ def _format(option: Option) -> Iterator[str]:
     elif time is not None and narrow_s is not None and narrow_s * AS_FAST < time.total_s:
         gain = f"{_seconds(time.total_s - narrow_s)} off a step of {_seconds(time.total_s)}"
         yield f"exchange: bf16 would take {gain}; gradients are then rounded"
-
-
-def _source(option: Option) -> str:
-    return option.source or "not known"
 
 
 def _run(option: Option, length: Length) -> Iterator[str]:
@@ -322,12 +317,8 @@ def _others(verdict: Verdict, *, every: bool) -> Iterator[str]:
     for option in verdict.by_kind:
         if best is not None and option.strategy.kind == best.strategy.kind:
             continue
-        if every or best is None or _matters(option):
+        if every or best is None or option.strategy.half.usual:
             yield f"{name(option.strategy)}: {_reason(option, best)}"
-
-
-def _matters(option: Option) -> bool:
-    return option.strategy.half.usual
 
 
 def _reason(option: Option, best: Option | None) -> str:
@@ -343,12 +334,8 @@ def _reason(option: Option, best: Option | None) -> str:
         return f"{words}: hardly faster, with more that can fail" if option.fits else f"{words}: memory is tight"
     heavy = max(option.traffic.exchanges, key=lambda each: each.sent_bytes, default=None)
     if heavy is not None and option.time.exposed_s > 0.2 * (option.time.total_s - best.time.total_s):
-        words += f"; {_heavy(heavy)} over this link"
+        words += f"; {heavy.what}: {format_bytes(heavy.sent_bytes)} per step and rank over this link"
     return words
-
-
-def _heavy(exchange: Exchange) -> str:
-    return f"{exchange.what}: {format_bytes(exchange.sent_bytes)} per step and rank"
 
 
 def _machines(verdict: Verdict, steps: int | None) -> Iterator[str]:
@@ -493,7 +480,8 @@ def verdict_json(verdict: Verdict, ways: list[Suggestion]) -> dict[str, Any]:
             "parameters": verdict.question.architecture.num_parameters,
             "layers": verdict.question.architecture.num_layers,
         },
-        "batch": _batch_json(verdict),
+        # what divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most
+        "batch": None if verdict.dividing is None else dataclasses.asdict(verdict.dividing),
         "best": verdict.best and option_json(verdict.best),
         "runnable": verdict.runnable and option_json(verdict.runnable),
         "strategies": [option_json(option) for option in verdict.by_kind],
@@ -505,15 +493,9 @@ def verdict_json(verdict: Verdict, ways: list[Suggestion]) -> dict[str, Any]:
     }
 
 
-def _batch_json(verdict: Verdict) -> dict[str, Any] | None:
-    """What divides how well: `ceiling` is the part of the sum of the speeds that it can reach at most."""
-    return None if verdict.dividing is None else dataclasses.asdict(verdict.dividing)
-
-
 def option_json(option: Option) -> dict[str, Any]:
     """One way to run the job."""
-    slots = [len(option.world.seats_of(host)) for host in option.world.hosts]
-    wire = wire_bytes(option.traffic, slots)
+    wire = wire_bytes(option.traffic, option.world.fabric.slots)
     # ranks that do the same share one
     memories = {id(need.memory): need.memory for need in option.needs}
     told = {number: memory_json(memory) for number, memory in memories.items()}

@@ -84,16 +84,7 @@ class Room:
             return ()
         stages, number = strategy.place(rank)
         start, last = sum(stages[:number]), len(stages) - 1
-        return number == 0, number == last, self._part(start, start + stages[number])
-
-    def _part(self, start: int, stop: int) -> LayerRanges:
-        found, index = [], 0
-        for number, layer in enumerate(self.architecture.layers):
-            taken = min(stop, index + layer.count) - max(start, index)
-            if taken > 0:
-                found.append((number, taken))
-            index += layer.count
-        return tuple(found)
+        return number == 0, number == last, layer_ranges(self.architecture, start, start + stages[number])
 
     def _tight(self, strategy: PlannedStrategy) -> Iterator[int]:
         """The ranks that tell whether all fit: each has less memory free than those before it that do the same."""
@@ -107,6 +98,17 @@ class Room:
             if alike not in least or free_bytes < least[alike]:
                 least[alike] = free_bytes
                 yield rank
+
+
+def layer_ranges(architecture: Architecture, start: int, stop: int) -> LayerRanges:
+    """The layers from `start` up to `stop`."""
+    found, index = [], 0
+    for number, layer in enumerate(architecture.layers):
+        taken = min(stop, index + layer.count) - max(start, index)
+        if taken > 0:
+            found.append((number, taken))
+        index += layer.count
+    return tuple(found)
 
 
 def overheads(seat: Seat) -> Overheads:

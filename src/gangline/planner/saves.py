@@ -113,7 +113,7 @@ def save_cost(option: Option, saving: Saving) -> SaveCost:
     low, likely, high = written if saving.waits else copied
     hold = (low + gather_s, likely + gather_s, high + gather_s)
     if by_host:
-        ranks = max(_ranks_on_hosts(option))
+        ranks = max(option.world.fabric.slots)
         handed_over = HANDED_OVER.seconds(host_bytes * (ranks - 1) / ranks)
         hold = (low + handed_over[0], likely + handed_over[1], high + handed_over[2])
     minutes = minutes_between(hold[1], written[1]) if saving.every_minutes == "auto" else saving.every_minutes
@@ -137,14 +137,14 @@ def _is_apart(option: Option) -> bool:
         return False
     if strategy.half.layers == "staged":
         return any(count < option.architecture.num_layers for count in _layers_on_hosts(option))
-    return trained_shards(option.training, strategy) > max(_ranks_on_hosts(option))
+    return trained_shards(option.training, strategy) > max(option.world.fabric.slots)
 
 
 def _most_on_a_host(option: Option, num_bytes: int) -> int:
     """Of what all hosts save, what the one with the most saves; layers count alike."""
     if option.strategy.half.layers == "staged":
         return math.ceil(num_bytes * max(_layers_on_hosts(option)) / option.architecture.num_layers)
-    counts = _ranks_on_hosts(option)
+    counts = option.world.fabric.slots
     return math.ceil(num_bytes * max(counts) / sum(counts))
 
 
@@ -152,10 +152,6 @@ def _layers_on_hosts(option: Option) -> list[int]:
     """In pipelines, by host."""
     hosts, strategy = [seat.host for seat in option.world.seats], option.strategy
     return [len(layers) for layers in layers_on(hosts, strategy.stages, replicas=strategy.replicas).values()]
-
-
-def _ranks_on_hosts(option: Option) -> list[int]:
-    return [sum(seat.host == host for seat in option.world.seats) for host in option.world.hosts]
 
 
 def _gather_s(option: Option, num_bytes: int) -> float:

@@ -207,14 +207,11 @@ def violations(half: PlanHalf | None, asked: Asked, machines: Machines | None = 
 def _of_job(half: PlanHalf | None, asked: Asked) -> tuple[Violation, ...]:
     values = asked.values()
     limits = (*EVERY, *(half.capabilities.limits if half is not None else ()))
-    found = [_violation(half, limit, values) for limit in limits if _breaks(limit, values)]
+    broken = [limit for limit in limits if values[limit.key] in limit.refused and _holds(limit, values)]
+    found = [_violation(half, limit, values) for limit in broken]
     if half is not None and asked.offload and (wrong := _offloads(half, asked)) is not None:
         found.append(wrong)
     return tuple(found)
-
-
-def _breaks(limit: Limit, values: Mapping[str, Any]) -> bool:
-    return values[limit.key] in limit.refused and _holds(limit, values)
 
 
 def _holds(limit: Limit, values: Mapping[str, Any]) -> bool:
@@ -429,8 +426,11 @@ class PlanHalf:
     # -- words ----------------------------------------------------------------------------------------------------
 
     def title(self, strategy: PlannedStrategy) -> str:
-        """Its name with what belongs to it."""
-        return strategy.kind + strategy.moved
+        """Its name with what belongs to it; of copies, their ranks and how many there are."""
+        copies = (
+            f" {strategy.shard_size} x {strategy.world_size // strategy.shard_size}" if self.shards_per_host else ""
+        )
+        return f"{strategy.kind}{copies}{strategy.moved}"
 
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """How these ranks share the work. rows: layers of the ranks of each pipeline."""

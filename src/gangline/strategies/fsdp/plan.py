@@ -115,10 +115,6 @@ class Hsdp(FsdpPlan):
         elif shift.question.strategy.kind == self.kind:
             yield PlannedStrategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
 
-    def title(self, strategy: PlannedStrategy) -> str:
-        """Ranks of a copy, and how many copies."""
-        return f"{self.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
-
     def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:
         shard = trained_weights(ask.architecture, ask.training) * BYTES[ask.kept] / ask.strategy.shard_size
         yield Exchange(

@@ -16,9 +16,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from gangline.planner.architecture import Architecture, Layer
+from gangline.planner.architecture import Architecture
 from gangline.planner.config import FAMILIES, STAGED
-from gangline.planner.room import EVEN, SURE, Room
+from gangline.planner.room import EVEN, SURE, Room, layer_ranges
 from gangline.planner.shares import rows_named, split_layers
 from gangline.planner.states import Share
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
@@ -141,9 +141,10 @@ class PipelinePlan(PlanHalf):
         """Some layers; the first rank has the embedding, the last one the head."""
         stages, number = strategy.place(rank)
         start, last = sum(stages[:number]), len(stages) - 1
+        ranges = layer_ranges(architecture, start, start + stages[number])
         return Share(
             architecture=architecture,
-            layers=_slice(architecture.layers, start, start + stages[number]),
+            layers=tuple(dataclasses.replace(architecture.layers[shape], count=count) for shape, count in ranges),
             has_embedding=number == 0,
             has_head=number == last,
             in_flight=formulas.ahead(number, last + 1, eager=strategy.eager) + 1,
@@ -313,16 +314,6 @@ def _paces(shift: Shift, strategy: PlannedStrategy) -> Iterator[PlannedStrategy]
     yield strategy
     if shift.is_timed:
         yield dataclasses.replace(strategy, eager=True)
-
-
-def _slice(layers: tuple[Layer, ...], start: int, stop: int) -> tuple[Layer, ...]:
-    found, index = [], 0
-    for layer in layers:
-        taken = min(stop, index + layer.count) - max(start, index)
-        if taken > 0:
-            found.append(dataclasses.replace(layer, count=taken))
-        index += layer.count
-    return tuple(found)
 
 
 def _row_s(ask: StepQuery, row: Sequence[RankWork]) -> float:

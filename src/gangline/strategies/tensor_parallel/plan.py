@@ -171,10 +171,6 @@ class TensorParallelPlan(PlanHalf):
             ends.append(max(busy_s, busy_s - ask.window(rank).backward_s + early_s) + tail_s)
         return max(ends)
 
-    def title(self, strategy: PlannedStrategy) -> str:
-        """Ranks of a host, and how many hosts."""
-        return f"{self.kind} {strategy.shard_size} x {strategy.world_size // strategy.shard_size}{strategy.moved}"
-
     def reason(self, job: StrategyJob, *, num_ranks: int, num_hosts: int, rows: Sequence[Sequence[int]]) -> str:
         """Inside a host, and across hosts."""
         across = "; gradients travel between hosts" if num_hosts > 1 else ""
