@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from gangline.checks.judge import FAMILIES, family_prefixes, judge, prefixes, skipped
 from gangline.checks.rules import Finding
 from gangline.context import Context, Transports
+from gangline.errors import GanglineError
 from gangline.inventory.facts import BuildFacts, Inventory
-from gangline.inventory.folders import compare, probe_disks, probe_shared
+from gangline.inventory.folders import Compared, CopyOnHost, plain, probe_disks, probe_shared
 from gangline.inventory.gather import gather, probe_building
 from gangline.inventory.measured import age_s, forget_pairs, keep_pairs, recent_pairs
 from gangline.inventory.pairs import Pairs, Skipped, Tier
@@ -21,7 +21,9 @@ from gangline.inventory.probe import probe_pairs
 from gangline.inventory.rank_interface import NetworkChoice, rank_network
 from gangline.provision.requirements import load_lock
 from gangline.provision.tell import Console
+from gangline.provision.trees import How, Mark, Spot, look, spot_on
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.fanout import in_parallel
 
 # What the hosts have to build their environments with.
 
@@ -37,6 +39,10 @@ def _by_lock(host: Host) -> BuildFacts:
     return BuildFacts(lock=lock.hash, torch=next((pin.version for pin in lock.pins if pin.name == "torch"), None))
 
 
+WITHIN_AN_HOUR = How(timeout_s=3600.0)
+"""A disk reads 300 GB in that time."""
+NUM_NAMES = 10
+"""Of files that differ between hosts."""
 TRAFFIC = ("network", "clocks", "security")
 """Families that need traffic between the hosts."""
 
@@ -148,17 +154,40 @@ def _with_disks(
     known = {facts.host: transports[facts.host] for facts in inventory.hosts}
     if options.wants("storage"):
         if cluster.shared and known:
-            probed = _each(cluster.shared, lambda folder: probe_shared(folder, known))
+            probed = in_parallel(lambda folder: probe_shared(folder, known), cluster.shared, at_once=8)
             inventory = dataclasses.replace(inventory, shared=tuple(probed))
         if options.tier != "quick":
             inventory = dataclasses.replace(inventory, writes=probe_disks(cluster, transports))
     if options.paths and options.wants("data"):
         console.progress("comparing models and data")
-        compared = [compare(path, dict.fromkeys(known, path), known) for path in options.paths]
+        hosts = [host for host in cluster.hosts if host.name in known]
+        compared = [compare(path, [spot_on(host, known, path) for host in hosts]) for path in options.paths]
         inventory = dataclasses.replace(inventory, data=tuple(compared))
     return inventory
 
 
-def _each(folders: Sequence[str], act: Any) -> list[Any]:
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        return list(pool.map(act, folders))
+def compare(what: str, spots: Sequence[Spot]) -> Compared:
+    """Hash what lies at each spot, all at the same time, and name the files that are not everywhere the same."""
+    looked = in_parallel(_copy_at, spots, at_once=64)
+    marks = [files for copy, files in looked if copy.tree is not None]
+    names = sorted({name for files in marks for name in files})
+    unlike = [name for name in names if len({files.get(name) for files in marks}) > 1]
+    return Compared(
+        what=what,
+        copies=tuple(copy for copy, _ in looked),
+        differing=tuple(plain(name) or "." for name in unlike[:NUM_NAMES]),
+    )
+
+
+def _copy_at(spot: Spot) -> tuple[CopyOnHost, Mapping[str, Mark]]:
+    """The copy of a host, and its files by name."""
+    copy = CopyOnHost(host=spot.host.name, path=str(spot.path))
+    try:
+        tree = look(spot, WITHIN_AN_HOUR)
+    except (GanglineError, OSError) as error:
+        return dataclasses.replace(copy, error=plain(str(error).partition("\n")[0])), {}
+    if tree.odd:
+        name, why = next(iter(tree.odd.items()))
+        return dataclasses.replace(copy, error=plain(f"{name}: {why}")), {}
+    found = dataclasses.replace(copy, tree=tree.hash, num_files=len(tree.files), num_bytes=tree.num_bytes)
+    return found, tree.files

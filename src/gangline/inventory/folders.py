@@ -1,16 +1,17 @@
-"""Do all hosts hold the same model and the same data? Compared by content."""
+"""Folders of hosts: models and data that should be the same on all of them, and what can only be known by writing."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from gangline.errors import HostUnreachable
 from gangline.runs.cluster import Cluster, Host
+from gangline.transport.fanout import in_parallel
 from gangline.transport.transport import AGENT, Transport
 
 # Words of a host, before anybody shows them.
@@ -19,13 +20,6 @@ from gangline.transport.transport import AGENT, Transport
 def plain(text: str) -> str:
     """A text of a host without what could steer a terminal."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
-
-
-TIMEOUT_S = 3600.0
-"""A disk reads 300 GB in that time; somebody is looking at the progress."""
-NUM_NAMES = 10
-NUM_FILES = 100_000
-"""Of more files nobody is told which differ; that they do, the hash over all of them tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,88 +45,6 @@ class Compared:
     copies: tuple[CopyOnHost, ...]
     differing: tuple[str, ...] = ()
     """Files that are not the same, or not there, on all hosts that hold it; the first ten."""
-
-
-def compare(
-    what: str,
-    paths: Mapping[str, str],
-    transports: Mapping[str, Transport],
-    *,
-    on_progress: Callable[[str, dict[str, Any]], None] = lambda _host, _record: None,
-) -> Compared:
-    """Hash a path on every host at the same time. paths: by host, they need not be called the same.
-
-    on_progress: gets the host and {"done_bytes", "total_bytes"} while it goes on.
-    """
-
-    def ask(host: str) -> tuple[CopyOnHost, dict[str, Any]]:
-        return _ask(host, paths[host], transports[host], lambda record: on_progress(host, record))
-
-    with ThreadPoolExecutor(max_workers=min(64, max(1, len(paths)))) as pool:
-        answers = list(pool.map(ask, paths))
-    marks = [files for copy, files in answers if copy.tree is not None]
-    names = sorted({name for files in marks for name in files})
-    differing = [name for name in names if len({json.dumps(files.get(name)) for files in marks}) > 1]
-    return Compared(
-        what=what,
-        copies=tuple(copy for copy, _ in answers),
-        differing=tuple(plain(name) or "." for name in differing[:NUM_NAMES]),
-    )
-
-
-def _ask(
-    host: str, path: str, transport: Transport, on_progress: Callable[[dict[str, Any]], None]
-) -> tuple[CopyOnHost, dict[str, Any]]:
-    """The copy of a host, and its files by name where it told them."""
-    found: list[dict[str, Any]] = []
-    files: dict[str, Any] = {}
-
-    def hear(line: str) -> None:
-        record = _record(line)
-        if record.get("kind") == "progress":
-            on_progress(record)
-        elif record.get("kind") == "files" and isinstance(record.get("files"), dict) and len(files) < NUM_FILES:
-            files.update(record["files"])
-        elif record.get("kind") == "result":
-            found.append(record)
-
-    try:
-        request = json.dumps({"folders": [path]}).encode()
-        result = transport.run((AGENT, "digests"), stdin=request, timeout_s=TIMEOUT_S, on_line=hear)
-    except (HostUnreachable, OSError) as error:
-        return CopyOnHost(host=host, path=path, error=plain(str(error).partition("\n")[0])), {}
-    folders = found[-1].get("folders") if found else None
-    answer = folders.get(path) if isinstance(folders, dict) else None
-    if result.returncode != 0 or not isinstance(answer, dict):
-        last = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        return CopyOnHost(host=host, path=path, error=plain(last)), {}
-    return _copy(host, path, answer), files
-
-
-def _copy(host: str, path: str, answer: dict[str, Any]) -> CopyOnHost:
-    tree, odd = answer.get("tree"), answer.get("odd")
-    if isinstance(odd, dict) and odd:
-        name, why = next(iter(odd.items()))
-        return CopyOnHost(host=host, path=path, error=plain(f"{name}: {why}"))
-    return CopyOnHost(
-        host=host,
-        path=path,
-        tree=tree if isinstance(tree, str) else None,
-        num_files=_number(answer.get("num_files")),
-        num_bytes=_number(answer.get("num_bytes")),
-    )
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _record(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}  # a library printed something
-    return value if isinstance(value, dict) else {}
 
 
 # Is a folder the same one on all hosts? Asked by markers that are written, looked for, renamed and removed.
@@ -251,8 +163,7 @@ class WriteTry:
 
 def probe_disks(cluster: Cluster, transports: Mapping[str, Transport]) -> tuple[WriteTry, ...]:
     """Try the work folders of all hosts at the same time; a host that does not answer is left out."""
-    with ThreadPoolExecutor(max_workers=min(64, len(cluster.hosts))) as pool:
-        tries = list(pool.map(lambda host: _try(host, transports[host.name]), cluster.hosts))
+    tries = in_parallel(lambda host: _try(host, transports[host.name]), cluster.hosts, at_once=64)
     return tuple(row for row in tries if row is not None)
 
 

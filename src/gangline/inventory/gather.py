@@ -8,7 +8,6 @@ import ipaddress
 import json
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from gangline.inventory.facts import (
 from gangline.inventory.folders import plain
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.decode import DecodeError, build, known_part
+from gangline.transport.fanout import in_parallel
 from gangline.transport.transport import AGENT, CommandResult, Transport
 
 # From the JSON of a host to facts. The host may be old, new, broken or lying, so every value is checked first.
@@ -227,10 +227,8 @@ WHY_LENGTH = 2000
 
 def gather(cluster: Cluster, transports: Mapping[str, Transport]) -> Inventory:
     """Read the facts of all hosts in parallel. A host that fails is recorded with the reason, never raised."""
-    with ThreadPoolExecutor(max_workers=min(NUM_AT_ONCE, len(cluster.hosts))) as pool:
-        requests = [facts_request(host, cluster) for host in cluster.hosts]
-        asked = zip(cluster.hosts, requests, strict=True)
-        answers = list(pool.map(lambda pair: _ask(pair[0], pair[1], transports[pair[0].name]), asked))
+    requests = [(host, facts_request(host, cluster)) for host in cluster.hosts]
+    answers = in_parallel(lambda asked: _ask(*asked, transports[asked[0].name]), requests, at_once=NUM_AT_ONCE)
     return Inventory(
         gathered=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         hosts=tuple(answer for answer in answers if isinstance(answer, HostFacts)),
@@ -323,12 +321,10 @@ def probe_building(
     wanted: host name -> host, and what its lock says. A host that cannot say it has the reason as `BuildFacts.error`.
     """
     asked = {name: pair for name, pair in wanted.items() if inventory.of(name) is not None}
-    if not asked:
-        return inventory
-    with ThreadPoolExecutor(max_workers=min(NUM_AT_ONCE, len(asked))) as pool:
-        answers = pool.map(lambda name: _ask_building(*asked[name], transports[name]), asked)
-        found = dict(zip(asked, answers, strict=True))
-    return dataclasses.replace(inventory, hosts=tuple(_on(facts, found.get(facts.host)) for facts in inventory.hosts))
+    answers = in_parallel(lambda name: _ask_building(*asked[name], transports[name]), asked, at_once=NUM_AT_ONCE)
+    found = dict(zip(asked, answers, strict=True))
+    hosts = [dataclasses.replace(facts, building=found.get(facts.host, facts.building)) for facts in inventory.hosts]
+    return dataclasses.replace(inventory, hosts=tuple(hosts))
 
 
 def environments_folder(host: Host) -> PurePath:
@@ -342,10 +338,6 @@ def read_building(said: Any, known: BuildFacts) -> BuildFacts:
     data = {name: said.get(name) for name in fields} if isinstance(said, dict) else said
     found = checked(BuildFacts, data, "environment")
     return dataclasses.replace(known, **{name: getattr(found, name) for name in fields})
-
-
-def _on(facts: HostFacts, building: BuildFacts | None) -> HostFacts:
-    return facts if building is None else dataclasses.replace(facts, building=building)
 
 
 def _ask_building(host: Host, known: BuildFacts, transport: Transport) -> BuildFacts:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gangline.inventory.facts import Inventory
 from gangline.inventory.pairs import Pairs, Skipped
@@ -23,6 +23,7 @@ from gangline.runs.registry import run_ids
 from gangline.runs.state import RunState
 
 SCHEMA_VERSION = 1
+_Kept = TypeVar("_Kept", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +104,7 @@ def save_network(home: Path, network: Network) -> Path:
 
 def load_network(home: Path, cluster: Cluster) -> Network | None:
     """The network of a cluster as last measured; None where it never was, or with other hosts or addresses."""
-    try:
-        data = read_json(network_path(home, cluster.name))
-        network = Network.from_json(data) if data.get("schema_version") == SCHEMA_VERSION else None
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+    network = _load(network_path(home, cluster.name), Network, version=SCHEMA_VERSION)
     return network if network is not None and network.fits(cluster) else None
 
 
@@ -144,7 +141,8 @@ def save_profile(home: Path, profile: Profile) -> Path:
 
 def load_profiles(home: Path) -> list[Profile]:
     """All that are kept, newest first; what is not ours, or of another version, counts as none."""
-    found = [_read(path) for path in sorted((home / "profiles").glob("*.json"))]
+    paths = sorted((home / "profiles").glob("*.json"))
+    found = [_load(path, Profile, version=PROFILE_SCHEMA_VERSION) for path in paths]
     return sorted((each for each in found if each is not None), key=lambda each: each.measured, reverse=True)
 
 
@@ -159,10 +157,10 @@ def find_profile(profiles: Sequence[Profile], wanted: ProfileKey, *, host: str |
     return next(iter(own or others), None)
 
 
-def _read(path: Path) -> Profile | None:
+def _load(path: Path, kind: type[_Kept], *, version: int) -> _Kept | None:
     try:
         data = read_json(path)
-        return Profile.from_json(data) if data.get("schema_version") == PROFILE_SCHEMA_VERSION else None
+        return kind.from_json(data) if data.get("schema_version") == version else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

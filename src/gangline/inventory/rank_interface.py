@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gangline.inventory.facts import HostFacts, Inventory, Nic, RdmaPort
+from gangline.inventory.facts import HostFacts, Inventory, Nic
 from gangline.runs.cluster import Cluster, Host
 
 
@@ -51,8 +51,8 @@ def rank_network(cluster: Cluster, inventory: Inventory) -> dict[str, NetworkCho
     known = [(host, facts) for host in cluster.hosts if (facts := inventory.of(host.name)) is not None]
     if cluster.is_one_machine:
         return {host.name: _loopback() for host, _ in known}
-    fabric = _fabric([facts for _, facts in known])
-    return {host.name: _choice(host, facts, fabric) for host, facts in known}
+    kind, why = _shared_kind([facts for _, facts in known])
+    return {host.name: _choice(host, facts, _rdma(facts, kind, why)) for host, facts in known}
 
 
 def _loopback() -> NetworkChoice:
@@ -62,32 +62,24 @@ def _loopback() -> NetworkChoice:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fabric:
-    """What InfiniBand or RoCE all hosts have."""
-
-    link_layer: str | None
-    """Which kind all of them have; None: not all have one."""
-    lacking: tuple[str, ...]
-    """Hosts without an active port."""
-
-
-def _fabric(hosts: list[HostFacts]) -> _Fabric:
-    lacking = tuple(facts.host for facts in hosts if not facts.rdma.active)
+def _shared_kind(hosts: list[HostFacts]) -> tuple[str | None, str]:
+    """InfiniBand or Ethernet (RoCE), where all hosts have ports of that kind; else why not."""
+    if lacking := [facts.host for facts in hosts if not facts.rdma.active]:
+        return None, f"no active port on {', '.join(lacking)}"
     layers = [{port.link_layer for port in facts.rdma.active} for facts in hosts]
     shared = set.intersection(*layers) if layers else set()
     # InfiniBand before RoCE: it needs no settings of the switch
-    chosen = next((layer for layer in ("InfiniBand", "Ethernet") if layer in shared), None)
-    return _Fabric(link_layer=None if lacking else chosen, lacking=lacking)
+    kind = next((layer for layer in ("InfiniBand", "Ethernet") if layer in shared), None)
+    return kind, "not the same kind on all hosts"
 
 
-def _choice(host: Host, facts: HostFacts, fabric: _Fabric) -> NetworkChoice:
+def _choice(host: Host, facts: HostFacts, rdma: dict[str, tuple[str, str]]) -> NetworkChoice:
     nic, reason = choose_nic(host, facts)
     said: dict[str, tuple[str, str]] = {}
     if nic is not None:
         said["GLOO_SOCKET_IFNAME"] = (nic.name, f"gloo takes one interface; {reason}")
         said["NCCL_SOCKET_IFNAME"] = (f"={nic.name}", f"exactly {nic.name}, not every name that begins so; {reason}")
-    said |= _rdma(facts, fabric)
+    said |= rdma
     for name in said.keys() & host.env.keys():
         said[name] = (host.env[name], "cluster.yaml says so")
     return NetworkChoice(
@@ -98,18 +90,14 @@ def _choice(host: Host, facts: HostFacts, fabric: _Fabric) -> NetworkChoice:
     )
 
 
-def _rdma(facts: HostFacts, fabric: _Fabric) -> dict[str, tuple[str, str]]:
+def _rdma(facts: HostFacts, kind: str | None, why: str) -> dict[str, tuple[str, str]]:
     """Whether NCCL uses InfiniBand or RoCE: only where every host can, or the ranks would wait for each other."""
     if not facts.rdma.active:
         return {"NCCL_IB_DISABLE": ("1", "this host has no active InfiniBand or RoCE port")}
-    if fabric.link_layer is None:
-        why = f"no active port on {', '.join(fabric.lacking)}" if fabric.lacking else "not the same kind on all hosts"
+    if kind is None:
         return {"NCCL_IB_DISABLE": ("1", f"all hosts have to go the same way: {why}")}
-    usable = [port for port in facts.rdma.active if port.link_layer == fabric.link_layer]
+    usable = [port for port in facts.rdma.active if port.link_layer == kind]
     if len(usable) == len(facts.rdma.active):
         return {}
-    return {"NCCL_IB_HCA": ("=" + ",".join(map(_hca, usable)), f"the {fabric.link_layer} ports, which all hosts have")}
-
-
-def _hca(port: RdmaPort) -> str:
-    return port.name if port.port is not None else port.device
+    names = ",".join(port.name if port.port is not None else port.device for port in usable)
+    return {"NCCL_IB_HCA": (f"={names}", f"the {kind} ports, which all hosts have")}

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from gangline.errors import HostUnreachable, RunFailed
-from gangline.provision.ask import ask_agent
+from gangline.provision.ask import TIMEOUT_S, ask_agent
 from gangline.provision.tell import SILENT, Console, shown
 from gangline.runs.cluster import Cluster, Host
 from gangline.runs.gang import Gang
@@ -97,6 +97,7 @@ class How:
     """Only these files count."""
     what: str = ""
     """What it is called while it is hashed; "": its own name."""
+    timeout_s: float = TIMEOUT_S
 
     def request(self, spot: Spot) -> dict[str, Any]:
         """What the agent is asked."""
@@ -129,12 +130,13 @@ def look(spot: Spot, how: How = CONTENT, *, tell: Console = SILENT) -> Tree:
             raise ValueError(f"more than {NAMES_LIMIT} files")
 
     try:
-        answer = ask_agent(spot.transport, "digests", how.request(spot), on_progress=on_progress)
+        request = how.request(spot)
+        answer = ask_agent(spot.transport, "digests", request, timeout_s=how.timeout_s, on_progress=on_progress)
         found = answer["folders"][str(spot.path)]
         return Tree(
             kind=found["is"], hash=found["tree"], files=files, odd=found["odd"], free_bytes=found.get("free_bytes")
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunFailed(
             f"{spot.host.name}: what lies at {spot.path} cannot be made out",
             seen=f"{type(error).__name__}: {shown(str(error))}",

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from gangline.inventory.folders import compare, probe_disks, probe_shared
+from gangline.decide.inspect import compare
+from gangline.inventory.folders import probe_disks, probe_shared
+from gangline.provision.trees import Spot
 from gangline.runs.cluster import Cluster, Host
 from gangline.transport.local import LocalTransport
 from tests.fakes.transport import FakeTransport
@@ -77,8 +79,9 @@ def test_copies_are_compared_by_content_and_the_file_is_named(tmp_path):
         folder.mkdir()
         (folder / "weights").write_text(text)
         (folder / "config.json").write_text("{}")
-    paths = {f"h{number}": str(tmp_path / f"h{number}") for number in range(4)}
-    compared = compare("model", paths, {name: LocalTransport(host(name)) for name in paths})
+    hosts = [host(f"h{number}") for number in range(4)]
+    spots = [Spot(host=one, transport=LocalTransport(one), path=tmp_path / one.name) for one in hosts]
+    compared = compare("model", spots)
     trees = [copy.tree for copy in compared.copies]
     assert trees[0] == trees[1] != trees[2]
     assert trees[3] is None
