@@ -16,6 +16,7 @@ from gangline.context import Context
 from gangline.decide.hosts import SpeedTable
 from gangline.errors import DoesNotFit, GanglineError, ModelError, UsageError
 from gangline.inventory.facts import Inventory
+from gangline.inventory.measured import keep
 from gangline.planner.architecture import Architecture, Layer, Linear
 from gangline.planner.config import UnknownArchitecture, read_architecture, unpackable
 from gangline.planner.decision import Suggestion, Verdict, decide, ways_out
@@ -24,7 +25,7 @@ from gangline.planner.option import Option, Question, builds_method, lacking
 from gangline.planner.report import fastest_of_fewer, ways_lines
 from gangline.planner.training import GANGLINE, GANGLINE_CPU, Number, SoftwareStack, Training
 from gangline.runs.cluster import Host
-from gangline.runs.files import read_json, write_json
+from gangline.runs.files import read_json
 from gangline.runs.gang import whole_count
 from gangline.runs.job import Job
 from gangline.strategies.base import AUTO, Asked, Machines, PlanHalf, Violation
@@ -194,7 +195,7 @@ def count_architecture(config: Mapping[str, Any], context: Context) -> Architect
             raise
         except GanglineError as error:  # of the worker's own: it would be the same the next time
             record = {**error.to_json(), "kind": "error"}
-        _keep(kept, record)
+        keep(kept, record)
     if record.get("kind") == "error":
         raise ModelError(str(record.get("what", "")), seen=str(record.get("seen", "")), fix=str(record.get("fix", "")))
     try:
@@ -206,11 +207,6 @@ def count_architecture(config: Mapping[str, Any], context: Context) -> Architect
             seen=missing,
             fix="plan with a known model of the same size",
         ) from error
-
-
-def _keep(path: Path, record: Any) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(path, record)
 
 
 def counted(config: Mapping[str, Any], record: Mapping[str, Any]) -> Architecture:
@@ -506,17 +502,13 @@ def _require_method(question: Question) -> None:
     if builds_method(question.training, question.architecture):
         return
     experts, total = question.architecture.expert_weights, question.architecture.num_parameters
-    if not experts:
-        raise UsageError(
-            f"method: gangline train cannot do {question.training.method} with this model",
-            seen=f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type}), which "
-            "would stay as they are",
-            fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
-        )
+    model = "a mixture of experts" if experts else "this model"
+    seen = f"its layers have {unpackable(question.architecture)} ({question.architecture.model_type})"
+    if experts:
+        seen = f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights"
     raise UsageError(
-        f"method: gangline train cannot do {question.training.method} with a mixture of experts",
-        seen=f"its experts are tensors of three dimensions, {100 * experts / total:.0f} % of its weights, which would "
-        "stay as they are",
+        f"method: gangline train cannot do {question.training.method} with {model}",
+        seen=f"{seen}, which would stay as they are",
         fix="write method: lora, with strategy: hsdp or fsdp if no device holds the model",
     )
 
@@ -551,17 +543,15 @@ def _refuse_size(verdict: Verdict) -> None:
     elif better:
         kind = verdict.question.training.optimizer
         better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
+    # each rank that shares a card has a part of its memory, and of what divides a model nothing is done there
+    crowded = ", ".join(verdict.world.crowded[:8])
+    fewer_ranks = [f"set slots of {crowded} to the number of its GPUs"] if crowded else []
     raise DoesNotFit(
         f"the job does not fit on {need.seat.host}",
         seen=f"a rank needs about {need.memory.process.likely / 2**30:.1f} GiB and "
         f"{(need.seat.free_bytes or 0) / 2**30:.1f} GiB are free on it{better}",
-        fix=_listed([*_fewer_ranks(verdict.world), *_ways(verdict)]),
+        fix=_listed([*fewer_ranks, *_ways(verdict)]),
     )
-
-
-def _fewer_ranks(world: PlannedCluster) -> list[str]:
-    """Each rank that shares a card has a part of its memory, and of what divides a model nothing is done there."""
-    return [f"set slots of {', '.join(world.crowded[:8])} to the number of its GPUs"] if world.crowded else []
 
 
 def _refuse_slowness(verdict: Verdict) -> None:

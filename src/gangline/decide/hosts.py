@@ -59,26 +59,23 @@ def world_of(cluster: Cluster, inventory: Inventory, home: Path) -> PlannedClust
 
 def _seat(host: Host, facts: HostFacts | None, device: int, *, num_sharing: int) -> Seat:
     weight = None if host.share is None else host.share / host.slots
-    free = _free_memory(facts)
-    if facts is None or not facts.gpus:
-        return Seat(
-            host=host.name,
-            free_bytes=None if free is None else free // max(1, num_sharing),
-            ram_bytes=free,
-            memory_from="unknown" if free is None else "measured",
-            weight=weight,
-        )
-    gpu = facts.gpus[device]
-    return Seat(
+    ram, gpu = _free_memory(facts), facts.gpus[device] if facts is not None and facts.gpus else None
+    free = ram if gpu is None else gpu.memory_free_bytes
+    seat = Seat(
         host=host.name,
+        free_bytes=None if free is None else free // max(1, num_sharing),
+        ram_bytes=ram,
+        memory_from="unknown" if free is None else "measured",
+        weight=weight,
+    )
+    if gpu is None:
+        return seat
+    return dataclasses.replace(
+        seat,
         device=device,
         gpu=gpu.name,
         spec=find_gpu(gpu.name, total_bytes=gpu.memory_total_bytes),
-        free_bytes=gpu.memory_free_bytes // max(1, num_sharing),
-        ram_bytes=free,
-        memory_from="measured",
         power_limit_w=gpu.power_limit_w,
-        weight=weight,
         num_sharing=num_sharing,
     )
 

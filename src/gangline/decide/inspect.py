@@ -16,7 +16,7 @@ from gangline.inventory.facts import BuildFacts, Inventory
 from gangline.inventory.folders import Compared, CopyOnHost, plain, probe_disks, probe_shared
 from gangline.inventory.gather import gather, probe_building
 from gangline.inventory.measured import age_s, forget_pairs, keep_pairs, recent_pairs
-from gangline.inventory.pairs import Pairs, Skipped, Tier
+from gangline.inventory.pairs import Skipped, Tier
 from gangline.inventory.probe import probe_pairs
 from gangline.inventory.rank_interface import NetworkChoice, rank_network
 from gangline.provision.requirements import load_lock
@@ -112,7 +112,9 @@ def inspect(cluster: Cluster, options: InspectOptions, context: Context, *, sile
     recent = None
     if options.wants(*TRAFFIC) and not cluster.is_one_machine:
         recent = None if options.anew else recent_pairs(context.home, cluster, inventory)
-        pairs = recent or _try_network(cluster, inventory, options, context)
+        if (pairs := recent) is None:
+            console.progress(f"trying the network between {len(cluster.hosts)} hosts")
+            pairs = probe_pairs(cluster, inventory, transports, tier=options.tier)
         inventory = dataclasses.replace(inventory, pairs=pairs)
     inventory = _with_disks(cluster, inventory, transports, options, console=console)
     inspection = InspectResult(
@@ -132,11 +134,6 @@ def inspect(cluster: Cluster, options: InspectOptions, context: Context, *, sile
     for line in () if silent else (line for finding in inspection.findings for line in finding.lines()):
         console.report(line)
     return inspection
-
-
-def _try_network(cluster: Cluster, inventory: Inventory, options: InspectOptions, context: Context) -> Pairs:
-    context.console.progress(f"trying the network between {len(cluster.hosts)} hosts")
-    return probe_pairs(cluster, inventory, context.transports, tier=options.tier)
 
 
 def _keep(inspection: InspectResult, context: Context) -> None:

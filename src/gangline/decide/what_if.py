@@ -122,7 +122,9 @@ def foretell(start: StartOptions, what_if: WhatIf, *, console: Console, deps: De
     if what_if.hosts is not None:
         job = _job_without_data(start)
         context = Context(transports={}, home=start.home, console=console, deps=deps)
-        before = changed(_imagined(what_if), WhatIf(link=what_if.link))
+        seats = imagine(what_if.hosts)
+        imagined = PlannedCluster(seats=seats, wire=assumed_link(), inside=bus_of(seats), asked=False)
+        before = changed(imagined, WhatIf(link=what_if.link))
         world = changed(before, dataclasses.replace(what_if, link=None))
         return _foretold(job, world, None, context, stack=stack, before=before)
     job, cluster = load(start)
@@ -184,12 +186,6 @@ def _stack(name: str) -> SoftwareStack:
     if name not in STACKS:
         raise UsageError(f"there is no stack {name!r}", seen=f"expected one of {', '.join(STACKS)}", fix="name one")
     return STACKS[name]
-
-
-def _imagined(what_if: WhatIf) -> PlannedCluster:
-    assert what_if.hosts is not None
-    seats = imagine(what_if.hosts)
-    return PlannedCluster(seats=seats, wire=assumed_link(), inside=bus_of(seats), asked=False)
 
 
 # `plan --trace`: the trainer's own code on tensors without data, for the ways that are left at the end.

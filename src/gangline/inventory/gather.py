@@ -251,13 +251,9 @@ def facts_request(host: Host, cluster: Cluster) -> dict[str, Any]:
 
 def asked_names(cluster: Cluster) -> list[str]:
     """Every name and address by which the hosts may call each other."""
-    names = [name for host in cluster.hosts for name in (host.name, host.address, _destination(host))]
+    # behind the @; what stands in a user's ssh_config means nothing on other hosts, and does no harm
+    names = [name for host in cluster.hosts for name in (host.name, host.address, (host.ssh or "").rpartition("@")[2])]
     return list(dict.fromkeys(name for name in names if name))
-
-
-def _destination(host: Host) -> str:
-    """The name behind an @; what stands in a user's ssh_config means nothing on other hosts, and does no harm."""
-    return (host.ssh or "").rpartition("@")[2]
 
 
 def is_address(text: str) -> bool:

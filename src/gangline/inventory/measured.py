@@ -96,9 +96,13 @@ def network_path(home: Path, name: str) -> Path:
 
 def save_network(home: Path, network: Network) -> Path:
     """Keep it, in the place of an earlier one."""
-    path = network_path(home, network.cluster)
+    return keep(network_path(home, network.cluster), network.to_json())
+
+
+def keep(path: Path, value: Any) -> Path:
+    """Write what is kept between commands, in a folder that nobody else reads."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(path, network.to_json())
+    write_json(path, value)
     return path
 
 
@@ -133,10 +137,7 @@ def profile_path(home: Path, profile: Profile) -> Path:
 
 def save_profile(home: Path, profile: Profile) -> Path:
     """Keep it, in the place of an earlier one of the same host and work."""
-    path = profile_path(home, profile)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(path, profile.to_json())
-    return path
+    return keep(profile_path(home, profile), profile.to_json())
 
 
 def load_profiles(home: Path) -> list[Profile]:
@@ -173,10 +174,8 @@ RECENT_S = 600.0
 
 def keep_pairs(home: Path, cluster: Cluster, inventory: Inventory) -> None:
     """Keep what was just tried, and found to be good."""
-    path = _path(home, cluster)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     pairs = inventory.pairs.to_json() if inventory.pairs else None
-    write_json(path, {"mark": _mark(cluster, inventory), "pairs": pairs})
+    keep(_path(home, cluster), {"mark": _mark(cluster, inventory), "pairs": pairs})
 
 
 def forget_pairs(home: Path, cluster: Cluster) -> None:

@@ -234,11 +234,7 @@ def blame(bad: Iterable[Pair]) -> list[Blame]:
             hosts = tuple(peers) if everybody else (worst, *peers[worst])
         else:
             hosts = (worst,)
-        mine = [
-            pair
-            for pair in left
-            if (set(hosts) & {pair.source, pair.target} if len(hosts) == 1 else _both(pair, hosts))
-        ]
+        mine = [pair for pair in left if len({pair.source, pair.target}.intersection(hosts)) == min(2, len(hosts))]
         left = [pair for pair in left if pair not in mine]
         found.append(Blame(hosts=hosts, pairs=tuple(mine)))
     return found
@@ -248,10 +244,6 @@ def examples(words: Sequence[str], most: int = EXAMPLES) -> str:
     """The first few, and how many more there are."""
     more = f"; and {len(words) - most} more" if len(words) > most else ""
     return "; ".join(words[:most]) + more
-
-
-def _both(pair: Pair, hosts: Sequence[str]) -> bool:
-    return pair.source in hosts and pair.target in hosts
 
 
 def _peers(pairs: Sequence[Pair]) -> dict[str, list[str]]:

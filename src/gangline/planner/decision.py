@@ -108,7 +108,8 @@ def best_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationCo
     not been measured on GPUs.
     """
     possible = [Shift(question=question, world=world, training=each, cache=bench) for each in trainings(question)]
-    kinds = weighed_kinds(question.strategy.kind)
+    asked = question.strategy.kind
+    kinds = tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
     found = {kind: _nearest(drafts) for kind in kinds if (drafts := _drafts(possible, kind))}
     taken = choose(fitting(list(found.values())))
     for kind in kinds:
@@ -117,11 +118,6 @@ def best_of_kinds(question: Question, world: PlannedCluster, bench: EvaluationCo
             if several:
                 found[kind] = _nearest(several)
     return [found[kind] for kind in kinds if kind in found]
-
-
-def weighed_kinds(asked: str) -> tuple[str, ...]:
-    """All kinds that are weighed, by what the job asks for, the simplest first."""
-    return tuple(SIMPLEST) if asked == AUTO else (ALONE, asked)
 
 
 def _nearest(drafts: list[Option]) -> Option:
@@ -369,10 +365,11 @@ def _replaced(words: str, group: str, **values: object) -> _Change:
 
 def _one_card(question: Question, bench: EvaluationContext) -> Suggestion | None:
     """The smallest card of the catalogue that holds the job alone."""
+    none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
     for spec in sorted(GPUS, key=lambda gpu: (gpu.total_bytes, -gpu.tflops)):
         if spec.laptop or (question.training.compute == "bf16" and not spec.bf16):
             continue
-        world = dataclasses.replace(_world_of(spec.name), asked=False)
+        world = PlannedCluster(seats=imagine(spec.name), wire=none, inside=none, asked=False)
         if (draft := choose(_fitting(question, world, bench))) is not None:
             words = f"one card with {spec.memory_gb:g} GB, such as {spec.name}"
             return Suggestion(words=(words,), option=draft)
@@ -381,8 +378,3 @@ def _one_card(question: Question, bench: EvaluationContext) -> Suggestion | None
 
 def _fitting(question: Question, world: PlannedCluster, bench: EvaluationContext) -> list[Option]:
     return [draft for draft in best_of_kinds(question, world, bench) if draft.fits]
-
-
-def _world_of(name: str) -> PlannedCluster:
-    none = LinkModel(latency_s=0.0, bytes_per_s=1e12, source="one card: nothing travels")
-    return PlannedCluster(seats=imagine(name), wire=none, inside=none)

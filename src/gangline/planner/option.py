@@ -46,12 +46,6 @@ def crews(world: PlannedCluster, strategy: PlannedStrategy) -> list[range]:
     return [range(first, first + row) for first in range(0, size, row)]
 
 
-def weights_of(world: PlannedCluster, found: Sequence[range]) -> list[float]:
-    """What the cluster file says of their speeds, by crew."""
-    weights = [1.0 if seat.weight is None else seat.weight for seat in world.seats]
-    return [sum(weights[rank] for rank in crew) for crew in found]
-
-
 Compute = Callable[[Seat, Training], ComputeModel | None]
 """How fast a seat computes; None where nobody knows. Of cards of a host that are alike one is asked, whatever their
 index and their free memory."""
@@ -117,6 +111,11 @@ class Shift:
         return any(seat.weight is not None for seat in self.world.seats)
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """What the cluster file says of speeds, by rank."""
+        return tuple(1.0 if seat.weight is None else seat.weight for seat in self.world.seats)
+
+    @property
     def is_uniform(self) -> bool:
         """Whether it does not matter which layers a stage has: the first and the last alone may have another shape."""
         layers = self.question.architecture.layers
@@ -153,7 +152,7 @@ class Shift:
     def own(self) -> tuple[int, ...]:
         """Micro-batches by rank where each does as many as its speed allows."""
         if self.is_weighted:
-            return split_whole(self.count, weights_of(self.world, [range(n, n + 1) for n in range(len(self.seconds))]))
+            return split_whole(self.count, self.weights)
         return shares_by_time(self.seconds, self._best_count(self.seconds)) if self.is_timed else self.even
 
     @functools.cached_property
@@ -178,7 +177,7 @@ class Shift:
         if half.layers == "staged" and strategy.replicas == 1:
             shares: tuple[int, ...] = (self.count,)
         elif self.is_weighted:
-            shares = split_whole(self.count, weights_of(self.world, found))
+            shares = split_whole(self.count, [sum(self.weights[crew.start : crew.stop]) for crew in found])
         else:
             seconds = self._crews_s(strategy)
             shares = shares_by_time(seconds, self._best_count(seconds) if self.is_timed else self.count)
@@ -231,7 +230,7 @@ class Shift:
         """Seconds of a micro-batch by rank; where the cluster file gives shares, in proportion to these."""
         if not self.is_weighted:
             return self.seconds
-        return tuple(1 / max(1e-6, 1.0 if seat.weight is None else seat.weight) for seat in self.world.seats)
+        return tuple(1 / max(1e-6, weight) for weight in self.weights)
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: figures are computed once, and kept

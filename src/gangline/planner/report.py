@@ -619,16 +619,11 @@ def _by_host(parts: Sequence[tuple[str, int]]) -> str:
 
 def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     """What shares do once the run is on its way; nothing where the cluster file gave them, for they stay then."""
-    if plan.moving_shares and plan.half.in_rounds:
-        yield (
-            "speeds",
-            "measured before the first step and in every round; shares follow the speeds, so results depend on them",
-        )
-    elif plan.moving_shares:
-        yield (
-            "speeds",
-            "measured before the first step and in every step; shares follow the speeds, and results do not change",
-        )
+    if plan.moving_shares:
+        rounds = plan.half.in_rounds
+        when = f"measured before the first step and in every {'round' if rounds else 'step'}"
+        results = "so results depend on them" if rounds else "and results do not change"
+        yield "speeds", f"{when}; shares follow the speeds, {results}"
 
 
 def _host_share(host: str, ranks: list[PlannedRank]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gangline.planner.architecture import Architecture
 from gangline.planner.machines import Seat
-from gangline.planner.memory import CPU, CUDA, Memory, Overheads, rank_memory
+from gangline.planner.memory import CPU, CUDA, Memory, rank_memory
 from gangline.planner.training import PlannedStrategy, Training
 from gangline.runs.formulas import ahead
 
@@ -58,7 +58,8 @@ class Room:
         else:
             role = (strategy, seat.gpu is None)
         if (found := self.known.get(role)) is None:
-            found = rank_memory(self.architecture, self.training, strategy, rank=rank, device=overheads(seat))
+            device = CPU if seat.gpu is None else CUDA
+            found = rank_memory(self.architecture, self.training, strategy, rank=rank, device=device)
             self.known[role] = found
         return found
 
@@ -109,8 +110,3 @@ def layer_ranges(architecture: Architecture, start: int, stop: int) -> LayerRang
             found.append((number, taken))
         index += layer.count
     return tuple(found)
-
-
-def overheads(seat: Seat) -> Overheads:
-    """What a process takes beside tensors on that seat."""
-    return CPU if seat.gpu is None else CUDA

@@ -116,30 +116,13 @@ class Hsdp(FsdpPlan):
             yield PlannedStrategy(kind=FSDP.kind, world_size=size, shard_size=size, offload=offload)
 
     def _between_copies(self, ask: TrafficQuery) -> Iterator[Exchange]:
-        shard = trained_weights(ask.architecture, ask.training) * BYTES[ask.kept] / ask.strategy.shard_size
-        yield Exchange(
-            what="gradients between copies",
-            operation="all_reduce",
-            num_bytes=round(shard),
-            times=1,
-            ranks=ask.size // ask.strategy.shard_size,
-            number=ask.kept,
-            among="replicas",
-            hides="last-backward",
-        )
+        yield replace(_summed_between(ask), hides="last-backward")
 
     def _adapters(self, ask: TrafficQuery) -> Iterator[Exchange]:
         """First among the ranks of every host."""
-        summed, inside = _summed(ask), ask.strategy.shard_size
-        part = replace(summed, ranks=inside, among="shard")
+        part = replace(_summed(ask), ranks=ask.strategy.shard_size, among="shard")
         yield replace(part, operation="reduce_scatter")
-        yield replace(
-            summed,
-            what="gradients between copies",
-            num_bytes=round(summed.num_bytes / inside),
-            ranks=ask.size // inside,
-            among="replicas",
-        )
+        yield _summed_between(ask)
         yield replace(part, what="their sums", operation="all_gather")
 
 
@@ -182,6 +165,13 @@ def _summed(ask: TrafficQuery) -> Exchange:
     return Exchange(
         what="gradients", operation="all_reduce", num_bytes=num_bytes, times=1, ranks=ask.size, number=ask.kept
     )
+
+
+def _summed_between(ask: TrafficQuery) -> Exchange:
+    """The part of each rank of a copy, among all copies."""
+    summed, inside = _summed(ask), ask.strategy.shard_size
+    part, copies = round(summed.num_bytes / inside), ask.size // inside
+    return replace(summed, what="gradients between copies", num_bytes=part, ranks=copies, among="replicas")
 
 
 def _gathered_bytes(layer: Layer, training: Training, *, adapters: int) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gangline.planner.states import Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import ADAPTERS, EIGHT_BITS, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import ADAPTERS, NO_EIGHT_BITS, Capabilities, Limit, PlanHalf
 from gangline.strategies.ddp.plan import gradients
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ class LocalSgdPlan(PlanHalf):
                 "mean of products",
                 fix="write `strategy: ddp`, or `method: full`",
             ),
-            Limit(
-                key="optimizer.kind",
-                refused=EIGHT_BITS,
-                why="moments of 8 bits are for gradients that are exchanged in every step",
-                fix="write `kind: adamw`, or `strategy: ddp`",
-            ),
+            replace(NO_EIGHT_BITS, why="moments of 8 bits are for gradients that are exchanged in every step"),
             Limit(
                 key="exchange",
                 refused=("bf16",),

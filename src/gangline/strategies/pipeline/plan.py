@@ -81,7 +81,7 @@ class PipelinePlan(PlanHalf):
         yield from super().machine_violations(asked, machines)
         num_ranks, replicas = machines.num_ranks, asked.replicas or 1
         if replicas > 1 and (num_ranks % replicas or num_ranks // replicas < LEAST_STAGES):
-            counts = [str(n) for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0]
+            counts = map(str, _numbers_of_pipelines(num_ranks))
             yield Violation(
                 key="strategy.replicas",
                 what=f"strategy.replicas: {num_ranks} ranks do not make {replicas} pipelines",
@@ -94,7 +94,7 @@ class PipelinePlan(PlanHalf):
         """A layer for every rank at least; a model of unknown layers cannot be cut."""
         if num_layers is None:
             return _unknown_layers() if num_ranks > 1 else None
-        sizes = [num_ranks // n for n in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % n == 0] or [num_ranks]
+        sizes = [num_ranks // count for count in _numbers_of_pipelines(num_ranks)] or [num_ranks]
         if (num_ranks // replicas if replicas else min(sizes)) <= num_layers:
             return None
         several = f" in {replicas} pipelines" if (replicas or 1) > 1 else ""
@@ -125,9 +125,9 @@ class PipelinePlan(PlanHalf):
 
     def more_candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """Several pipelines of as many ranks each, as long as they are likely to fit."""
-        asked, size = shift.question.strategy.replicas, len(shift.world.seats)
-        for replicas in range(2, size // LEAST_STAGES + 1):
-            if size % replicas or asked not in (None, replicas):
+        asked = shift.question.strategy.replicas
+        for replicas in _numbers_of_pipelines(len(shift.world.seats)):
+            if replicas == 1 or asked not in (None, replicas):
                 continue
             layers = stages_of(shift, replicas=replicas)
             if layers is None:  # more ranks than layers
@@ -206,6 +206,11 @@ class PipelinePlan(PlanHalf):
         named = f" ({rows_named(rows)})" if rows else ""
         several = f"; gradients travel between the {len(rows)} pipelines" if len(rows) > 1 else ""
         return f"every rank holds some of the layers{named}; activations travel from one to the next{several}"
+
+
+def _numbers_of_pipelines(num_ranks: int) -> list[int]:
+    """Into how many pipelines of as many stages each so many ranks can be put."""
+    return [count for count in range(1, num_ranks // LEAST_STAGES + 1) if num_ranks % count == 0]
 
 
 def _unknown_layers() -> Violation:

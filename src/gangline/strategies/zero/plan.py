@@ -13,12 +13,13 @@ max(k_i t_i) + exchange + update, and zero-2 exchanges after every micro-batch, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from gangline.planner.states import Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
-from gangline.strategies.base import EIGHT_BITS, METHODS, NO_ACTIVATION_OFFLOADING, Capabilities, Limit, PlanHalf
+from gangline.strategies.base import METHODS, NO_ACTIVATION_OFFLOADING, NO_EIGHT_BITS, Capabilities, Limit, PlanHalf
 from gangline.strategies.fsdp.plan import sharded_s, sharded_traffic
 
 if TYPE_CHECKING:
@@ -50,12 +51,7 @@ LIMITS = (
         why="its optimizer moves weights in fp32",
         fix="delete precision.parameters",
     ),
-    Limit(
-        key="optimizer.kind",
-        refused=EIGHT_BITS,
-        why="states that lie in parts are those of torch's AdamW",
-        fix="write `kind: adamw`, or `strategy: ddp`",
-    ),
+    replace(NO_EIGHT_BITS, why="states that lie in parts are those of torch's AdamW"),
     NO_ACTIVATION_OFFLOADING,
 )
 
