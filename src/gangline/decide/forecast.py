@@ -49,9 +49,8 @@ def find_config(job: Job, variables: Mapping[str, str]) -> dict[str, Any] | None
     folder = Path(job.model.path)
     if folder.is_absolute():
         return read_config(folder / "config.json")
-    for path in _cached(job, variables):
-        return read_config(path)
-    return known_config(job.model.path)
+    path = _cached(job, variables)
+    return known_config(job.model.path) if path is None else read_config(path)
 
 
 def shape_unknown(name: str) -> str:
@@ -86,8 +85,8 @@ def config_digest(config: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def _cached(job: Job, variables: Mapping[str, str]) -> list[Path]:
-    """Files of the hub's cache: the revision that is meant, else any, newest first."""
+def _cached(job: Job, variables: Mapping[str, str]) -> Path | None:
+    """The file of the hub's cache: of the revision that is meant; where the job names none, else the newest one."""
     home = Path(variables.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(variables.get("HF_HUB_CACHE") or home / "hub")
     folder = cache / f"models--{job.model.path.replace('/', '--')}"
@@ -98,9 +97,8 @@ def _cached(job: Job, variables: Mapping[str, str]) -> list[Path]:
         meant = revision
     exact = folder / "snapshots" / meant / "config.json"
     if exact.is_file() or job.model.revision is not None:
-        return [exact] if exact.is_file() else []
-    found = list((folder / "snapshots").glob("*/config.json"))
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+        return exact if exact.is_file() else None
+    return max((folder / "snapshots").glob("*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
 
 
 # Whether there is what a job wants to move off its cards, and room for it in the machines' memory.
@@ -533,16 +531,12 @@ def _refuse_size(verdict: Verdict) -> None:
     cut = built.strategy.half.layers == "staged"  # for this memory: without an option nobody knows how
     if not cut and need.seat.gpu is None and need.memory.allocated_bytes <= (need.seat.free_bytes or 0):
         return  # what a process shares with others, and what may be swapped, is not known well enough
-    better = (
-        ""
-        if verdict.best is None
-        else f"; {verdict.best.strategy.kind} would fit, but gangline train does not support it"
-    )
-    if better and verdict.best is not None and (package := verdict.best.strategy.half.capabilities.package):
-        better = f"; strategy: {verdict.best.strategy.kind} would fit, by {package}"
-    elif better:
-        kind = verdict.question.training.optimizer
-        better += " yet" if kind == "adamw" else f" with optimizer.kind: {kind}"
+    better, best, optimizer = "", verdict.best, verdict.question.training.optimizer
+    if best is not None and (package := best.strategy.half.capabilities.package):
+        better = f"; strategy: {best.strategy.kind} would fit, by {package}"
+    elif best is not None:
+        better = f"; {best.strategy.kind} would fit, but gangline train does not support it"
+        better += " yet" if optimizer == "adamw" else f" with optimizer.kind: {optimizer}"
     # each rank that shares a card has a part of its memory, and of what divides a model nothing is done there
     crowded = ", ".join(verdict.world.crowded[:8])
     fewer_ranks = [f"set slots of {crowded} to the number of its GPUs"] if crowded else []

@@ -90,7 +90,7 @@ def probe_shared(folder: str, transports: Mapping[str, Transport]) -> SharedProb
     views = [
         SharedView(
             host=host,
-            error=_words(written[host].get("error")),
+            error=None if (error := written[host].get("error")) is None else plain(str(error))[:300],
             sees=probe.hosts(looked[host]),
             sees_rename=None if host not in renamed else renamer in probe.hosts(renamed[host]),
         )
@@ -106,10 +106,6 @@ def _renamed(probe: _Probe, renamer: str, looked: Mapping[str, dict[str, Any]]) 
         return {}
     others = tuple(host for host, answer in looked.items() if host != renamer and renamer in probe.hosts(answer))
     return probe.turn("renamed", others)
-
-
-def _words(error: Any) -> str | None:
-    return None if error is None else plain(str(error))[:300]
 
 
 class _Probe:

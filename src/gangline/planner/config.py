@@ -271,16 +271,13 @@ def _windows(reader: _Reader, depth: int) -> list[int | None]:
     strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if strange:
         raise UnknownArchitecture(reader.model_type, why=f"it has layers of the kind {', '.join(sorted(strange))}")
-    if rule == "none" or config.get("sliding_window") is None or (rule == "switched" and not kinds and not _on(config)):
+    unswitched = rule == "switched" and not kinds and not config.get("use_sliding_window")
+    if rule == "none" or config.get("sliding_window") is None or unswitched:
         return [None] * depth
     window = reader.number("sliding_window", least=0) or None
     if kinds is None:
         kinds = _kinds(reader, depth)
     return [window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def _on(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("use_sliding_window"))
 
 
 def _kinds(reader: _Reader, depth: int) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gangline.planner.activations import HeadBytes, LayerBytes, head_bytes, layer_bytes, residual_width
 from gangline.planner.architecture import Architecture, Layer, lora_parameters
 from gangline.planner.states import (
+    FP32,
     Share,
     Term,
     disk_bytes,
@@ -36,7 +37,6 @@ from gangline.planner.training import BYTES, PlannedStrategy, Training
 
 
 MIB = 1 << 20
-FP32 = 4
 UNPACKED_BYTES = 20
 """Per number of one tensor, bitsandbytes on a CPU: gradient, both moments, and denominator and its root, in fp32."""
 

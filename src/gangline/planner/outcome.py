@@ -300,7 +300,8 @@ def _rank(
 ) -> RankComparison:
     planned, foreseen, half = plan.ranks[number], forecast.ranks[number], plan.half
     most_bytes = max(step.memory_bytes[number] for step in observed.steps)
-    done = _done(used)
+    # the shares of most of the steps, by rank; of two that were as frequent, the first
+    done = statistics.mode(step.micro_batches for step in used)
     computed = [_computed(plan, forecast, rank, done[rank]) for rank in range(len(plan.ranks))]
     own_s, wait_s = computed[number], None
     if forecast.exposed_s is not None and own_s is not None:
@@ -319,11 +320,6 @@ def _rank(
         allocated_bytes=None if foreseen.gpu is None else most_bytes,
         resident_bytes=most_bytes if foreseen.gpu is None else None,
     )
-
-
-def _done(used: Sequence[ObservedStep]) -> tuple[int, ...]:
-    """The shares of most of the steps, by rank; of two that were as frequent, the first."""
-    return statistics.mode(step.micro_batches for step in used)
 
 
 def _computed(plan: Plan, forecast: Forecast, number: int, micro_batches: int) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gangline.planner.states import Term
+from gangline.planner.states import FP32, Term
 from gangline.planner.traffic import Exchange, TrafficQuery, trained_weights
 from gangline.planner.training import BYTES, PlannedStrategy
 from gangline.strategies.base import ADAPTERS, NO_EIGHT_BITS, Capabilities, Limit, PlanHalf
@@ -25,7 +25,6 @@ PAYLOAD_BYTES = {"int8": 1 + 4 / 256, "bf16": 2.0, "fp32": 4.0}
 """Of one changed weight on the wire; int8 with an fp32 scale per 256 (`train.py`)."""
 EXCHANGED_NUMBERS = 4 << 20
 """Weights whose changes are exchanged at once (`train.py`)."""
-FP32 = 4
 
 
 class LocalSgdPlan(PlanHalf):
@@ -69,14 +68,9 @@ class LocalSgdPlan(PlanHalf):
         """Over hosts; where these have unlike numbers of ranks, each rank counts as one."""
         job, slots = shift.question.strategy, shift.world.fabric.slots
         if shift.training.method == "full":
-            yield PlannedStrategy(
-                kind=self.kind,
-                world_size=sum(slots),
-                shard_size=slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1,
-                inner_steps=job.inner_steps,
-                payload=job.payload,
-                asked=job.kind == self.kind,
-            )
+            size = slots[0] if len(slots) > 1 and len(set(slots)) == 1 else 1
+            plain = shift.plain(self.kind)
+            yield replace(plain, shard_size=size, inner_steps=job.inner_steps, payload=job.payload)
 
     def keeps_buckets(self, strategy: PlannedStrategy) -> bool:
         """Inside a host."""

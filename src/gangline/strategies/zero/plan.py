@@ -67,16 +67,9 @@ class ZeroPlan(PlanHalf):
 
     def candidates(self, shift: Shift) -> Iterator[PlannedStrategy]:
         """With what the job says of it, if it asks for just that."""
-        job, size = shift.question.strategy, len(shift.world.seats)
-        asked = job.kind == self.kind
-        yield PlannedStrategy(
-            kind=self.kind,
-            world_size=size,
-            shard_size=size,
-            asked=asked,
-            offload=shift.offload(self.kind),
-            on_disk=asked and job.offload_to is not None,
-        )
+        plain, offload = shift.plain(self.kind), shift.offload(self.kind)
+        on_disk = plain.asked and shift.question.strategy.offload_to is not None
+        yield replace(plain, shard_size=plain.world_size, offload=offload, on_disk=on_disk)
 
     def traffic(self, ask: TrafficQuery) -> Iterator[Exchange]:
         """Gradients, and the weights that each rank has moved."""
