@@ -16,9 +16,8 @@ from gangline.config.mistakes import (
     what_is_there,
     what_was_meant,
 )
-from gangline.config.strategy_model import check_strategy, resolve_strategy
+from gangline.config.strategy_rules import check_strategy, resolve_strategy
 from gangline.config.validate import Checked
-from gangline.config.zero import resolve_deepspeed
 from gangline.exporters import EXPORTERS
 from gangline.formats import FORMATS
 from gangline.runs.decode import build
@@ -254,7 +253,7 @@ def resolve_job(checked: Checked[JobWords], *, folder: Path, default_name: str) 
     optimizer = _optimizer(checked)
     failures = resolve_failures(checked)
     report = resolve_report(checked)
-    strategy = resolve_strategy(words.strategy, deepspeed=resolve_deepspeed(checked, folder=folder))
+    strategy = resolve_strategy(checked, folder=folder)
     checked.document.mistakes.raise_if_any()
     return Job(
         name=words.name or default_name,

@@ -9,7 +9,7 @@ from tests.source_trees import SOURCE, source_trees
 
 KINDS = frozenset(STRATEGIES.built_in) | {"zero", "zero-"}
 ALLOWED = {
-    "config/zero.py": "keys of DeepSpeed's own configuration file",
+    "config/strategy_rules.py": "keys of DeepSpeed's own configuration file",
 }
 
 

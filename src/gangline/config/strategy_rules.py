@@ -1,7 +1,5 @@
-"""`strategy.deepspeed`: what a configuration file of DeepSpeed says beside the job.
-
-gangline sets what its job says. A key of the file that says the same, or `auto` as transformers writes it, is fine; one
-that says something else is refused by its name, and so is what gangline does in another way. The rest is passed on.
+"""The rules between the strategy that a job asks for and the rest of the job: those of its capabilities, and what a
+configuration file of DeepSpeed says beside the job.
 """
 
 from __future__ import annotations
@@ -12,15 +10,108 @@ from pathlib import Path
 from typing import Any
 
 from gangline.config.job_model import JobWords
-from gangline.config.mistakes import absolute, quote, what_is_there, what_was_meant
-from gangline.config.strategy_model import keys_of
+from gangline.config.mistakes import KeyPath, absolute, quote, what_is_there, what_was_meant
 from gangline.config.validate import Checked
-from gangline.strategies.table import plan_half
+from gangline.runs.decode import build
+from gangline.runs.job import StrategyJob
+from gangline.strategies.base import AUTO, Asked, listed, violations
+from gangline.strategies.table import plan_half, strategy_keys
+
+DISK = "offload_to"
+
+
+def check_strategy(checked: Checked[JobWords]) -> None:
+    """Report everything that the job asks for and its strategy does not train."""
+    words = checked.words
+    half = None if words.strategy.kind == AUTO else plan_half(words.strategy.kind)
+    _check_keys(checked, keys_of(words.strategy.kind))
+    for each in violations(half, asked_of_words(words)):
+        checked.report(
+            _path(each.key), seen=each.seen, expected=each.expected, fix=each.fix, reads=tuple(map(_path, each.reads))
+        )
+    if words.strategy.offload_to is not None:
+        _check_disk(checked, words.strategy.offload_to)
+    if words.activation_offloading and words.activation_checkpointing is not True:
+        checked.report(
+            ("activation_offloading",),
+            seen="activation_offloading, but layers keep all that backward needs",
+            expected="activation_checkpointing: true beside it: the input of each layer is moved",
+            fix="add `activation_checkpointing: true`, or delete activation_offloading",
+            reads=(("activation_checkpointing",),),
+        )
+
+
+def asked_of_words(words: JobWords) -> Asked:
+    """The part of a job that strategies limit. Formats that are left to the plan are not known here."""
+    narrow = words.precision.parameters == "compute" and words.precision.compute != "fp32"
+    return Asked(
+        method=words.method.kind,
+        precision=words.precision.compute,
+        parameters="compute" if narrow else "fp32",
+        optimizer=words.optimizer.kind,
+        exchange=words.exchange,
+        activation_offloading=words.activation_offloading,
+        offload=tuple(words.strategy.offload) if "offload" in keys_of(words.strategy.kind) else (),
+        replicas=words.strategy.replicas,
+    )
+
+
+def resolve_strategy(checked: Checked[JobWords], *, folder: Path) -> StrategyJob:
+    """The section `strategy` as the run has it. folder: where relative paths of the file begin."""
+    return build(StrategyJob, checked.words.strategy.model_dump() | {"deepspeed": _deepspeed(checked, folder=folder)})
+
+
+def _check_keys(checked: Checked[JobWords], own: tuple[str, ...]) -> None:
+    """Keys of the section that are for other strategies."""
+    strategy = checked.words.strategy
+    wrong = sorted(strategy.model_fields_set - {"kind", *own})
+    kinds = strategy_keys() if wrong else {}
+    for key in wrong:
+        checked.report(
+            ("strategy", key),
+            seen=f"{key} with strategy: {strategy.kind}",
+            expected=f"{key} with kind: {listed(kinds[key])} only",
+            fix=f"write `kind: {kinds[key][-1]}`, or delete {key}",
+            reads=(("strategy", "kind"),),
+        )
+
+
+def _check_disk(checked: Checked[JobWords], folder: str) -> None:
+    strategy = checked.words.strategy
+    if strategy.offload != ["optimizer"] and DISK in keys_of(strategy.kind):
+        checked.report(
+            ("strategy", DISK),
+            seen=f"offload: [{', '.join(strategy.offload)}]",
+            expected="offload: optimizer, whose states alone can lie on a disk",
+            fix="write `offload: optimizer`, or delete offload_to",
+            reads=(("strategy", "kind"), ("strategy", "offload")),
+        )
+    if not folder.startswith("/"):
+        checked.report(
+            ("strategy", DISK),
+            seen=quote(folder),
+            expected="a folder that begins with /: it is looked for on every host",
+            fix="write its whole path",
+        )
+
+
+def keys_of(kind: str) -> tuple[str, ...]:
+    """Keys of the section that are for that strategy."""
+    return () if kind == AUTO else plan_half(kind).capabilities.keys
+
+
+def _path(key: str) -> KeyPath:
+    return tuple(key.split("."))
+
+
+# `strategy.deepspeed`: gangline sets what its job says. A key of the file that says the same, or `auto` as transformers
+# writes it, is fine; one that says something else is refused by its name, and so is what gangline does in another way.
+# The rest is passed on.
+
 
 KEY = ("strategy", "deepspeed")
 STAGES = {"states": 1, "gradients": 2, "weights": 3}
 """What lies in parts -> DeepSpeed's number for it."""
-AUTO = "auto"
 FILLED = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Of `zero_optimization`: `auto` is filled in by ranks, who know the model."""
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -29,7 +120,7 @@ ELSEWHERE: dict[str, str] = json.loads(Path(__file__).with_name("deepspeed_keys.
 """Keys of DeepSpeed's file whose work gangline does in another way, or not at all: the instruction for the user."""
 
 
-def resolve_deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, Any]:
+def _deepspeed(checked: Checked[JobWords], *, folder: Path) -> dict[str, Any]:
     """What of the file is passed on to DeepSpeed; {}, with mistakes recorded, where it cannot be read."""
     text = checked.words.strategy.deepspeed
     if text is None or KEY[1] not in keys_of(checked.words.strategy.kind):
