@@ -1,4 +1,7 @@
-"""Small files of this host: read with an answer for a file that is missing, written whole or not at all."""
+"""Small files of this host: read with an answer for a file that is missing, written whole or not at all.
+
+PHASES, SCHEMA_VERSION and the names of files are those of gangline/runs/layout.py, which the agent does not import.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,28 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Union
 
-from gangline.agent import layout_names
-
+PHASES = (
+    "importing",
+    "joining",
+    "joined",
+    "data",
+    "compute",
+    "exchange",
+    "update",
+    "evaluate",
+    "save",
+    "ended",
+)
+AGENT_RECORD = "agent.json"
+STATUS = "status.json"
+EXIT = "exit.json"
+RESTING = "resting.json"
+NEXT = "next.json"
+HANDED = "handed.json"
+CONSOLE_LOG = "console.log"
+SUPERVISOR_LOCK = "supervisor.lock"
+STATE = "state.json"
+SCHEMA_VERSION = "1.0"
 DISK_S = 60.0
 """How long the exit record waits for room on the disk."""
 TEXT_CHARACTERS = 1 << 20
@@ -74,7 +97,7 @@ def size_bytes(path: Path) -> int:
 
 def stamped(value: Mapping[str, Any]) -> Dict[str, Any]:
     """A record as it is written: with the version of all records of a run."""
-    return dict(value, schema_version=layout_names.SCHEMA_VERSION)
+    return dict(value, schema_version=SCHEMA_VERSION)
 
 
 def write_whole(path: Path, data: bytes) -> None:

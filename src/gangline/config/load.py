@@ -10,9 +10,16 @@ from typing import Any
 
 from gangline.config.cluster_file import resolve_cluster
 from gangline.config.cluster_model import ClusterWords
-from gangline.config.document import Document, apply_overrides, drop_rivals, read_document
+from gangline.config.document import (
+    Document,
+    apply_overrides,
+    drop_rivals,
+    looks_like_hostfile,
+    name_of,
+    parse_hostfile,
+    read_document,
+)
 from gangline.config.fields import NAME, PATTERNS
-from gangline.config.hostfile import looks_like_hostfile, name_of, parse_hostfile
 from gangline.config.job_file import resolve_job
 from gangline.config.job_model import FOREIGN, JobWords
 from gangline.config.mistakes import KeyPath, Mistakes, Position, folder_content, printable, quote, what_was_meant

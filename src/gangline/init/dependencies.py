@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gangline.config.hostfile import is_destination
+from gangline.config.document import is_destination
 from gangline.config.load import NamedHost, hostfile_hosts, named_hosts
 from gangline.config.mistakes import listed
 from gangline.errors import GanglineError, HostKeyRefused, UsageError

@@ -31,7 +31,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,20 +63,8 @@ AGENT_NAMES: Mapping[str, str] = {
     "SUPERVISOR_LOCK": "supervisor.lock",
     "STATE": "state.json",
 }
-"""Files that the agent of a host writes into its folder of an attempt, or reads from the run's."""
-
-
-def agent_module() -> str:
-    """The text of gangline/agent/layout_names.py, by which the agent, which imports nothing of this package, has
-    them.
-    """
-    phases = "\n".join(f'    "{phase}",' for phase in PHASES)
-    version = "{}.{}".format(*SCHEMA_VERSION)
-    files = "\n".join(f'{name} = "{file}"' for name, file in AGENT_NAMES.items())
-    return (
-        '"""Names that the agent shares with the rest; written by `python -m gangline.runs.layout`."""\n\n'
-        f'PHASES = (\n{phases}\n)\n{files}\nSCHEMA_VERSION = "{version}"\n'
-    )
+"""Files that the agent of a host writes into its folder of an attempt, or reads from the run's. The agent
+imports nothing of this package, and has them by the same names in gangline/agent/host_files.py."""
 
 
 class RunFile:
@@ -191,10 +178,6 @@ class RunLayout:
     def of(folder: Path) -> RunLayout:
         """The layout whose run directory is `folder`."""
         return RunLayout(folder.parent.parent, folder.name)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(agent_module())
 
 
 # Names of runs: an adjective, an animal of the team, a number, such as calm-otter-7.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangline.config.hostfile import looks_like_hostfile, name_of, parse_hostfile
+from gangline.config.document import looks_like_hostfile, name_of, parse_hostfile
 from gangline.errors import SpecError
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.config.document import read_document
-from gangline.config.hostfile import parse_hostfile
+from gangline.config.document import parse_hostfile, read_document
 from gangline.config.load import load_cluster, load_job
 from gangline.config.reference import cluster_schema, job_schema, written_files
 from gangline.runs.cluster import Host

@@ -1,11 +1,11 @@
-"""Names of a run's files stand in runs/layout.py; the agent, which imports nothing of gangline, has a generated
-copy."""
+"""Names of a run's files stand in runs/layout.py; the agent, which imports nothing of gangline, has a copy."""
 
 from __future__ import annotations
 
 import ast
 
-from gangline.runs.layout import agent_module
+from gangline.agent import host_files
+from gangline.runs.layout import AGENT_NAMES, PHASES, SCHEMA_VERSION
 from tests.source_trees import SOURCE, source_trees
 
 NAMES = {
@@ -16,12 +16,13 @@ NAMES = {
     *("resting.json", "next.json", "handed.json", "console.log"),
 }
 """Not among them: state.json, which a checkpoint has, too, and exit.json, the end of rank-<r>.exit.json."""
-HOMES = {"runs/layout.py", "runs/old_format.py", "agent/layout_names.py"}
+HOMES = {"runs/layout.py", "runs/old_format.py", "agent/host_files.py"}
 
 
 def test_the_names_of_the_agent_are_those_of_the_layout() -> None:
-    fresh = (SOURCE / "agent/layout_names.py").read_text()
-    assert fresh == agent_module(), "write it anew: python -m gangline.runs.layout > src/gangline/agent/layout_names.py"
+    assert {name: getattr(host_files, name) for name in AGENT_NAMES} == AGENT_NAMES
+    assert host_files.PHASES == PHASES
+    assert "{}.{}".format(*SCHEMA_VERSION) == host_files.SCHEMA_VERSION
 
 
 def test_no_other_module_types_the_name_of_a_file_of_a_run() -> None:

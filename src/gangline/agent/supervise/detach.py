@@ -14,8 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
-from gangline.agent import layout_names
-from gangline.agent.host_files import read_record
+from gangline.agent.host_files import AGENT_RECORD, STATE, SUPERVISOR_LOCK, read_record
 from gangline.agent.verbs import VerbFailed
 
 Ready = Callable[[], None]
@@ -53,7 +52,7 @@ def own(folder: Path) -> Optional[int]:
     descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_new = not (folder / layout_names.AGENT_RECORD).exists()
+        is_new = not (folder / AGENT_RECORD).exists()
     except BlockingIOError:
         is_new = False
     if is_new:
@@ -178,9 +177,7 @@ class Revive:
     def _has_supervisor(self) -> bool:
         assert self._supervisor is not None
         try:
-            descriptor = os.open(
-                Path(self._supervisor["folder"]) / layout_names.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600
-            )
+            descriptor = os.open(Path(self._supervisor["folder"]) / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             return True  # unknown: a second supervisor would do harm
         try:
@@ -193,7 +190,7 @@ class Revive:
 
     def _goes_on(self) -> bool:
         assert self._supervisor is not None
-        return read_record(Path(self._supervisor["folder"]) / layout_names.STATE).get("phase") in GOES_ON
+        return read_record(Path(self._supervisor["folder"]) / STATE).get("phase") in GOES_ON
 
 
 def _become(words: Mapping[str, Any], stdin: int) -> None:

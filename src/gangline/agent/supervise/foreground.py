@@ -26,8 +26,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from gangline.agent import layout_names
-from gangline.agent.host_files import read_record, write_record
+from gangline.agent.host_files import AGENT_RECORD, EXIT, read_record, write_record
 from gangline.agent.supervise import host_agent, processes
 from gangline.agent.supervise.detach import Ready, already_started, detach, log_to, own
 from gangline.agent.supervise.leases import TAG
@@ -61,7 +60,7 @@ def _offer(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Give the request to the process below, and return once the agent runs; raises VerbFailed."""
     folder, deadline = Path(asked["request"]["folder"]), time.monotonic() + OFFER_S
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / layout_names.AGENT_RECORD).exists():
+    if (folder / AGENT_RECORD).exists():
         raise already_started(folder)
     pipe = folder / PIPE
     with contextlib.suppress(FileExistsError):
@@ -69,7 +68,7 @@ def _offer(asked: Dict[str, Any]) -> Dict[str, Any]:
     try:
         if not _give(pipe, json.dumps(asked).encode(), lambda: _is_over(folder, deadline)):
             raise VerbFailed("the host agent did not start", f"nothing asked for its request within {OFFER_S:g} s", FIX)
-        while not (folder / layout_names.AGENT_RECORD).exists():
+        while not (folder / AGENT_RECORD).exists():
             if (folder / REFUSED).exists():
                 refused = read_record(folder / REFUSED)
                 raise VerbFailed(refused["what"], refused["seen"], refused["fix"])
@@ -140,7 +139,7 @@ def _below(folder: Path) -> int:
         if os.getppid() != launcher:
             return 0
         time.sleep(TICK_S)
-    if not (folder / layout_names.EXIT).exists() and not (folder / REFUSED).exists():
+    if not (folder / EXIT).exists() and not (folder / REFUSED).exists():
         host_agent.reap({"request": request})  # it was killed
     return 0
 

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from gangline.agent import layout_names
+from gangline.agent.host_files import CONSOLE_LOG
 from gangline.agent.supervise import processes, warm_pool
 from gangline.agent.supervise.detach import Ready, Revive, detach, log_to, own
 from gangline.agent.supervise.leases import TAG, Leases, forget
@@ -58,7 +58,7 @@ def start(request: Mapping[str, Any], *, secrets: Mapping[str, str], descriptors
     if request.get("program") == "command":
         (folder / SHIM).write_bytes(pkgutil.get_data("gangline.agent.supervise", SHIM) or b"")
     try:
-        with (folder / layout_names.CONSOLE_LOG).open("ab") as console:
+        with (folder / CONSOLE_LOG).open("ab") as console:
             child = subprocess.Popen(
                 list(request["argv"]),
                 stdin=subprocess.DEVNULL,

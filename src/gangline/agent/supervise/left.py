@@ -15,8 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import layout_names
-from gangline.agent.host_files import read_bytes, read_record
+from gangline.agent.host_files import AGENT_RECORD, read_bytes, read_record
 from gangline.agent.supervise import leases, processes, warm_pool
 from gangline.agent.supervise.leases import TAG
 
@@ -69,7 +68,7 @@ def _running(
 def _records(request: Mapping[str, Any]) -> Iterable[Tuple[int, int, str]]:
     """Processes that were noted when they started: pid, start, what."""
     folder = Path(request["folder"])
-    host_agent = read_record(folder / layout_names.AGENT_RECORD)
+    host_agent = read_record(folder / AGENT_RECORD)
     if host_agent and not warm_pool.is_handed(folder):
         yield int(host_agent["pid"]), int(host_agent["start_ticks"]), "host agent"
         yield int(host_agent["torchrun_pid"]), int(host_agent["torchrun_start_ticks"]), "torchrun"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import layout_names
+from gangline.agent import host_files
 from gangline.agent.host_files import DISK_S, read_record, size_bytes, stamped, write_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.memory_kills import MemoryKills
@@ -172,7 +172,7 @@ class Status:
     """The status file of a folder. identity: what every version of it says of the host agent."""
 
     def __init__(self, folder: Path, identity: Dict[str, Any]) -> None:
-        self._path = folder / layout_names.STATUS
+        self._path = folder / host_files.STATUS
         self._identity = identity
         self._beat = 0
         self._written: Dict[str, Any] = {}
@@ -231,7 +231,7 @@ class HostPart:
     ) -> None:
         self.request = request
         self.folder = Path(request["folder"])
-        self.console = self.folder / layout_names.CONSOLE_LOG
+        self.console = self.folder / host_files.CONSOLE_LOG
         self.ranks = Ranks(Path(request["rank_files"]), set(request.get("ranks", ())), stand_by=pool is not None)
         self.orders = Orders(self.folder, epoch=epoch, complain=complain)
         self.leaving = Leaving(request, self.ranks, pool=pool)
@@ -255,7 +255,7 @@ class HostPart:
         self._status = Status(self.folder, {"pid": host_agent["pid"], "start_ticks": host_agent["start_ticks"]})
         self._status.write(self._facts())
         write_record(
-            self.folder / layout_names.AGENT_RECORD, dict(host_agent, started=time.time(), host=self.request["host"])
+            self.folder / host_files.AGENT_RECORD, dict(host_agent, started=time.time(), host=self.request["host"])
         )
         with contextlib.suppress(OSError):  # what is full already has nothing to keep
             (self.folder / RESERVE).write_bytes(bytes(RESERVE_BYTES))
@@ -328,7 +328,7 @@ class HostPart:
     def close(self, record: Mapping[str, Any]) -> None:
         """Write exit.json; raises OSError if there is no room for it for a minute."""
         (self.folder / RESERVE).unlink(missing_ok=True)
-        write_record(self.folder / layout_names.EXIT, record, wait_s=DISK_S)
+        write_record(self.folder / host_files.EXIT, record, wait_s=DISK_S)
 
     def _failed(self, exits: Mapping[int, int]) -> List[Dict[str, Any]]:
         failures = self.ranks.failures(dict(exits))

@@ -10,8 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
-from gangline.agent.host_files import read_bytes, read_record
-from gangline.agent.layout_names import PHASES
+from gangline.agent.host_files import PHASES, read_bytes, read_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.processes import Process, find, is_alive, send
 

@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
-from gangline.agent import layout_names
-from gangline.agent.host_files import read_record, write_record
+from gangline.agent.host_files import AGENT_RECORD, HANDED, NEXT, RESTING, read_record, write_record
 from gangline.agent.supervise import processes
 from gangline.agent.supervise.leases import TAG, forget
 
@@ -120,13 +119,13 @@ def begin(request: Mapping[str, Any], *, tag: str, holds: Iterable[processes.Pro
         "fits": _fingerprint(request),
         "holds": [[process.pid, process.start_ticks] for process in (me, *holds)],
     }
-    write_record(Path(request["folder"]) / layout_names.RESTING, record)
+    write_record(Path(request["folder"]) / RESTING, record)
 
 
 def end(folder: Path) -> None:
     """Say that nothing is held ready any more."""
     with contextlib.suppress(FileNotFoundError):
-        (folder / layout_names.RESTING).unlink()
+        (folder / RESTING).unlink()
 
 
 def taken(folder: Path) -> Optional[Dict[str, Any]]:
@@ -134,22 +133,22 @@ def taken(folder: Path) -> Optional[Dict[str, Any]]:
     it.
     """
     try:
-        (folder / layout_names.NEXT).rename(folder / layout_names.HANDED)
+        (folder / NEXT).rename(folder / HANDED)
     except OSError:  # there is none, or it was taken back
         return None
-    return read_record(folder / layout_names.HANDED) or None
+    return read_record(folder / HANDED) or None
 
 
 def tag_of(request: Mapping[str, Any]) -> str:
     """The part whose name is in the environment of what serves this one: the one for which it was started."""
-    return str(read_record(Path(request["folder"]) / layout_names.AGENT_RECORD).get("tag", request["folder"]))
+    return str(read_record(Path(request["folder"]) / AGENT_RECORD).get("tag", request["folder"]))
 
 
 def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
     """What a host agent that rests in `folder` holds ready, itself included: pid and start. None: nobody rests
     there.
     """
-    record = read_record(folder / layout_names.RESTING)
+    record = read_record(folder / RESTING)
     if not record or not processes.is_alive(record["pid"], record["start_ticks"]):
         return None
     return {(int(pid), int(start_ticks)) for pid, start_ticks in record["holds"]}
@@ -157,12 +156,12 @@ def holding(folder: Path) -> Optional[Set[Tuple[int, int]]]:
 
 def is_handed(folder: Path) -> bool:
     """Whether the host agent of the part in `folder` went on in another's, with all that it had."""
-    request = read_record(folder / layout_names.HANDED).get("request")
+    request = read_record(folder / HANDED).get("request")
     if not isinstance(request, dict):
         return False
     before, after = (
-        read_record(folder / layout_names.AGENT_RECORD),
-        read_record(Path(request["folder"]) / layout_names.AGENT_RECORD),
+        read_record(folder / AGENT_RECORD),
+        read_record(Path(request["folder"]) / AGENT_RECORD),
     )
     return bool(before) and all(before.get(name) == after.get(name) for name in ("pid", "start_ticks"))
 
@@ -172,11 +171,11 @@ def hand_over(request: Mapping[str, Any], *, epoch: int) -> bool:
     their slots are needed.
     """
     folder = Path(request["folder"])
-    if (folder / layout_names.AGENT_RECORD).exists():
+    if (folder / AGENT_RECORD).exists():
         return False
     was_taken = False
     for resting in _resting(folder):
-        host_agent = read_record(resting / layout_names.RESTING)
+        host_agent = read_record(resting / RESTING)
         if not host_agent:
             continue
         if not was_taken and _fits(request, host_agent) and _offer(request, resting, host_agent, epoch=epoch):
@@ -202,13 +201,13 @@ def _offer(request: Mapping[str, Any], resting: Path, host_agent: Mapping[str, A
     """Whether the host agent that rests there has taken it."""
     try:
         # What the cluster file says of the environment may be private: it is the same, and the host agent has it.
-        write_record(resting / layout_names.NEXT, {"request": dict(request, env={}), "epoch": epoch})
+        write_record(resting / NEXT, {"request": dict(request, env={}), "epoch": epoch})
     except OSError:
         return False
     if _is_taken(resting, host_agent):
         return True
     with contextlib.suppress(FileNotFoundError):
-        (resting / layout_names.NEXT).unlink()
+        (resting / NEXT).unlink()
         return False
     return _is_taken(resting, host_agent)  # it has just begun to
 
