@@ -132,14 +132,15 @@ def storage(request: Dict[str, Any]) -> List[Dict[str, Any]]:
     asked = [request.get("workdir") or ".", tempfile.gettempdir(), *(request.get("shared") or [])]
     paths = list(dict.fromkeys(map(str, asked)))[:NUM_FOLDERS]
     with ThreadPoolExecutor(max_workers=NUM_FOLDERS) as pool:
-        return list(pool.map(_bounded, paths))
+        return list(pool.map(lambda path: {"path": path, **_bounded(FOLDER_S, lambda: folder(path))}, paths))
 
 
-def _bounded(path: str) -> Dict[str, Any]:
+def _bounded(duration_s: float, work: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+    """What `work` returns, or {"error"} where it cannot, or takes longer."""
     try:
-        answer: Dict[str, Any] = within(FOLDER_S, lambda: folder(path))
+        answer: Dict[str, Any] = within(duration_s, work)
     except OSError as error:
-        return {"path": path, "error": error.strerror or str(error)}
+        return {"error": error.strerror or str(error)}
     return answer
 
 
@@ -220,14 +221,8 @@ def disk(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
     paths = [str(path) for path in request["folders"]][:16]
     with ThreadPoolExecutor(max_workers=16) as pool:
-        return {"folders": dict(zip(paths, pool.map(_write_bounded, paths)))}
-
-
-def _write_bounded(path: str) -> Dict[str, Any]:
-    try:
-        return {"seconds": within(TRY_FOLDER_S, lambda: write_and_remove(path))}
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
+        tries = pool.map(lambda path: _bounded(TRY_FOLDER_S, lambda: {"seconds": write_and_remove(path)}), paths)
+        return {"folders": dict(zip(paths, tries))}
 
 
 def write_and_remove(path: str) -> float:
@@ -261,11 +256,7 @@ RENAMED = ".renamed"
 
 def shared(request: Dict[str, Any]) -> Dict[str, Any]:
     """The verb."""
-    try:
-        answer: Dict[str, Any] = within(TURN_S, lambda: TURNS[str(request["do"])](Markers(request)))
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
-    return answer
+    return _bounded(TURN_S, lambda: TURNS[str(request["do"])](Markers(request)))
 
 
 class Markers:

@@ -170,8 +170,7 @@ class ServedRequest:
                 self._changed.wait_for(lambda: self._inbox or self.input_ended or self.cancelled)
                 if self.cancelled:
                     raise Broken("cancelled")
-                pieces, self._inbox = self._inbox, []
-                ended = self.input_ended
+                pieces, ended = self.inbox(), self.input_ended
             for piece in pieces:
                 yield piece
                 self.acknowledge(len(piece))

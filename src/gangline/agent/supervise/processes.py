@@ -211,23 +211,23 @@ class Socket(NamedTuple):
 
 def sockets(*states: str) -> List[Socket]:
     """All TCP sockets that are in one of the states."""
-    found: List[Socket] = []
-    for table in TABLES:
-        with contextlib.suppress(OSError), Path(table).open(encoding="ascii") as stream:
-            next(stream, "")
-            rows = (line.split() for line in stream)
-            found += [_parsed(row) for row in rows if row[3] in states]
-    return found
+    return _sockets(lambda row: row[3] in states)
 
 
 def unacknowledged() -> List[Socket]:
     """TCP sockets that have sent the same again and again, and get no acknowledgement."""
+    return _sockets(lambda row: row[5].startswith(RESENDING) and int(row[6], 16) > 0)
+
+
+def _sockets(is_wanted: Callable[[List[str]], bool]) -> List[Socket]:
     found: List[Socket] = []
     for table in TABLES:
         with contextlib.suppress(OSError), Path(table).open(encoding="ascii") as stream:
             next(stream, "")
             rows = (line.split() for line in stream)
-            found += [_parsed(row) for row in rows if row[5].startswith(RESENDING) and int(row[6], 16) > 0]
+            found += [
+                Socket(_endpoint(row[1]), _endpoint(row[2]), row[3], int(row[9])) for row in rows if is_wanted(row)
+            ]
     return found
 
 
@@ -249,10 +249,6 @@ def inodes(pid: int) -> Set[int]:
                 if match:
                     found.add(int(match.group(1)))
     return found
-
-
-def _parsed(row: List[str]) -> Socket:
-    return Socket(_endpoint(row[1]), _endpoint(row[2]), row[3], int(row[9]))
 
 
 def _endpoint(text: str) -> Endpoint:
