@@ -214,7 +214,7 @@ class Checked(Generic[_Words]):
             if any(key[: len(bad)] == bad or bad[: len(key)] == key for bad in self.faulty):
                 return
         shown = self.document.located(path)
-        key_path = shown if _is_shorthand(path, shown) else path
+        key_path = shown if shown == path[:-1] else path  # a shorthand leaves the last key out
         position, name = self.document.position(path), self.document.shown(key_path)
         self.document.mistakes.add(position, key=name, seen=seen, expected=expected, fix=fix)
 
@@ -252,10 +252,6 @@ def _schema(kind: type[Section]) -> Schema:
 
 def _covered(path: KeyPath, faulty: AbstractSet[KeyPath]) -> bool:
     return any(path[: len(bad)] == bad for bad in faulty)
-
-
-def _is_shorthand(path: KeyPath, shown: KeyPath) -> bool:
-    return len(shown) == len(path) - 1 and shown == path[:-1]
 
 
 def _repair(values: dict[str, Any], schema: Schema, document: Document, detail: ErrorDetails) -> KeyPath:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gangline.context import Context
 from gangline.control.supervision import SupervisorRecord, choose_in_background, choose_supervisor_host
@@ -31,15 +30,15 @@ from gangline.transport.transport import Transport
 TIMEOUT_S = 60.0
 
 
-def claim_folders(home: Path, cluster: Cluster, transports: Mapping[str, Transport]) -> None:
+def claim(cluster: Cluster, context: Context) -> None:
     """Make gangline's home on this computer and the work folder of every host, for this user alone.
 
     Raises RunFailed where one of them belongs to another user, or is a link of another user.
     """
     here: Transport = LocalTransport(Host(name="this computer", workdir="", python=""))
     local = [host.workdir for host in cluster.hosts if host.transport == "local"]
-    wanted = [(here, [str(home), *local])]
-    wanted += [(transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
+    wanted = [(here, [str(context.home), *local])]
+    wanted += [(context.transports[host.name], [host.workdir]) for host in cluster.hosts if host.transport != "local"]
     in_parallel(lambda each: ask_agent(each[0], "claim", {"folders": each[1]}, timeout_s=TIMEOUT_S), wanted)
 
 
@@ -67,11 +66,6 @@ def packages_of(cluster: Cluster, job: Job | None, tell: Console) -> tuple[str, 
             tell.report(f"plug-in    {package} is {now} now; the run began with {version}")
     launcher = BACKENDS.plugin(cluster.backend)
     return tuple({*versions, *([launcher.package] if launcher is not None else [])})
-
-
-def claim(cluster: Cluster, context: Context) -> None:
-    """Make our folders, and verify that they belong to this user alone; raises RunFailed."""
-    claim_folders(context.home, cluster, context.transports)
 
 
 def equip(inspection: InspectResult, context: Context, *, job: Job | None = None) -> Ready:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,26 +123,17 @@ OF_ATTEMPT: tuple[tuple[Callable[[RunLayout, int], Path], Any], ...] = (
 
 def first_damage(layout: RunLayout, *, attempt: int | None) -> RecordError | None:
     """The first record of a run, and of its last attempt, that is damaged or too new; None: all can be used."""
-    for path, kind in _records(layout, attempt):
+    records = [(path(layout), kind) for path, kind in OF_RUN]
+    files = [layout.metrics, layout.events]  # of lines, of which a damaged one is skipped
+    if attempt is not None:
+        records += [(path(layout, attempt), kind) for path, kind in OF_ATTEMPT]
+        files.append(layout.supervisor_log(attempt))
+    for path, kind in records:
         try:
             load_if_there(path, kind)
         except RecordError as error:
             return error
-    found = map(_not_regular, _lines(layout, attempt))
-    return next((each for each in found if each is not None), None)
-
-
-def _records(layout: RunLayout, attempt: int | None) -> Iterator[tuple[Path, Any]]:
-    yield from ((path(layout), kind) for path, kind in OF_RUN)
-    if attempt is not None:
-        yield from ((path(layout, attempt), kind) for path, kind in OF_ATTEMPT)
-
-
-def _lines(layout: RunLayout, attempt: int | None) -> Iterator[Path]:
-    """Files of lines; a damaged line is skipped."""
-    yield from (layout.metrics, layout.events)
-    if attempt is not None:
-        yield layout.supervisor_log(attempt)
+    return next(filter(None, map(_not_regular, files)), None)
 
 
 def _not_regular(path: Path) -> RecordError | None:

@@ -104,8 +104,8 @@ class RunHandle:
         Raises HostKeyRefused where another host answers in its place.
         """
         remote = self.supervisor_host
-        if remote is None or _is_prepared_here(self.layout):
-            return read_record(self.layout)
+        if remote is None or read_record(self.layout).phase == "preparing":
+            return read_record(self.layout)  # of a run that is prepared here they are the newest
         try:
             copy_records(self.layout, self.records, remote)
             return read_record(self.layout, is_alive=lambda process: self._runs_there(remote, process))
@@ -242,12 +242,6 @@ def runs_there(remote: Transport, process: ProcessId) -> bool:
         return False
     with understood(remote.host, f"whether process {process.pid} runs"):
         return bool(stat) and parse_stat(process.pid, stat) == process
-
-
-def _is_prepared_here(layout: RunLayout) -> bool:
-    """Whether a command on this computer prepares an attempt now: then the records here are the newest."""
-    record = read_record(layout)
-    return record.phase == "preparing"
 
 
 def _read(transport: Transport, path: PurePath) -> bytes | None:

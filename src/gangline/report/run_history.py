@@ -323,7 +323,7 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, history: RunHistory) -
     said = by_itself.get("what") if by_itself else error.get("what")
     return {
         "attempt": attempt.number,
-        "began": _time(attempt, "started"),
+        "began": str((attempt.of("started") or {}).get("time", "")),
         "ended": attempt.outcome.ended if attempt.outcome else "",
         "hosts": list(attempt.hosts),
         "from_step": attempt.from_step,
@@ -332,11 +332,6 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, history: RunHistory) -
         "what": next(iter(str(said or "").splitlines()), ""),
         "next": by_itself is not None,
     }
-
-
-def _time(attempt: Attempt, event: str) -> str:
-    found = attempt.of(event)
-    return str(found.get("time", "")) if found else ""
 
 
 def _row(row: dict[str, Any]) -> list[str]:

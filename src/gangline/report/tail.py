@@ -75,21 +75,13 @@ class Tail:
                 yield line.decode("utf-8", "replace")
 
 
-class JsonTail:
+class JsonTail(Tail):
     """One growing file of JSON objects, one per line. Lines that are not JSON objects are passed over."""
-
-    def __init__(self, transport: Readable, path: PurePath) -> None:
-        self._tail = Tail(transport, path)
-
-    @property
-    def is_behind(self) -> bool:
-        """See `Tail.is_behind`."""
-        return self._tail.is_behind
 
     def objects(self) -> list[dict[str, Any]]:
         """Objects completed since the last call, from at most 64 MiB at once."""
         found: list[dict[str, Any]] = []
-        for line in self._tail.lines(limit_bytes=AT_ONCE_BYTES):
+        for line in self.lines(limit_bytes=AT_ONCE_BYTES):
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):

@@ -122,14 +122,10 @@ def describe_part(
     part = CheckpointPart(
         step=step,
         host=host,
-        attempt=description["attempt"],
-        hosts=tuple(description["hosts"]),
-        num_ranks=description["num_ranks"],
-        fingerprints=dict(description["fingerprints"]),
         evaluation_loss=loss,
         files=tuple(files),
         kind="shard" if description.get("held") else "replica",
-        held=dict(description.get("held", {})),
+        **description,
     )
     write_atomic(folder / PART_FILE, part.to_bytes())
     return part

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 from gangline.errors import RunFailed
 from gangline.runs.cluster import Cluster
 from gangline.runs.layout import RunLayout
 from gangline.runs.record_versions import load_record, write_record
 from gangline.runs.state import AttemptOutcome, Phase, RunState, append_event
+from gangline.transport.transport import Transport
 
 log = logging.getLogger(__name__)
 
@@ -155,14 +156,6 @@ LARGEST_BYTES = 1 << 50
 """A larger file, as far as its host says, is not read."""
 
 
-class MetricsReader(Protocol):
-    """The part of a Transport that is needed here."""
-
-    def read(self, path: PurePath, *, offset: int = 0, limit: int = 1 << 22) -> bytes:
-        """See `Transport.read`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFigures:
     """The figures that are written when an attempt has ended."""
@@ -175,7 +168,7 @@ class AttemptFigures:
     """The error that prevented the comparison; None: there was none."""
 
 
-def read_figures(layout: RunLayout, attempt: int, *, cluster: Cluster, head: MetricsReader) -> AttemptFigures:
+def read_figures(layout: RunLayout, attempt: int, *, cluster: Cluster, head: Transport) -> AttemptFigures:
     """Read the figures of an attempt; raises the error of a host that does not answer."""
     from gangline.planner.outcome import spent
 
@@ -211,7 +204,7 @@ def compared(layout: RunLayout, attempt: int, records: Sequence[dict[str, Any]])
     return None if comparison is None else comparison.to_json()
 
 
-def last_records(head: MetricsReader, path: PurePath) -> list[dict[str, Any]]:
+def last_records(head: Transport, path: PurePath) -> list[dict[str, Any]]:
     """The objects in the last 8 MiB of a file of JSON lines; raises FileNotFoundError."""
     begin = max(0, _end(head, path) - MOST_BYTES)
     data = b""
@@ -231,7 +224,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _end(head: MetricsReader, path: PurePath) -> int:
+def _end(head: Transport, path: PurePath) -> int:
     """The size of a file, rounded up to whole MiB: a Transport has no sizes, but reads nothing beyond the end."""
     low, high = 0, MOST_BYTES
     while high < LARGEST_BYTES and head.read(path, offset=high, limit=1):

@@ -219,11 +219,12 @@ def of_memory(
     shortage = _shortage(failure)
     if shortage is None:
         return None
+    plan, job = plan or {}, job or {}
     place, foreseen = f"rank {failure['rank']} on {failure['host']}", _foreseen(plan, failure["rank"])
     end = "and was killed by its kernel" if shortage.killed else ""
     seen = [*shortage.words, *_planned_words(foreseen)]
-    smaller = _smaller(shortage, foreseen, _micro_batch(plan or {}, job or {}))
-    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job or {})]
+    smaller = _smaller(shortage, foreseen, _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1)
+    changes = [*([smaller[1]] if smaller else []), *_other_changes(shortage, foreseen, job)]
     return OutOfMemory(
         f"{place} ran out of {shortage.device} {end}".rstrip(),
         seen="; ".join(seen) or "its memory use is unknown",
@@ -291,9 +292,9 @@ class _Foreseen:
     """The part that is proportional to the tokens of a micro-batch; None: unknown."""
 
 
-def _foreseen(plan: Mapping[str, Any] | None, rank: int) -> _Foreseen | None:
+def _foreseen(plan: Mapping[str, Any], rank: int) -> _Foreseen | None:
     try:
-        row = ((plan or {}).get("forecast") or {}).get("ranks", ())[rank]
+        row = (plan.get("forecast") or {}).get("ranks", ())[rank]
         process, allocated = int(row["process_bytes"]), int(row["allocated_bytes"])
         lasting = _whole(row.get("persistent_bytes"))
     except (LookupError, TypeError, ValueError, AttributeError):
@@ -314,13 +315,9 @@ def _planned_words(foreseen: _Foreseen | None) -> Iterator[str]:
     yield f"the plan expected {format_bytes(foreseen.process_bytes)} for it{parts}{free}"
 
 
-def _may_shrink(job: Mapping[str, Any] | None) -> bool:
-    failures = (job or {}).get("failures")
+def _may_shrink(job: Mapping[str, Any]) -> bool:
+    failures = job.get("failures")
     return isinstance(failures, Mapping) and failures.get("smaller_micro_batch") is True
-
-
-def _micro_batch(plan: Mapping[str, Any], job: Mapping[str, Any]) -> int:
-    return _whole(job.get("micro_batch", plan.get("micro_batch"))) or 1
 
 
 def _smaller(shortage: Shortage, foreseen: _Foreseen | None, micro_batch: int) -> tuple[int, str] | None:

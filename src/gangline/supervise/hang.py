@@ -264,8 +264,11 @@ class HangVerdict:
 
     def with_stacks(self, stacks: Stacks) -> HangVerdict:
         """The same with the stacks of ranks."""
-        behind, seen = ([_asked(each, stacks) for each in ranks] for ranks in (self.behind, self.seen))
-        return replace(self, behind=tuple(behind), seen=tuple(seen))
+
+        def asked(position: RankState) -> RankState:
+            return replace(position, stack=stacks.get(position.host, {}).get(position.rank))
+
+        return replace(self, behind=tuple(map(asked, self.behind)), seen=tuple(map(asked, self.seen)))
 
     def error(self) -> Hung:
         """The error: the accused ranks, the evidence, and the fix."""
@@ -382,10 +385,6 @@ def _frames(positions: Sequence[RankState]) -> list[str]:
         rows += [f"stack of {each.name}, innermost first:"] if frames else []
         rows += [f"  {frame}" for frame in frames]
     return rows
-
-
-def _asked(position: RankState, stacks: Stacks) -> RankState:
-    return replace(position, stack=stacks.get(position.host, {}).get(position.rank))
 
 
 def _evidence(position: RankState, stack: ProcessStack) -> dict[str, Any]:
