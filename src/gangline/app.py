@@ -45,10 +45,8 @@ from gangline.control.start import (
 )
 from gangline.control.supervision import RunHandle, open_run
 from gangline.control.user_command import (
-    Command,
     CommandRecord,
     command_gang,
-    draft,
     foresee_project_of,
     program_of,
     require_resumable,
@@ -87,14 +85,18 @@ def train(start: StartOptions, *, console: Console, deps: Dependencies = REAL) -
     return layout
 
 
-def run(order: Command, *, console: Console, deps: Dependencies = REAL) -> RunLayout:
-    """Start the user's own command on every host; as `train`, without a plan and without data."""
-    record = draft(order)
-    cluster = load_cluster(order.cluster, order.home)
-    with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
+def run(
+    record: CommandRecord, *, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies = REAL
+) -> RunLayout:
+    """Start the user's own command on every host; as `train`, without a plan and without data.
+
+    record: as it is before the folder is copied.
+    """
+    cluster = load_cluster(cluster_path, home)
+    with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
         inspection = _inspected(cluster, context)
         claim(cluster, context)
-        with _new_run(order.name, cluster, context, inspection.documents()) as layout:
+        with _new_run(record.name, cluster, context, inspection.documents()) as layout:
             start_command(layout, record, equip(inspection, context), 1, context)
     return layout
 
@@ -207,12 +209,14 @@ def rehearse(start: StartOptions, *, console: Console, deps: Dependencies = REAL
         return printed(render(ready, gang, context, program=worker_program(decision.job)))
 
 
-def rehearse_command(order: Command, *, console: Console, deps: Dependencies = REAL) -> list[str]:
+def rehearse_command(
+    record: CommandRecord, *, home: Path, cluster_path: Path | None, console: Console, deps: Dependencies = REAL
+) -> list[str]:
     """The exact commands that `run` would start. Starts nothing and leaves nothing."""
-    record = foresee_project_of(draft(order), console=console)
-    cluster = load_cluster(order.cluster, order.home)
-    with starting(cluster, home=order.home, console=console, deps=deps) as (cluster, context):
-        return _command_lines(record, new_id(run_ids(order.home)), 1, cluster, context)
+    record = foresee_project_of(record, console=console)
+    cluster = load_cluster(cluster_path, home)
+    with starting(cluster, home=home, console=console, deps=deps) as (cluster, context):
+        return _command_lines(record, new_id(run_ids(home)), 1, cluster, context)
 
 
 def rehearse_resume(

@@ -12,7 +12,7 @@ from gangline import app
 from gangline.cli.options import ClusterFile, Detach, DryRun, argument, option
 from gangline.cli.output import Terminal, print_data, print_started
 from gangline.context import cluster_file, default_home
-from gangline.control.user_command import Command
+from gangline.control.user_command import draft
 from gangline.errors import UsageError
 from gangline.units import parse_duration
 
@@ -25,7 +25,7 @@ MOST_RESTARTS = 1000
 class OnStall(str, enum.Enum):
     """What is done once no rank prints any more."""
 
-    tell = "tell"
+    report = "report"
     stop = "stop"
 
 
@@ -42,7 +42,7 @@ def command(  # noqa: PLR0913  (options of a command line)
         str, typer.Option(metavar="TIME", help="treat the run as stalled after this long without output: 30m, 2h; none")
     ] = "10m",
     on_stall: Annotated[
-        OnStall | None, option("tell: report it and continue; the default. stop: end the run as failed")
+        OnStall | None, option("report: say so and continue; the default. stop: end the run as failed")
     ] = None,
     restarts: Annotated[
         int,
@@ -58,21 +58,20 @@ def command(  # noqa: PLR0913  (options of a command line)
     You get the start-up table, the logs of every rank, a stop that leaves no process behind, resume with your own flag,
     and a warning when all ranks go silent.
     """
-    order = Command(
-        home=default_home(),
-        words=tuple(words),
+    home, path = default_home(), cluster_file(cluster)
+    record = draft(
+        tuple(words),
         folder=folder,
-        cluster=cluster_file(cluster),
         resume_flag=resume_flag,
         stall_after_s=_stall_after_s(stall_after, on_stall),
-        on_stall="tell" if on_stall is None else on_stall.value,
+        on_stall="report" if on_stall is None else on_stall.value,
         restarts=restarts,
     )
     console = Terminal()
     if dry_run:
-        print_data(app.rehearse_command(order, console=console))
+        print_data(app.rehearse_command(record, home=home, cluster_path=path, console=console))
         return
-    layout = app.run(order, console=console)
+    layout = app.run(record, home=home, cluster_path=path, console=console)
     print_started(layout, follow=not detach)
 
 

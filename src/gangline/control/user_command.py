@@ -25,30 +25,6 @@ STALL_AFTER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """The request of `gangline run`."""
-
-    home: Path
-    words: tuple[str, ...]
-    folder: Path
-    """Copied to every host; the command runs in it."""
-    cluster: Path | None = None
-    resume_flag: str | None = None
-    """Options that are appended on a restart."""
-    stall_after_s: float | None = STALL_AFTER_S
-    """How long no rank has printed anything when the run counts as stalled; None: it never does."""
-    on_stall: Literal["tell", "stop"] = "tell"
-    restarts: int = 0
-    """Maximum number of automatic restarts after a failure."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run: the script."""
-        script = next((word for word in self.words if word.endswith(".py")), self.words[0])
-        return PurePath(script).stem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRecord(Record):
     """command.json: what every attempt of such a run starts."""
 
@@ -61,10 +37,16 @@ class CommandRecord(Record):
     """The copied folder: commit, whether it was changed, hash of all files."""
     stall_after_s: float | None = STALL_AFTER_S
     """How long no rank has printed anything when the run counts as stalled; None: it never does."""
-    on_stall: Literal["tell", "stop"] = "tell"
-    """tell: report it. stop: end the run as failed."""
+    on_stall: Literal["report", "stop"] = "report"
+    """stop: end the run as failed."""
     restarts: int = 0
     """Maximum number of automatic restarts after a failure, for each `run` or `resume`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run: the script."""
+        script = next((word for word in self.words if word.endswith(".py")), self.words[0])
+        return PurePath(script).stem
 
     def words_of(self, attempt: int) -> tuple[str, ...]:
         """The command of one attempt."""
@@ -84,19 +66,15 @@ class CommandRecord(Record):
         return load_if_there(layout.command, CommandRecord)
 
 
-def draft(order: Command) -> CommandRecord:
-    """The record before the folder is copied; raises UsageError for a command that cannot be a rank's program."""
-    require_runnable(order.words)
-    flag = order.resume_flag
-    return CommandRecord(
-        words=order.words,
-        resume_words=None if flag is None else _split(flag),
-        folder=str(order.folder.absolute()),
-        project={},
-        stall_after_s=order.stall_after_s,
-        on_stall=order.on_stall,
-        restarts=order.restarts,
-    )
+def draft(words: tuple[str, ...], *, folder: Path, resume_flag: str | None = None, **choices: Any) -> CommandRecord:
+    """The record before the folder is copied; raises UsageError for a command that cannot be a rank's program.
+
+    folder: copied to every host; the command runs in it. resume_flag: options that are appended on a restart. choices:
+    the other fields of the record.
+    """
+    require_runnable(words)
+    resume_words = None if resume_flag is None else _split(resume_flag)
+    return CommandRecord(words=words, resume_words=resume_words, folder=str(folder.absolute()), project={}, **choices)
 
 
 def _split(flag: str) -> tuple[str, ...]:

@@ -218,8 +218,8 @@ class StallWatch:
 
     after_s: float
     """Seconds without output of any rank."""
-    action: Literal["tell", "stop"] = "tell"
-    """tell: it is reported. stop: the run is ended as failed."""
+    action: Literal["report", "stop"] = "report"
+    """stop: the run is ended as failed, too."""
     can_resume: bool = False
     """The user has given a --resume-flag."""
 

@@ -33,12 +33,23 @@ def _exporters(job: dict[str, Any]) -> None:
         job["report"] = {"exporters": {**({"tensorboard": {}} if report.get("tensorboard", True) else {}), **wandb}}
 
 
-def _agent_verb(request: dict[str, Any]) -> None:
+def _on_stall(record: dict[str, Any], key: str) -> None:
+    if record.get(key) == "tell":
+        record[key] = "report"
+
+
+def _request(request: dict[str, Any]) -> None:
+    _on_stall(request.get("stall") or {}, "action")
     for part in request["hosts"]:
         part["agent_argv"] = ["host-agent" if word == "guard" else word for word in part["agent_argv"]]
 
 
-SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {"job.json": _exporters, "request.json": _agent_verb}
+SHAPES: Mapping[str, Callable[[dict[str, Any]], None]] = {
+    "job.json": _exporters,
+    "request.json": _request,
+    "command.json": lambda command: _on_stall(command, "on_stall"),
+    "again.json": lambda again: _on_stall(again["program"].get("stall") or {}, "action"),
+}
 """Name of a file now -> a change that no row of the tables above expresses. It changes the record in place."""
 
 

@@ -216,7 +216,7 @@ class Stall:
     def failure(self) -> RunFailed | None:
         """The error that ends the run; None: it continues."""
         watch = self._watch
-        if watch is None or watch.action == "tell" or self._stalled is None:
+        if watch is None or watch.action == "report" or self._stalled is None:
             return None
         run_id = self._run_id
         again = f"gangline resume {run_id} starts it again" if watch.can_resume else "start it again: gangline run"

@@ -6,7 +6,7 @@ import pytest
 
 from gangline import app
 from gangline.control.listing import list_runs
-from gangline.control.user_command import Command
+from gangline.control.user_command import draft
 from gangline.decide.what_if import WhatIf, foretell
 from gangline.errors import UsageError
 from gangline.launch.backends import backend
@@ -19,11 +19,11 @@ def deps(world):
 
 def test_a_start_is_refused_and_nothing_is_written(world, deps):
     start = world.start()
-    command = Command(home=world.home, words=("train.py",), folder=world.root, cluster=start.cluster)
+    record = draft(("train.py",), folder=world.root)
     for begin in (
         lambda: app.train(start, console=world, deps=deps),
         lambda: app.rehearse(start, console=world, deps=deps),
-        lambda: app.run(command, console=world, deps=deps),
+        lambda: app.run(record, home=world.home, cluster_path=start.cluster, console=world, deps=deps),
     ):
         with pytest.raises(UsageError, match="inside a Slurm allocation yet") as caught:
             begin()

@@ -12,7 +12,7 @@ from gangline import app
 from gangline.cli import ps
 from gangline.cli.main import main
 from gangline.control.listing import RunListing
-from gangline.control.user_command import Command
+from gangline.control.user_command import CommandRecord
 from gangline.errors import RunFailed, UsageError
 from gangline.runs.layout import RunLayout
 from gangline.runs.registry import RunRecord
@@ -20,38 +20,38 @@ from gangline.runs.state import ProcessId, RunState
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[CommandRecord]:
     """What reaches the main path."""
-    orders: list[Command] = []
+    records: list[CommandRecord] = []
 
-    def run(order: Command, **_context: object) -> RunLayout:
-        orders.append(order)
+    def run(record: CommandRecord, **_context: object) -> RunLayout:
+        records.append(record)
         raise RunFailed("nothing is started here")
 
     monkeypatch.setattr(app, "run", run)
-    return orders
+    return records
 
 
 @pytest.mark.parametrize(
     ("words", "after_s", "action"),
     [
-        ([], 600.0, "tell"),
-        (["--stall-after", "90s"], 90.0, "tell"),
-        (["--stall-after", "1.5h", "--on-stall", "tell"], 5400.0, "tell"),
+        ([], 600.0, "report"),
+        (["--stall-after", "90s"], 90.0, "report"),
+        (["--stall-after", "1.5h", "--on-stall", "report"], 5400.0, "report"),
         (["--stall-after", "30 min", "--on-stall", "stop"], 1800.0, "stop"),
         (["--on-stall", "stop"], 600.0, "stop"),
-        (["--stall-after", "none"], None, "tell"),
+        (["--stall-after", "none"], None, "report"),
     ],
 )
-def test_the_choice_is_the_users(asked: list[Command], words: list[str], after_s: float, action: str) -> None:
+def test_the_choice_is_the_users(asked: list[CommandRecord], words: list[str], after_s: float, action: str) -> None:
     assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
-    (order,) = asked
-    assert (order.stall_after_s, order.on_stall, order.words) == (after_s, action, ("train.py",))
+    (record,) = asked
+    assert (record.stall_after_s, record.on_stall, record.words) == (after_s, action, ("train.py",))
 
 
 @pytest.mark.parametrize(("words", "restarts"), [([], 0), (["--restarts", "3"], 3)])
 def test_how_often_it_is_started_again_is_the_users_choice(
-    asked: list[Command], words: list[str], restarts: int
+    asked: list[CommandRecord], words: list[str], restarts: int
 ) -> None:
     assert main(["run", *words, "--", "train.py"]) == RunFailed.exit_code
     assert asked[0].restarts == restarts
@@ -72,7 +72,7 @@ def test_how_often_it_is_started_again_is_the_users_choice(
     ],
 )
 def test_what_is_no_time_is_refused_before_anything_happens(
-    asked: list[Command], words: list[str], capsys: pytest.CaptureFixture[str]
+    asked: list[CommandRecord], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words, "--", "train.py"]) == UsageError.exit_code
     assert asked == []
@@ -81,7 +81,7 @@ def test_what_is_no_time_is_refused_before_anything_happens(
 
 @pytest.mark.parametrize("count", ["-1", "often", "1001"])
 def test_what_is_no_number_of_restarts_is_refused(
-    asked: list[Command], count: str, capsys: pytest.CaptureFixture[str]
+    asked: list[CommandRecord], count: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--restarts", count, "--", "train.py"]) == UsageError.exit_code
     assert asked == []

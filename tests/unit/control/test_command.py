@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.control.user_command import Command, CommandRecord, again_of, command_gang, draft, program_of
+from gangline.control.user_command import CommandRecord, again_of, command_gang, draft, program_of
 from gangline.errors import UsageError
 from gangline.launch.backend import LaunchRequest
 from gangline.launch.direct import DirectBackend
@@ -20,12 +20,12 @@ from gangline.runs.layout import RunLayout
 CLUSTER = Cluster(name="c", hosts=(Host(name="pc1", workdir="/w", python="/p", slots=2),))
 
 
-def order(flag: str | None) -> Command:
-    return Command(home=Path("/home"), words=("train.py", "--lr", "1"), folder=Path("/folder"), resume_flag=flag)
+def order(flag: str | None, **choices) -> CommandRecord:
+    return draft(("train.py", "--lr", "1"), folder=Path("/folder"), resume_flag=flag, **choices)
 
 
 def test_every_attempt_runs_in_the_folder_of_the_run_whatever_has_changed() -> None:
-    record = draft(order("--resume last"))
+    record = order("--resume last")
     changed = dataclasses.replace(record, project={"name": "other"})
     first, second = program_of(record, gang(1)), program_of(changed, gang(2))
     assert first.cwd == second.cwd == "runs/calm-otter-7/project"
@@ -39,7 +39,7 @@ def gang(attempt: int):
 
 def test_a_resume_flag_whose_quotes_do_not_close_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be split into words") as caught:
-        draft(order("--x 'y"))
+        order("--x 'y")
     assert "--x 'y: No closing quotation" in caught.value.seen
     assert "close its quotes" in caught.value.fix
 
@@ -54,8 +54,8 @@ def kept(folder: Path, record: dict) -> CommandRecord:
 
 
 def test_what_is_done_about_a_stall_is_kept_for_every_attempt(tmp_path: Path) -> None:
-    asked = dataclasses.replace(order("--resume last"), stall_after_s=1800.0, on_stall="stop")
-    record = kept(tmp_path, draft(asked).to_json())
+    asked = order("--resume last", stall_after_s=1800.0, on_stall="stop")
+    record = kept(tmp_path, asked.to_json())
     stall = StallWatch(after_s=1800.0, action="stop", can_resume=True)
     for attempt in (1, 2):
         program = program_of(record, gang(attempt))
@@ -64,7 +64,7 @@ def test_what_is_done_about_a_stall_is_kept_for_every_attempt(tmp_path: Path) ->
 
 
 def test_it_is_started_again_by_itself_as_often_as_the_user_says_with_the_words_for_it(tmp_path: Path) -> None:
-    record = kept(tmp_path, draft(dataclasses.replace(order("--resume last"), restarts=3)).to_json())
+    record = kept(tmp_path, order("--resume last", restarts=3).to_json())
     again = again_of(record, gang(1))
     assert again is not None
     assert (again.restarts, again.program) == (3, program_of(record, gang(2)))
@@ -72,18 +72,18 @@ def test_it_is_started_again_by_itself_as_often_as_the_user_says_with_the_words_
 
 
 def test_by_default_it_is_not_started_again(tmp_path: Path) -> None:
-    assert again_of(kept(tmp_path, draft(order("--resume last")).to_json()), gang(1)) is None
+    assert again_of(kept(tmp_path, order("--resume last").to_json()), gang(1)) is None
 
 
 def test_nobody_looks_for_a_stall_where_the_user_said_so(tmp_path: Path) -> None:
-    record = kept(tmp_path, draft(dataclasses.replace(order(None), stall_after_s=None)).to_json())
+    record = kept(tmp_path, order(None, stall_after_s=None).to_json())
     assert program_of(record, gang(1)).stall is None
 
 
 def test_a_run_from_before_there_was_a_choice_is_told_of_after_ten_minutes(tmp_path: Path) -> None:
-    old = draft(order(None)).to_json()
+    old = order(None).to_json()
     del old["stall_after_s"], old["on_stall"]
-    assert kept(tmp_path, old).stall == StallWatch(after_s=600.0, action="tell", can_resume=False)
+    assert kept(tmp_path, old).stall == StallWatch(after_s=600.0, action="report", can_resume=False)
 
 
 def test_a_request_from_before_there_was_a_choice_asks_for_nothing() -> None:

@@ -13,7 +13,7 @@ LIMIT_S = 600.0
 class Run:
     """Two ranks on each of two hosts. A test says when they print; host agents tell of it every second."""
 
-    def __init__(self, *, action="tell", after_s=LIMIT_S, is_told=False, can_resume=False):
+    def __init__(self, *, action="report", after_s=LIMIT_S, is_told=False, can_resume=False):
         self.clock = Clock()
         watch = StallWatch(after_s=after_s, action=action, can_resume=can_resume)
         self.stall = Stall(watch, run_id="calm-otter-7", is_told=is_told, clock=self.clock)
