@@ -69,35 +69,22 @@ class Leases:
             return self._claim_in(own, gpus, request)
 
     def _claim_in(self, folder: Path, gpus: Sequence[str], request: Mapping[str, Any]) -> None:
+        """Take all these GPUs, or where there are none as many of the host's CPU slots as it has ranks."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
+        wanted = len(gpus or request["ranks"])
+        slots = gpus or [f"cpu-{number}" for number in range(max(wanted, int(request["slots"])))]
+        refused: List[Tuple[str, Mapping[str, Any]]] = []
         with _one_at_a_time(folder):
-            if gpus:
-                self._take_all(folder, gpus, request)
-            else:
-                self._take_free(folder, request)
-
-    def _take_all(self, folder: Path, slots: Sequence[str], request: Mapping[str, Any]) -> None:
-        for slot in slots:
-            holder = self._take(folder, slot, request)
-            if holder is not None:
-                self.let_go()
-                raise Taken(slot, holder)
-
-    def _take_free(self, folder: Path, request: Mapping[str, Any]) -> None:
-        """As many of the host's CPU slots as it has ranks."""
-        num_ranks = len(request["ranks"])
-        refused: Dict[str, Mapping[str, Any]] = {}
-        for number in range(max(num_ranks, int(request["slots"]))):
-            if len(self.slots) == num_ranks:
-                return
-            holder = self._take(folder, f"cpu-{number}", request)
-            if holder is not None:
-                refused[f"cpu-{number}"] = holder
-        if len(self.slots) < num_ranks:
-            self.let_go()
-            slot, holder = next(iter(refused.items()))
-            raise Taken(slot, holder)
+            for number, slot in enumerate(slots):
+                if number - len(refused) == wanted:
+                    return
+                holder = self._take(folder, slot, request)
+                if holder is not None:
+                    refused.append((slot, holder))
+                if len(slots) - len(refused) < wanted:
+                    self.let_go()
+                    raise Taken(*refused[0])
 
     def _take(self, folder: Path, slot: str, request: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
         """Take one slot; who holds it if that is somebody else."""
