@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gangline.context import Context
@@ -113,28 +113,18 @@ def require_engine(plan: Plan, cluster: Cluster, inventory: Inventory) -> None:
     bare = [
         host.name for host in cluster.hosts if host.environment.kind != "locked" and not _has(host, inventory, package)
     ]
+    seen = f"{package} is not among the packages of their Python"
+    fix = f"pip install 'gangline[{package}]' into it on each, or write strategy: fsdp"
     if locked:
-        raise _lacking(
-            plan.strategy,
-            package,
-            locked,
-            seen=f"their environment is built from a lock without {package}: it comes as source alone, and gangline "
-            "carries wheels",
-            fix=f"pip wheel --no-deps {package}, and a lock of yours with that folder as --find-links and its version; "
-            f"or an environment of your own with pip install 'gangline[{package}]'; or write strategy: fsdp",
+        seen = f"their environment is built from a lock without {package}: it comes as source alone, and gangline "
+        seen += "carries wheels"
+        fix = (
+            f"pip wheel --no-deps {package}, and a lock of yours with that folder as --find-links and its version; "
+            f"or an environment of your own with pip install 'gangline[{package}]'; or write strategy: fsdp"
         )
-    if bare:
-        raise _lacking(
-            plan.strategy,
-            package,
-            bare,
-            seen=f"{package} is not among the packages of their Python",
-            fix=f"pip install 'gangline[{package}]' into it on each, or write strategy: fsdp",
-        )
-
-
-def _lacking(kind: str, package: str, hosts: Sequence[str], *, seen: str, fix: str) -> UsageError:
-    return UsageError(f"strategy: {kind} needs {package}, which {' '.join(hosts)} would not have", seen=seen, fix=fix)
+    if hosts := locked or bare:
+        what = f"strategy: {plan.strategy} needs {package}, which {' '.join(hosts)} would not have"
+        raise UsageError(what, seen=seen, fix=fix)
 
 
 def _is_pinned(host: Host, package: str) -> bool:
