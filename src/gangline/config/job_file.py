@@ -158,7 +158,12 @@ def _hub(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> Sourc
 
 
 def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, folder: Path) -> SourceJob | None:
-    good = _refuse_hub_keys(checked, key, source)
+    beside = [part for part in ("config", "split", "revision") if getattr(source, part) is not None]
+    for part in beside:
+        checked.report(
+            (*key, part), seen="a key for a hub data set beside files", expected="files alone", fix="delete it"
+        )
+    good = not beside
     found: list[str] = []
     for index, text in enumerate(source.files or ()):
         place = checked.document.located((*key, "files", index))
@@ -178,17 +183,6 @@ def _files(checked: Checked[JobWords], key: KeyPath, source: SourceWords, *, fol
             seen, fix = what_is_there(text, base), what_was_meant(text, base)
         checked.report(place, seen=seen, expected="files to read", fix=fix)
     return SourceJob(files=tuple(dict.fromkeys(found))) if good else None
-
-
-def _refuse_hub_keys(checked: Checked[JobWords], key: KeyPath, source: SourceWords) -> bool:
-    good = True
-    for part in ("config", "split", "revision"):
-        if getattr(source, part) is not None:
-            good = False
-            checked.report(
-                (*key, part), seen="a key for a hub data set beside files", expected="files alone", fix="delete it"
-            )
-    return good
 
 
 def resolve_evaluation(

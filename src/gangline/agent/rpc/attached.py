@@ -67,10 +67,6 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-if __name__ == "__main__":
-    sys.exit(attached_main(sys.argv[1:]))
-
-
 # The Python that runs the agent, for a program of its own: `python WORDS...` becomes that Python with those words.
 
 
